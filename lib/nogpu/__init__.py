@@ -1,0 +1,35 @@
+"""What stands in for a GPU when there is none: one file per idea.
+
+    interpreter   Triton kernels run on CPU tensors, program by program, through NumPy.
+    memory        Every load and store of an interpreted kernel is checked and its bytes are counted.
+    inductor      torch.compile writes the Triton code of a GPU that is not here.
+    compile_only  A Triton or CUDA kernel compiled to PTX and SASS for a GPU that is not here.
+    cuda          A CUDA C++ source built and run on the CPU, with a checker.
+
+The calls are the same with a GPU; there they use it.
+"""
+
+import os
+import sys
+
+import torch
+
+HAS_GPU = torch.cuda.is_available()
+
+
+def install():
+    """Make this process ready: with a GPU nothing happens, without one the stand-ins are put in place.
+
+    Raises RuntimeError when triton was imported first and so missed TRITON_INTERPRET=1.
+    """
+    if HAS_GPU:
+        return
+    if "triton" in sys.modules and not sys.modules["triton"].knobs.runtime.interpret:
+        raise RuntimeError(
+            "lib was imported after triton, and there is no GPU here: Triton's interpreter has to be "
+            "switched on before. Restart the kernel and import lib first."
+        )
+    os.environ["TRITON_INTERPRET"] = "1"
+    from lib.nogpu import interpreter
+
+    interpreter.install()

@@ -1,0 +1,1 @@
+"""The kernels: one file per op, each imports only torch, triton and the standard library. Copy them."""
