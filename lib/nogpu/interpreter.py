@@ -1,0 +1,292 @@
+"""Triton kernels with no GPU: the interpreter that triton ships, and the repairs it needs.
+
+Stands in for   a GPU running a Triton kernel. Programs run one after another, each operation as NumPy on a
+                whole tile; pointers are addresses of CPU memory.
+Differs in      order (a race between programs never shows), speed (about a thousand programs a second),
+                rounding of fused multiply-adds, and the NaN behaviour of `tl.maximum`.
+Repairs         bfloat16 arithmetic (upstream works on the raw 16 bits) · libdevice functions (upstream has
+                none) · autotuning (upstream needs a GPU to time on; here the first config wins) · the cost of
+                helper calls (upstream patches `triton.language` again at each, and never undoes it) ·
+                `tl.reduce` with Inductor's maximum and minimum (upstream loops over elements in Python).
+Not repaired    float8, inline assembly, `triton.testing.do_bench`.
+"""
+
+import contextlib
+import functools
+import sys
+import types
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from triton.runtime import autotuner
+from triton.runtime import interpreter as upstream
+from triton.runtime.jit import JITFunction
+
+# libdevice name -> torch function. Both work element by element on float32 and float64.
+_TORCH_NAME = {
+    name: name
+    for name in (
+        "tanh erf erfc exp exp2 expm1 log log2 log1p log10 sqrt rsqrt sin cos tan atan asin acos sinh cosh"
+        " abs floor ceil trunc pow atan2 fmod isnan isinf signbit lgamma copysign hypot erfinv"
+    ).split()
+} | {"rint": "round", "nearbyint": "round"}
+
+
+@functools.cache
+def install():
+    """Repair triton's interpreter for this process. Needs TRITON_INTERPRET=1 set before triton's import."""
+    _repair_bfloat16()
+    _repair_libdevice()
+    _repair_autotune()
+    _repair_helper_calls()
+    _repair_reduce()
+    _skip_copy_back()
+    from lib.nogpu import memory
+
+    memory.install()
+
+
+# --- bfloat16: held as uint16; compute in float32 and round back, as the hardware does -------------------
+
+
+def bfloat16_to_float32(bits):
+    """uint16 bits of bfloat16 -> the same numbers as float32 (exact)."""
+    return (np.ascontiguousarray(bits).astype(np.uint32) << 16).view(np.float32)
+
+
+def float32_to_bfloat16(x):
+    """float32 -> uint16 bits of bfloat16, to nearest, ties to even, NaN kept."""
+    bits = np.ascontiguousarray(x, dtype=np.float32).view(np.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    return np.where(np.isnan(x), 0x7FC0, rounded).astype(np.uint16)
+
+
+def _is_bfloat16(handle):
+    return handle.dtype.scalar == tl.bfloat16
+
+
+def _widen(handle):
+    if not _is_bfloat16(handle):
+        return handle
+    return upstream.TensorHandle(bfloat16_to_float32(handle.data), tl.float32)
+
+
+def _narrow(handle):
+    if handle.data.dtype == np.bool_:
+        return upstream.TensorHandle(handle.data, tl.int1)
+    return upstream.TensorHandle(float32_to_bfloat16(handle.data), tl.bfloat16)
+
+
+def _repair_bfloat16():
+    builder = upstream.InterpreterBuilder
+    for name, n_operands in (("unary_op", 1), ("binary_op", 2), ("ternary_op", 3)):
+        setattr(builder, name, _in_float32(getattr(builder, name), n_operands))
+
+    create_dot = builder.create_dot
+
+    def dot(self, a, b, accumulator, *rest):
+        return create_dot(self, _widen(a), _widen(b), accumulator, *rest)
+
+    builder.create_dot = dot
+
+    convert = upstream._convert_float
+
+    def convert_float(data, from_type, to_type, rounding):
+        if from_type == tl.bfloat16 and to_type == tl.float32:
+            return bfloat16_to_float32(data)
+        if from_type == tl.float32 and to_type == tl.bfloat16:
+            return float32_to_bfloat16(data)  # upstream truncates; a GPU rounds to nearest even
+        return convert(data, from_type, to_type, rounding)
+
+    upstream._convert_float = convert_float
+
+
+def _in_float32(method, n_operands):
+    def wrapped(self, *args):
+        operands, rest = args[:n_operands], args[n_operands:]
+        selects = rest and rest[0] is np.where  # moves bits, computes nothing
+        if selects or not any(map(_is_bfloat16, operands)):
+            return method(self, *args)
+        return _narrow(method(self, *map(_widen, operands), *rest))
+
+    return wrapped
+
+
+# --- libdevice -----------------------------------------------------------------------------------------
+
+
+def _repair_libdevice():
+    import triton.language.extra.cuda.libdevice as cuda_libdevice
+    import triton.language.extra.libdevice as libdevice
+
+    for module in (libdevice, cuda_libdevice):
+        for name, torch_name in _TORCH_NAME.items():
+            if hasattr(module, name):
+                setattr(module, name, _libdevice(getattr(torch, torch_name), getattr(module, name)))
+
+
+def _libdevice(torch_function, original):
+    def function(*args, _semantic=None):
+        compiling = _semantic is not None and not isinstance(
+            _semantic.builder, upstream.InterpreterBuilder
+        )
+        if compiling:  # lib.nogpu.compile_only compiles in the same process
+            return original(*args, _semantic=_semantic)
+        data = [a.handle.data if isinstance(a, tl.tensor) else a for a in args]
+        first = next(a for a in args if isinstance(a, tl.tensor))
+        tensors = [torch.from_numpy(np.array(d)) if isinstance(d, np.ndarray) else d for d in data]
+        result = torch_function(*tensors).numpy()
+        scalar = tl.int1 if result.dtype == np.bool_ else first.dtype.scalar
+        kind = tl.block_type(scalar, list(first.shape)) if first.shape else scalar
+        return tl.tensor(upstream.TensorHandle(result, scalar), kind)
+
+    function.__triton_builtin__ = True
+    return function
+
+
+# --- autotuning ----------------------------------------------------------------------------------------
+
+
+def _repair_autotune():
+    def one_run(call, quantiles=None, **_):
+        # The interpreter's time says nothing about a GPU's: run each config once, so that errors show,
+        # and rank them all the same, so that the first one listed is taken.
+        call()
+        return [0.0] * len(quantiles) if quantiles else 0.0
+
+    measured = autotuner.Autotuner.do_bench.func
+
+    def do_bench(self):
+        return one_run if triton.knobs.runtime.interpret else measured(self)
+
+    autotuner.Autotuner.do_bench = property(do_bench)
+
+
+# --- helper calls --------------------------------------------------------------------------------------
+
+
+def _repair_helper_calls():
+    """Patch `triton.language` once per launch and restore it at the end.
+
+    Upstream patches it again in each call of a @triton.jit helper (tl.sum is one) and drops the undo list, so
+    every call gets slower than the one before.
+    """
+    patch, active = upstream._patch_lang, []
+
+    def patch_lang(fn):
+        if active:
+            return types.SimpleNamespace(restore=lambda: None)
+        scope = patch(types.SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+        active.append(scope)
+        restore = scope.restore
+
+        def restore_all():
+            active.clear()
+            restore()
+
+        scope.restore = restore_all
+        return scope
+
+    upstream._patch_lang = patch_lang
+
+
+def _repair_reduce():
+    apply = upstream.ReduceOps.apply_impl
+    known = {"maximum": np.max, "minimum": np.min}
+
+    def apply_impl(self, values):
+        reduction = known.get(getattr(self.combine_fn, "__name__", ""))
+        if reduction is None or len(values) != 1:
+            return apply(self, values)
+        return self.min_max(values[0], val_reduce_op=reduction)
+
+    upstream.ReduceOps.apply_impl = apply_impl
+
+
+def _skip_copy_back():
+    """CPU tensors are used in place: copying each storage onto itself after a launch only costs time."""
+    copy_back = upstream.GridExecutor._restore_args_dev
+
+    def restore_args(self, args_dev, args_host, kwargs_dev, kwargs_host):
+        tensors = [*args_dev, *kwargs_dev.values()]
+        if all(getattr(t, "device", torch.device("cpu")).type == "cpu" for t in tensors):
+            return
+        copy_back(self, args_dev, args_host, kwargs_dev, kwargs_host)
+
+    upstream.GridExecutor._restore_args_dev = restore_args
+
+
+# --- both ways in one process --------------------------------------------------------------------------
+
+
+def _namespaces(fn):
+    """The module dictionaries in which a kernel may find helpers: triton's own, its file's, its imports'."""
+    spaces = [
+        vars(module)
+        for name, module in list(sys.modules.items())
+        if module is not None and name.startswith("triton.language")
+    ]
+    spaces.append(fn.__globals__)
+    spaces += [vars(v) for v in list(fn.__globals__.values()) if isinstance(v, types.ModuleType)]
+    return spaces
+
+
+@contextlib.contextmanager
+def swapped(fn, old_type, new_type):
+    """Inside, every `old_type` function that the Python function `fn` can see is a `new_type` one.
+
+    Triton decides at import whether @triton.jit gives a JITFunction (to compile) or an InterpretedFunction.
+    Compiling with no GPU, or interpreting with one, needs the other kind for the kernel's helpers too.
+    """
+    undo, made, seen = [], {}, set()
+    todo = _namespaces(fn)
+    while todo:
+        space = todo.pop()
+        if id(space) in seen:
+            continue
+        seen.add(id(space))
+        for name, value in list(space.items()):
+            if type(value) is not old_type:
+                continue
+            if value.fn not in made:
+                made[value.fn] = new_type(value.fn)
+                todo.append(value.fn.__globals__)
+            undo.append((space, name, value))
+            space[name] = made[value.fn]
+    interpret = triton.knobs.runtime.interpret
+    triton.knobs.runtime.interpret = new_type is upstream.InterpretedFunction
+    try:
+        yield
+    finally:
+        triton.knobs.runtime.interpret = interpret
+        for space, name, value in undo:
+            space[name] = value
+
+
+@contextlib.contextmanager
+def interpreted_launches():
+    """Inside, Triton kernels launched in this process run in the interpreter, with a GPU too.
+
+    CUDA tensors are copied to the CPU before each launch and back after it: for small inputs.
+    """
+    if triton.knobs.runtime.interpret:
+        yield
+        return
+    install()
+    run = JITFunction.run
+
+    def interpret(self, *args, grid, warmup, **kwargs):
+        if warmup:
+            return None
+        with swapped(self.fn, JITFunction, upstream.InterpretedFunction):
+            return upstream.InterpretedFunction(self.fn).run(
+                *args, grid=grid, warmup=False, **kwargs
+            )
+
+    JITFunction.run = interpret
+    try:
+        yield
+    finally:
+        JITFunction.run = run
