@@ -1,0 +1,93 @@
+// add_relu: y = relu(x + bias), the forward pass in CUDA C++, with 16-byte loads.
+//
+// Shapes    x, y: (M, N); bias: (N,); float, double, half, bfloat16. The columns of x are contiguous.
+// Traffic   M N elements of s bytes: 2 M N s, the bias stays in cache.
+// One thread block handles ROWS * blockDim.y rows and blockDim.x * VEC columns; one thread VEC adjacent
+// columns of ROWS rows, so that it loads its piece of the bias once and has ROWS loads in flight.
+#include <algorithm>
+
+#include <ATen/Dispatch.h>
+#include <ATen/OpMathType.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <torch/types.h>
+
+constexpr int THREADS = 256;
+constexpr int ROWS = 4;
+
+// sizeof(T) * VEC bytes that move in one instruction: LDG.128 when that is 16.
+template <typename T, int VEC>
+struct alignas(sizeof(T) * VEC) Vector {
+  T item[VEC];
+};
+
+template <typename T, int VEC>
+__global__ void __launch_bounds__(THREADS) add_relu_kernel(
+    const T* __restrict__ x, const T* __restrict__ bias, T* __restrict__ y,
+    int64_t n_rows, int64_t n_cols, int64_t x_row_stride) {
+  using Math = at::opmath_type<T>;  // float for half and bfloat16
+  using Vec = Vector<T, VEC>;
+  const int64_t first_row = int64_t(blockIdx.x) * (ROWS * blockDim.y) + threadIdx.y;
+  const int64_t step = int64_t(gridDim.y) * blockDim.x * VEC;
+
+  for (int64_t col = (int64_t(blockIdx.y) * blockDim.x + threadIdx.x) * VEC; col < n_cols; col += step) {
+    const Vec b = *reinterpret_cast<const Vec*>(bias + col);
+    Vec tile[ROWS];
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i) {
+      const int64_t row = first_row + i * blockDim.y;
+      if (row < n_rows) tile[i] = *reinterpret_cast<const Vec*>(x + row * x_row_stride + col);
+    }
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i) {
+      const int64_t row = first_row + i * blockDim.y;
+      if (row >= n_rows) break;
+#pragma unroll
+      for (int j = 0; j < VEC; ++j) {
+        const Math z = Math(tile[i].item[j]) + Math(b.item[j]);
+        tile[i].item[j] = T(z < Math(0) ? Math(0) : z);  // not fmax: a NaN has to stay one
+      }
+      *reinterpret_cast<Vec*>(y + row * n_cols + col) = tile[i];
+    }
+  }
+}
+
+template <typename T, int VEC>
+void launch(const torch::Tensor& x, const torch::Tensor& bias, torch::Tensor& y) {
+  const int64_t n_rows = x.size(0), n_cols = x.size(1), vectors = (n_cols + VEC - 1) / VEC;
+  int threads_x = 1;  // narrow rows: several of them side by side in one thread block
+  while (threads_x < vectors && threads_x < THREADS) threads_x *= 2;
+  const dim3 block(threads_x, THREADS / threads_x);
+  const int64_t rows_per_block = int64_t(ROWS) * block.y;
+  const dim3 grid((n_rows + rows_per_block - 1) / rows_per_block,
+                  std::min<int64_t>((vectors + threads_x - 1) / threads_x, 65535));
+  add_relu_kernel<T, VEC><<<grid, block, 0, c10::cuda::getCurrentCUDAStream()>>>(
+      x.const_data_ptr<T>(), bias.const_data_ptr<T>(), y.mutable_data_ptr<T>(), n_rows, n_cols, x.stride(0));
+  C10_CUDA_KERNEL_LAUNCH_CHECK();  // too many threads, say, is reported here and nowhere else
+}
+
+// x: (M, N) with contiguous columns; bias: (N,). Returns y: (M, N), contiguous.
+torch::Tensor add_relu_forward(const torch::Tensor& x, const torch::Tensor& bias) {
+  TORCH_CHECK_VALUE(x.is_cuda() && bias.is_cuda(), "add_relu_forward: x and bias must be on a GPU");
+  TORCH_CHECK_VALUE(x.dim() == 2 && bias.dim() == 1 && bias.size(0) == x.size(1),
+                    "add_relu_forward: x must be (M, N) and bias (N,), got ", x.sizes(), " and ", bias.sizes());
+  TORCH_CHECK_VALUE(x.scalar_type() == bias.scalar_type(), "add_relu_forward: x and bias must have one dtype");
+  TORCH_CHECK_VALUE((x.size(1) == 1 || x.stride(1) == 1) && bias.is_contiguous(),
+                    "add_relu_forward: columns must be contiguous; call .contiguous()");
+  const c10::cuda::CUDAGuard guard(x.device());  // the GPU of x, which need not be the current one
+  torch::Tensor y = torch::empty(x.sizes(), x.options());
+  if (y.numel() == 0) return y;  // a grid of no thread blocks is a launch error
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, x.scalar_type(), "add_relu_forward", [&] {
+    constexpr int VEC = 16 / sizeof(scalar_t);
+    const bool aligned = x.size(1) % VEC == 0 && x.stride(0) % VEC == 0 &&
+                         reinterpret_cast<uintptr_t>(x.const_data_ptr<scalar_t>()) % 16 == 0 &&
+                         reinterpret_cast<uintptr_t>(bias.const_data_ptr<scalar_t>()) % 16 == 0;
+    if (aligned) {
+      launch<scalar_t, VEC>(x, bias, y);
+    } else {
+      launch<scalar_t, 1>(x, bias, y);
+    }
+  });
+  return y;
+}

@@ -1,0 +1,254 @@
+"""add_relu: y = relu(x + bias), one pass over memory instead of two.
+
+Shapes    x, y: (..., N), x with any strides, y contiguous; bias: (N,).
+Dtypes    float32, float16, bfloat16 (computed in float32) and float64; x and bias alike.
+Traffic   M rows of N elements of s bytes. Forward: eager moves 4MNs, fused 2MNs.
+          Forward and backward: eager 4MNs + 4MNs, fused 2MNs + 3MNs.
+Backward  dx = dy where y > 0 or y is NaN, else 0; dbias = dx summed over rows. Saves y only.
+Copy it   this file for Triton; add_relu.cu beside it for CUDA. MIT licence.
+"""
+
+import functools
+from pathlib import Path
+
+import torch
+import triton
+import triton.language as tl
+
+# With TRITON_INTERPRET=1 kernels run on CPU tensors; otherwise they need a GPU.
+_ON_CPU = triton.knobs.runtime.interpret
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+
+def add_relu_eager(x, bias):
+    return torch.relu(x + bias)
+
+
+@triton.jit(do_not_specialize=["n_rows"])
+def _add_relu_fwd_kernel(
+    x_ptr,
+    bias_ptr,
+    y_ptr,
+    n_rows,
+    n_cols,
+    stride_xm,
+    stride_xn,
+    COMPUTE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    # One program handles a tile of x, (BLOCK_M, BLOCK_N); it loads its piece of the bias once.
+    # int64: row * stride passes 2**31 from 8 GiB of float32 on
+    rows = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    cols = tl.program_id(1).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    mask = (rows < n_rows)[:, None] & (cols < n_cols)[None, :]
+
+    x = tl.load(x_ptr + rows[:, None] * stride_xm + cols[None, :] * stride_xn, mask=mask)
+    bias = tl.load(bias_ptr + cols, mask=cols < n_cols)
+    z = x.to(COMPUTE) + bias.to(COMPUTE)[None, :]
+    y = tl.where(z < 0, 0.0, z)  # tl.maximum(z, 0) would turn NaN into 0
+
+    tl.store(y_ptr + rows[:, None] * n_cols + cols[None, :], y, mask=mask)
+
+
+@triton.jit(do_not_specialize=["n_rows", "rows_per_program"])
+def _add_relu_bwd_kernel(
+    dy_ptr,
+    y_ptr,
+    dx_ptr,
+    partial_ptr,
+    n_rows,
+    n_cols,
+    stride_dym,
+    stride_dyn,
+    rows_per_program,
+    HAS_DX: tl.constexpr,
+    HAS_DBIAS: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    # One program handles rows_per_program rows of BLOCK_N columns, BLOCK_M rows at a time, and adds
+    # them up on the way: its row of partial, (programs, n_cols), is its share of dbias.
+    pid_m = tl.program_id(0).to(tl.int64)
+    cols = tl.program_id(1).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    total = tl.zeros((BLOCK_M, BLOCK_N), dtype=COMPUTE)
+
+    for start in range(0, rows_per_program, BLOCK_M):
+        rows = pid_m * rows_per_program + start + tl.arange(0, BLOCK_M)
+        mask = (rows < n_rows)[:, None] & (cols < n_cols)[None, :]
+        offsets = rows[:, None] * n_cols + cols[None, :]
+        dy = tl.load(dy_ptr + rows[:, None] * stride_dym + cols[None, :] * stride_dyn, mask=mask, other=0.0)
+        y = tl.load(y_ptr + offsets, mask=mask, other=0.0)
+        # dx = dy where y > 0; a NaN in y lets dy through, as in torch.relu
+        dx = tl.where(y.to(COMPUTE) <= 0, 0.0, dy.to(COMPUTE))
+        if HAS_DX:
+            tl.store(dx_ptr + offsets, dx, mask=mask)
+        total += dx
+
+    if HAS_DBIAS:
+        tl.store(partial_ptr + pid_m * n_cols + cols, tl.sum(total, axis=0), mask=cols < n_cols)
+
+
+def _forward_tile(n_cols, itemsize):
+    """BLOCK_M, BLOCK_N, num_warps: four 16-byte loads a thread, rows no longer than they have to be."""
+    block_n = min(triton.next_power_of_2(n_cols), 4096 // itemsize)
+    num_warps = 4
+    return max(1, num_warps * 32 * 64 // itemsize // block_n), block_n, num_warps
+
+
+def _backward_tile(n_cols, itemsize):
+    """BLOCK_M, BLOCK_N, num_warps of the backward kernel: narrower, so that each program sums many rows."""
+    block_n = min(triton.next_power_of_2(n_cols), 1024 // itemsize)
+    num_warps = 4
+    return max(1, num_warps * 32 * 32 // itemsize // block_n), block_n, num_warps
+
+
+def _compute_dtype(dtype):
+    return tl.float64 if dtype == torch.float64 else tl.float32
+
+
+def _forward(x, bias):
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if y.numel() == 0:
+        return y
+    n_cols = x.shape[-1]
+    x = x.reshape(-1, n_cols)  # (M, N); a view wherever strides allow one
+    block_m, block_n, num_warps = _forward_tile(n_cols, x.element_size())
+    grid = (triton.cdiv(x.shape[0], block_m), triton.cdiv(n_cols, block_n))
+    with torch.cuda.device_of(x):  # else the launch goes to the current GPU, not to x's
+        _add_relu_fwd_kernel[grid](
+            x, bias.contiguous(), y, x.shape[0], n_cols, x.stride(0), x.stride(1),
+            COMPUTE=_compute_dtype(x.dtype), BLOCK_M=block_m, BLOCK_N=block_n, num_warps=num_warps,
+        )  # fmt: skip
+    return y
+
+
+def _backward(dy, y, has_dx=True, has_dbias=True):
+    n_cols = y.shape[-1]
+    dx = torch.empty_like(y) if has_dx else None
+    if y.numel() == 0:
+        return dx, y.new_zeros(n_cols) if has_dbias else None
+    dy = dy.reshape(-1, n_cols)  # y.sum().backward() sends strides 0: read as they are
+    n_rows = dy.shape[0]
+    block_m, block_n, num_warps = _backward_tile(n_cols, y.element_size())
+    n_tiles = triton.cdiv(n_cols, block_n)
+    # About 4096 programs fill any GPU; each then sums as many rows as that leaves it.
+    rows_per_program = triton.cdiv(triton.cdiv(n_rows * n_tiles, 4096), block_m) * block_m
+    grid = (triton.cdiv(n_rows, rows_per_program), n_tiles)
+    wide = torch.float64 if y.dtype == torch.float64 else torch.float32
+    partial = torch.empty((grid[0], n_cols), dtype=wide, device=y.device) if has_dbias else None
+    with torch.cuda.device_of(y):
+        _add_relu_bwd_kernel[grid](
+            dy, y, dx, partial, n_rows, n_cols, dy.stride(0), dy.stride(1), rows_per_program,
+            HAS_DX=has_dx, HAS_DBIAS=has_dbias, COMPUTE=_compute_dtype(y.dtype),
+            BLOCK_M=block_m, BLOCK_N=block_n, num_warps=num_warps,
+        )  # fmt: skip
+    # A second, small sum rather than atomics: the same bits in every run.
+    return dx, partial.sum(dim=0).to(y.dtype) if has_dbias else None
+
+
+def _check(name, x, bias):
+    """Raise TypeError or ValueError, saying what to do, unless x is (..., N) and bias (N,) on one GPU."""
+    for label, t in (("x", x), ("bias", bias)):
+        if not isinstance(t, torch.Tensor):
+            raise TypeError(f"{name}: {label} must be a torch.Tensor, got {type(t).__name__}")
+        if t.dtype not in _DTYPES:
+            raise TypeError(f"{name}: {label} must be a floating-point tensor, got {t.dtype}; use .float()")
+    if x.dtype != bias.dtype:
+        raise TypeError(f"{name}: x is {x.dtype} and bias {bias.dtype}; cast one of them, as bias.to(x.dtype)")
+    if x.dim() == 0 or bias.dim() != 1 or bias.shape[0] != x.shape[-1]:
+        raise ValueError(
+            f"{name}: bias must have one element for each column of x (..., N), "
+            f"got x {tuple(x.shape)} and bias {tuple(bias.shape)}"
+        )
+    if x.device != bias.device:
+        raise ValueError(f"{name}: x is on {x.device} and bias on {bias.device}; move both to one device")
+    if x.device.type != ("cpu" if _ON_CPU else "cuda"):
+        where = "the CPU (TRITON_INTERPRET=1 is set)" if _ON_CPU else "a GPU"
+        raise ValueError(f"{name}: x must be on {where}, got {x.device}; use add_relu_eager there")
+
+
+class _AddReLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, bias, forward):
+        y = forward(x, bias)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable  # a second derivative raises instead of being wrong
+    def backward(ctx, dy):
+        (y,) = ctx.saved_tensors
+        return *_backward(dy, y, *ctx.needs_input_grad[:2]), None
+
+
+def add_relu_triton(x, bias):
+    """relu(x + bias) in one Triton kernel, with gradients for both.
+
+    x: (..., N), any strides; bias: (N,), same dtype and device. Returns y of x's shape, contiguous.
+    Works under torch.compile (as the op fused_kernels::add_relu), autocast and CUDA graphs; not under
+    torch.vmap, and not twice differentiable: both raise.
+    Raises TypeError for a wrong dtype, ValueError for a wrong shape or device.
+    """
+    _check("add_relu_triton", x, bias)
+    if torch.compiler.is_compiling():
+        return add_relu_op(x, bias)
+    return _AddReLU.apply(x, bias, _forward)
+
+
+@torch.library.custom_op("fused_kernels::add_relu", mutates_args=())
+def add_relu_op(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """add_relu for torch.compile and torch.export: one node of the graph, traced through by nothing."""
+    return _forward(x, bias)
+
+
+@torch.library.custom_op("fused_kernels::add_relu_backward", mutates_args=())
+def _add_relu_backward_op(dy: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return _backward(dy, y)
+
+
+@add_relu_op.register_fake
+def _(x, bias):
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+@_add_relu_backward_op.register_fake
+def _(dy, y):
+    return torch.empty_like(y), y.new_empty(y.shape[-1])
+
+
+add_relu_op.register_autograd(
+    lambda ctx, dy: _add_relu_backward_op(dy, *ctx.saved_tensors),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(output),
+)
+
+
+@functools.cache
+def _cuda():
+    """The functions of add_relu.cu, compiled at the first call (half a minute, then cached on disk)."""
+    from torch.utils.cpp_extension import load_inline
+
+    binding = 'TORCH_LIBRARY(add_relu_cuda, m) { m.def("forward", &add_relu_forward); }'
+    source = Path(__file__).with_suffix(".cu").read_text() + binding
+    load_inline(
+        "add_relu_cuda", cpp_sources="", cuda_sources=source, extra_cuda_cflags=["-O3"],
+        is_python_module=False, no_implicit_headers=True,
+    )  # fmt: skip
+    return torch.ops.add_relu_cuda
+
+
+def _cuda_forward(x, bias):
+    rows = x.reshape(-1, x.shape[-1]) if x.numel() else x.new_empty(0, x.shape[-1])
+    if rows.stride(-1) != 1:
+        rows = rows.contiguous()  # the kernel reads 16 adjacent bytes at a time
+    return _cuda().forward(rows, bias.contiguous()).view(x.shape)
+
+
+def add_relu_cuda(x, bias):
+    """relu(x + bias) in one CUDA kernel; the gradient comes from the Triton kernel.
+
+    Shapes, dtypes and errors as for add_relu_triton. Needs nvcc and a C++ compiler at the first call.
+    """
+    _check("add_relu_cuda", x, bias)
+    return _AddReLU.apply(x, bias, _cuda_forward)
