@@ -7,7 +7,8 @@ Differs in      order (a race between programs never shows), speed (about a thou
 Repairs         bfloat16 arithmetic (upstream works on the raw 16 bits) · libdevice functions (upstream has
                 none) · autotuning (upstream needs a GPU to time on; here the first config wins) · the cost of
                 helper calls (upstream patches `triton.language` again at each, and never undoes it) ·
-                `tl.reduce` with Inductor's maximum and minimum (upstream loops over elements in Python).
+                `tl.reduce` with Inductor's maximum and minimum (upstream loops over elements in Python) ·
+                loop bounds computed in the kernel (triton 3.6 with NumPy from 2.4 on).
 Not repaired    float8, inline assembly, `triton.testing.do_bench`.
 """
 
@@ -42,6 +43,7 @@ def install():
     _repair_autotune()
     _repair_helper_calls()
     _repair_reduce()
+    _repair_loop_bounds()
     _skip_copy_back()
     from lib.nogpu import memory
 
@@ -203,6 +205,17 @@ def _repair_reduce():
         return self.min_max(values[0], val_reduce_op=reduction)
 
     upstream.ReduceOps.apply_impl = apply_impl
+
+
+def _repair_loop_bounds():
+    """`range(n)` with a tensor n: int() of a one-element array, which NumPy 2.4 no longer takes."""
+    patch = upstream._patch_lang_tensor
+
+    def patch_tensor(tensor, scope):
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    upstream._patch_lang_tensor = patch_tensor
 
 
 def _skip_copy_back():

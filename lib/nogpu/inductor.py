@@ -1,0 +1,250 @@
+"""The Triton code that torch.compile writes for a GPU, on a machine with no GPU.
+
+    code = output_code(softmax, torch.randn(64, 1024))    # the text, also logged by TORCH_LOGS=output_code
+    kernels(code)                                          # its kernels, in the order of their launches
+    run_output_code(code, x)                               # run it (lib/nogpu/run_output_code.py)
+
+With a GPU, `output_code` compiles and runs the function there and returns what Inductor wrote. Without
+one, Inductor is given fake tensors of the same shapes on a fake H200 (lib/nogpu/fake_gpu.py) and writes
+the same text line by line, but for what `normalize` removes.
+
+Where it differs from a GPU:
+    Nothing is computed, so a graph break on a tensor's value (`if x.sum() > 0`) ends the text there.
+    Nothing is timed, so mode="max-autotune" cannot choose and CUDA graphs cannot record.
+    An op that torch dispatches by asking the driver (attention) may take another route than on a GPU.
+
+From a shell the documented way is the same with and without a GPU; the script has to ask for the code
+of a function, because a plain torch.compile on CPU tensors writes C++:
+
+    TORCH_LOGS=output_code python my_script.py      # and in it: import lib, then output_code(fn, x)
+
+`output_code_in_subprocess` does that for the text of a script.
+"""
+
+import contextlib
+import copy
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
+
+import lib
+from lib.nogpu.inductor_text import KernelInfo, kernel_source, kernels, normalize
+from lib.nogpu.run_output_code import graphs, run_output_code, run_training_code
+
+import torch
+
+__all__ = [
+    "KernelInfo",
+    "UnsupportedVersion",
+    "graphs",
+    "kernel_source",
+    "kernels",
+    "normalize",
+    "output_code",
+    "output_code_in_subprocess",
+    "run_output_code",
+    "run_training_code",
+]
+
+SUPPORTED = {"torch": ((2, 11), (2, 13)), "triton": ((3, 6), (3, 7))}
+
+
+class UnsupportedVersion(RuntimeError):
+    """The versions installed are not those whose private parts this room knows."""
+
+
+def check_versions():
+    import triton
+
+    for name, version in (("torch", torch.__version__), ("triton", triton.__version__)):
+        oldest, newest = SUPPORTED[name]
+        if not oldest <= tuple(int(n) for n in version.split(".")[:2]) <= newest:
+            wanted = " and ".join(
+                f"{package} {a[0]}.{a[1]} to {b[0]}.{b[1]}" for package, (a, b) in SUPPORTED.items()
+            )
+            raise UnsupportedVersion(
+                f"Output code without a GPU is known to work with {wanted}; here is {name} {version}. "
+                "Install the versions pinned in pyproject.toml, or use a GPU."
+            )
+
+
+# ---------------------------------------------------------------------------------------------------
+# Getting the text
+
+
+def output_code(fn, *inputs, options=None, dynamic=False):
+    """The code Inductor writes for fn(*inputs) on a GPU: a Python module per graph, in one text.
+
+    fn is a function or a torch.nn.Module; inputs are tensors on any device, and anything else fn takes.
+    Where an input or a parameter requires grad, the text holds the forward graphs and then the backward
+    graphs. `options` and `dynamic` go to torch.compile.
+    """
+    if isinstance(fn, torch.nn.Module):
+        fn = copy.deepcopy(fn)  # its parameters will be moved
+    if torch.cuda.is_available():
+        codes = _write_on_gpu(fn, inputs, options, dynamic)
+    else:
+        check_versions()
+        _check_options(options or {})
+        codes = _write_on_fake_gpu(fn, inputs, options, dynamic)
+    if not codes:
+        raise ValueError(
+            "output_code: Inductor compiled nothing. The function has no tensor ops, or Dynamo fell back "
+            "to eager (TORCH_LOGS=graph_breaks says why)."
+        )
+    return "\n".join(sorted(codes, key=_is_backward))  # stable: forward graphs first
+
+
+def _check_options(options):
+    for option in ("max_autotune", "max_autotune_gemm", "triton.cudagraphs"):
+        if options.get(option):
+            raise ValueError(f"output_code: the option {option!r} runs kernels, and needs a GPU.")
+
+
+def _is_backward(code):
+    return bool(re.search(r"(?m)^# AOT ID: \['\d+_backward", code))
+
+
+@contextlib.contextmanager
+def _codes_collected():
+    """A list that receives the text of every graph Inductor compiles inside."""
+    from torch._inductor.graph import GraphLowering
+
+    codes = []
+    torch._dynamo.reset()
+    # The hook that torch's own run_and_get_code uses.
+    with mock.patch.object(GraphLowering, "save_output_code", codes.append):
+        try:
+            yield codes
+        finally:
+            torch._dynamo.reset()
+
+
+def _write_on_gpu(fn, inputs, options, dynamic):
+    import torch._functorch.config as aot_config
+    import torch._inductor.config as inductor_config
+
+    inputs = _moved(fn, inputs, _to_gpu)
+    with (
+        inductor_config.patch(fx_graph_cache=False),  # with a cache hit nothing is written
+        aot_config.patch(enable_autograd_cache=False),
+        _codes_collected() as codes,
+    ):
+        outputs = torch.compile(fn, dynamic=dynamic, options=options)(*inputs)
+        outputs = [t for t in torch.utils._pytree.tree_leaves(outputs) if _needs_grad(t)]
+        if outputs:  # the backward graph is compiled when it first runs
+            torch.autograd.backward(outputs, [torch.ones_like(t) for t in outputs])
+    return codes
+
+
+def _write_on_fake_gpu(fn, inputs, options, dynamic):
+    from lib.nogpu.fake_gpu import fake_gpu
+
+    from torch._inductor.codecache import PyCodeCache
+    from torch._subclasses.fake_tensor import DataDependentOutputException
+
+    with fake_gpu(), _codes_collected() as codes:
+        inputs = _moved(fn, inputs, _to_fake_gpu)
+        # Inductor collects, logs and saves the text itself; only loading it is replaced.
+        with (
+            mock.patch.object(PyCodeCache, "load_by_key_path", _load_nothing),
+            contextlib.suppress(DataDependentOutputException),
+            warnings.catch_warnings(),
+        ):
+            # torch asks where an input begins, to see if it is aligned: a fake one begins at 0
+            warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
+            torch.compile(fn, dynamic=dynamic, options=options)(*inputs)
+    # Each backward graph was written with its forward; on a GPU they come in the order in which they run.
+    backward = [code for code in codes if _is_backward(code)]
+    return [code for code in codes if not _is_backward(code)] + backward[::-1]
+
+
+def _load_nothing(key, path, linemap=None, attrs=None, **_):
+    """Stands in for importing the text just written: that would launch kernels.
+
+    Calling it runs the graph's ops on the fake tensors instead, which gives the shapes of the outputs, so
+    that a function with graph breaks goes on to its next graph.
+    """
+    from torch._inductor.virtualized import V
+
+    ops = V.graph.orig_gm
+    return SimpleNamespace(
+        call=lambda args: tuple(ops(*args)), recursively_apply_fns=None, __file__=path
+    )
+
+
+def _needs_grad(t):
+    return isinstance(t, torch.Tensor) and t.requires_grad
+
+
+def _moved(fn, inputs, move):
+    """The inputs with `move` applied to every tensor; so are, in place, a module's parameters and buffers."""
+    if isinstance(fn, torch.nn.Module):
+        for module in fn.modules():
+            for name, parameter in module._parameters.items():
+                if parameter is not None:
+                    moved = torch.nn.Parameter(move(parameter), parameter.requires_grad)
+                    module._parameters[name] = moved
+            for name, buffer in module._buffers.items():
+                module._buffers[name] = None if buffer is None else move(buffer)
+    return [move(x) if isinstance(x, torch.Tensor) else x for x in inputs]
+
+
+def _to_fake_gpu(t):
+    return torch.empty_strided(
+        t.shape, t.stride(), dtype=t.dtype, device="cuda", requires_grad=t.requires_grad
+    )
+
+
+def _to_gpu(t):
+    """A leaf on the GPU with the same numbers and the same strides (`t.cuda()` makes some contiguous)."""
+    storage = torch.empty(0, dtype=t.dtype).set_(t.detach().cpu().untyped_storage()).cuda()
+    moved = storage.as_strided(t.shape, t.stride(), t.storage_offset())
+    return moved.detach().requires_grad_(t.requires_grad)
+
+
+# ---------------------------------------------------------------------------------------------------
+# TORCH_LOGS=output_code
+
+
+def output_code_in_subprocess(source, timeout_s=120):
+    """What `TORCH_LOGS=output_code python script.py` logs, for a script given as text.
+
+    The script calls `output_code` (`from lib.nogpu.inductor import output_code`), or torch.compile on a
+    GPU. The time, the process and the source file in front of every line are removed.
+    """
+    environment = {
+        **os.environ,
+        "TORCH_LOGS": "output_code",
+        "TORCHINDUCTOR_FX_GRAPH_CACHE": "0",  # with a cache hit nothing is written
+        "TORCHINDUCTOR_AUTOGRAD_CACHE": "0",
+        "PYTHONPATH": os.pathsep.join(
+            [str(Path(lib.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+        ),
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder, "script.py")
+        script.write_text(source)
+        done = subprocess.run(
+            [sys.executable, str(script)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+        )
+    if done.returncode:
+        raise RuntimeError(f"The script failed:\n{done.stderr[-2000:]}")
+    return _without_log_prefixes(done.stderr)
+
+
+def _without_log_prefixes(log):
+    """V0101 10:00:00.000000 77 torch/_inductor/graph.py:7] [0/0] [__output_code] text  ->  text"""
+    texts = re.findall(r"(?m)^[VDIWE]\d{4} [^\]]*\](?: \[[^\]]*\])* \[__output_code\] ?(.*)$", log)
+    kept = (t for t in texts if not t.startswith(("Output code:", "Output code written to:")))
+    return "\n".join(kept)

@@ -1,0 +1,309 @@
+"""Kernels compiled for GPUs that are not here: the stages, the resources, and the signature of a launch."""
+
+import lib  # noqa: F401  before triton
+from lib.nogpu.compile_only import (
+    TARGETS,
+    Signature,
+    compare_mix,
+    compile_for,
+    instruction_mix,
+    signature_of,
+)
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+
+NVIDIA = [arch for arch in TARGETS if arch != "gfx942"]
+
+
+@triton.jit
+def add_kernel(x_ptr, y_ptr, out_ptr, n_elements, BLOCK_SIZE: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
+    mask = offsets < n_elements
+    x = tl.load(x_ptr + offsets, mask=mask)
+    y = tl.load(y_ptr + offsets, mask=mask)
+    tl.store(out_ptr + offsets, x + y, mask=mask)
+
+
+@triton.jit
+def matmul_kernel(a_ptr, b_ptr, c_ptr, K, M: tl.constexpr, N: tl.constexpr, BLOCK_K: tl.constexpr):
+    rows, cols, k = tl.arange(0, M)[:, None], tl.arange(0, N)[None, :], tl.arange(0, BLOCK_K)
+    c = tl.zeros((M, N), tl.float32)
+    for start in range(0, K, BLOCK_K):
+        a = tl.load(a_ptr + rows * K + start + k[None, :])
+        b = tl.load(b_ptr + (start + k[:, None]) * N + cols)
+        c += tl.dot(a, b)
+    tl.store(c_ptr + rows * N + cols, c)
+
+
+@triton.jit
+def _gelu(x):
+    return 0.5 * x * (1.0 + libdevice.erf(x * 0.7071067811865476))
+
+
+@triton.jit
+def gelu_sum_kernel(x_ptr, out_ptr, n_cols, BLOCK_SIZE: tl.constexpr):
+    # a helper, libdevice, and tl.sum, each of which the interpreter replaces by something of its own
+    row, cols = tl.program_id(0), tl.arange(0, BLOCK_SIZE)
+    x = tl.load(x_ptr + row * n_cols + cols, mask=cols < n_cols, other=0.0)
+    tl.store(out_ptr + row, tl.sum(_gelu(x), axis=0))
+
+
+ADD = {"x_ptr": "*fp32", "y_ptr": "*fp32", "out_ptr": "*fp32", "n_elements": "i32"}
+MATMUL = {"a_ptr": "*fp16", "b_ptr": "*fp16", "c_ptr": "*fp32", "K": "i32"}
+GELU_SUM = {"x_ptr": "*fp32", "out_ptr": "*fp32", "n_cols": "i32"}
+
+
+def compile_add(**options):
+    return compile_for(add_kernel, ADD, {"BLOCK_SIZE": 1024}, **options)
+
+
+def compile_matmul(M=64, **options):
+    return compile_for(matmul_kernel, MATMUL, {"M": M, "N": 64, "BLOCK_K": 32}, **options)
+
+
+@pytest.mark.parametrize("arch", NVIDIA)
+def test_every_stage_on_nvidia(arch):
+    compiled = compile_add(arch=arch)
+    assert "tt.load" in compiled.ttir
+    assert "#ttg.blocked" in compiled.ttgir
+    assert "define" in compiled.llir
+    assert f".target sm_{arch}" in compiled.ptx
+    assert compiled.sass.startswith(".text.add_kernel:")
+    mix = instruction_mix(compiled)
+    assert mix["FADD"] == 8  # 1024 elements by 128 threads
+    assert sum(n for opcode, n in mix.items() if opcode.startswith("LDG.E.128")) == 4
+    assert 0 < compiled.registers < 64
+    assert compiled.spills == 0
+
+
+def test_amd():
+    compiled = compile_add(arch="gfx942")
+    assert "global_load_dwordx4" in compiled.amdgcn
+    assert "s_endpgm" in compiled.amdgcn
+    assert compiled.registers > 0
+    assert compiled.spills == 0
+    assert "mfma" in compile_matmul(arch="gfx942").amdgcn
+    for stage in ("ptx", "sass"):
+        with pytest.raises(ValueError, match="compiled for gfx942 has no"):
+            getattr(compiled, stage)
+
+
+def test_nvidia_has_no_amdgcn():
+    with pytest.raises(ValueError, match="has no amdgcn; it has .*ptx"):
+        _ = compile_add().amdgcn
+
+
+@pytest.mark.parametrize(
+    ("divisible_by_16", "vector_loads", "scalar_loads"),
+    [
+        (True, 4, 0),
+        (["x_ptr", "y_ptr", "out_ptr", "n_elements"], 4, 0),
+        (["x_ptr", "n_elements"], 2, 8),
+        # a mask that may end anywhere has to be tested per element
+        (["x_ptr", "y_ptr", "out_ptr"], 0, 16),
+        (False, 0, 16),
+    ],
+)
+def test_loads_are_vectorized_when_pointers_and_sizes_divide(
+    divisible_by_16, vector_loads, scalar_loads
+):
+    ptx = compile_add(divisible_by_16=divisible_by_16).ptx
+    assert ptx.count("ld.global.v4.b32") == vector_loads
+    assert ptx.count("ld.global.b32") == scalar_loads
+
+
+@pytest.mark.parametrize(
+    ("arch", "instruction"), [(80, "mma.sync"), (90, "wgmma.mma_async"), (100, "tcgen05.mma")]
+)
+def test_dot_uses_the_tensor_cores_of_the_architecture(arch, instruction):
+    compiled = compile_matmul(arch=arch)
+    assert instruction in compiled.ptx
+    assert compiled.shared_bytes >= 2 * 64 * 32 * 2  # a tile of a and one of b, in fp16
+    others = {"mma.sync", "wgmma.mma_async", "tcgen05.mma"} - {instruction}
+    assert not [other for other in others if other in compiled.ptx]
+
+
+def test_num_stages_costs_shared_memory():
+    two, four = compile_matmul(num_stages=2), compile_matmul(num_stages=4)
+    assert four.shared_bytes > two.shared_bytes
+
+
+def test_spills_are_counted():
+    # 128 x 64 float32 sums in 32 threads: 256 each, and a thread has at most 255 registers
+    one_warp = compile_matmul(M=128, arch=80, num_warps=1)
+    assert one_warp.spills > 0
+    assert instruction_mix(one_warp)["STL"] > 0
+    assert one_warp.registers == 255
+    four_warps = compile_matmul(M=128, arch=80, num_warps=4)
+    assert four_warps.spills == 0
+    assert instruction_mix(four_warps)["STL"] == 0
+
+
+def test_helpers_and_libdevice_compile():
+    ptx = compile_for(gelu_sum_kernel, GELU_SUM, {"BLOCK_SIZE": 1024}).ptx
+    assert "shfl.sync.bfly" in ptx  # tl.sum
+    assert "ex2.approx" in ptx  # erf
+
+
+def test_the_interpreter_still_works_after_compiling():
+    """Compiling swaps functions of triton.language; both worlds alternate in a notebook."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    x = torch.randn(3, 100, device=device)
+    out = torch.empty(3, device=device)
+    before = {name: tl.__dict__[name] for name in ("sum", "cdiv", "load", "store")}
+    for _ in range(2):
+        compile_for(gelu_sum_kernel, GELU_SUM, {"BLOCK_SIZE": 128})
+        gelu_sum_kernel[(3,)](x, out, 100, BLOCK_SIZE=128)
+        torch.testing.assert_close(out, torch.nn.functional.gelu(x).sum(1), atol=1e-4, rtol=1e-5)
+    with pytest.raises(
+        Exception, match="."
+    ):  # a type that does not exist: the compiler fails inside
+        compile_for(gelu_sum_kernel, GELU_SUM | {"n_cols": "i33x"}, {"BLOCK_SIZE": 128})
+    assert before == {name: tl.__dict__[name] for name in before}
+
+
+@triton.autotune([triton.Config({"BLOCK_SIZE": 1024})], key=["n_elements"])
+@triton.jit
+def autotuned_add_kernel(x_ptr, y_ptr, out_ptr, n_elements, BLOCK_SIZE: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
+    mask = offsets < n_elements
+    x = tl.load(x_ptr + offsets, mask=mask) + tl.load(y_ptr + offsets, mask=mask)
+    tl.store(out_ptr + offsets, x, mask=mask)
+
+
+def test_autotuned_kernels():
+    compiled = compile_for(autotuned_add_kernel, ADD, {"BLOCK_SIZE": 1024})
+    assert instruction_mix(compiled) == instruction_mix(compile_add())
+
+
+# --- signature_of -----------------------------------------------------------------------------------------
+
+
+def test_signature_of_a_launch():
+    x = torch.zeros(1024, dtype=torch.bfloat16)
+    y, out = torch.zeros(1024, dtype=torch.int64), torch.zeros(1024)
+    assert signature_of(add_kernel, x, y, out, 1024, BLOCK_SIZE=256) == Signature(
+        types={"x_ptr": "*bf16", "y_ptr": "*i64", "out_ptr": "*fp32", "n_elements": "i32"},
+        constexprs={"BLOCK_SIZE": 256},
+        divisible_by_16=["x_ptr", "y_ptr", "out_ptr", "n_elements"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("n_elements", "type_name", "divisible"),
+    [
+        (1000, "i32", False),
+        (1008, "i32", True),
+        (-16, "i32", True),
+        (2**31 - 1, "i32", False),
+        (2**31, "i64", True),
+        (-(2**31) - 1, "i64", False),
+        (2**63, "u64", True),
+        (0.5, "fp32", False),
+        (True, "i1", False),
+    ],
+)
+def test_type_of_a_number(n_elements, type_name, divisible):
+    x = torch.zeros(8)
+    signature = signature_of(add_kernel, x, x, x, n_elements, BLOCK_SIZE=16)
+    assert signature.types["n_elements"] == type_name
+    assert ("n_elements" in signature.divisible_by_16) == divisible
+
+
+@pytest.mark.parametrize("value", [1, None])
+def test_one_and_none_become_constants(value):
+    x = torch.zeros(8)
+    signature = signature_of(add_kernel, x, x, x, value, BLOCK_SIZE=16)
+    assert signature.constexprs == {"n_elements": value, "BLOCK_SIZE": 16}
+    assert "n_elements" not in signature.types
+
+
+def test_a_slice_is_not_divisible():
+    x = torch.zeros(1025)
+    signature = signature_of(add_kernel, x[1:], x, x, 1024, BLOCK_SIZE=1024)
+    assert signature.divisible_by_16 == ["y_ptr", "out_ptr", "n_elements"]
+    ptx = compile_for(add_kernel, signature).ptx
+    assert ptx.count("ld.global.v4.b32") == 2
+    assert ptx.count("ld.global.b32") == 8
+
+
+def test_a_constant_one_is_folded():
+    x = torch.zeros(1024)
+    compiled = compile_for(add_kernel, signature_of(add_kernel, x, x, x, 1, BLOCK_SIZE=1024))
+    assert "n_elements" not in compiled.ttir
+    assert compiled.ptx.count(".param") < compile_add().ptx.count(".param")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("n_elements", [1024, 1000, 1])
+def test_it_is_what_a_launch_compiles(n_elements):
+    x = torch.zeros(1024, device="cuda")
+    launched = add_kernel[(1,)](x, x, x, n_elements, BLOCK_SIZE=1024)
+    major, minor = torch.cuda.get_device_capability()
+    signature = signature_of(add_kernel, x, x, x, n_elements, BLOCK_SIZE=1024)
+    compiled = compile_for(add_kernel, signature, arch=10 * major + minor)
+    assert compiled.ptx == launched.asm["ptx"]
+    assert (compiled.registers, compiled.spills) == (launched.n_regs, launched.n_spills)
+    assert compiled.shared_bytes == launched.metadata.shared
+
+
+# --- instruction mix --------------------------------------------------------------------------------------
+
+SASS = """.text.k:
+        /*0000*/                   LDC R1, c[0x0][0x28] ;
+        /*0010*/              @!P0 LDG.E.128 R4, desc[UR4][R2.64] ;
+        /*0020*/               @P1 EXIT ;
+        /*0030*/              @UP0 UMOV UR4, 0x1 ;
+        /*0040*/                   LDG.E.128 R8, desc[UR4][R2.64] ;
+.L_x_0:
+        /*0050*/                   BRA `(.L_x_0);
+        /*0060*/                   NOP;
+"""
+
+
+def test_instruction_mix():
+    expected = {"LDC": 1, "LDG.E.128": 2, "EXIT": 1, "UMOV": 1, "BRA": 1}
+    assert instruction_mix(SASS) == expected
+
+
+def test_compare_mix():
+    table = compare_mix(compile_add(), compile_add(divisible_by_16=False))
+    assert table.loc["LDG.E.128", "a"] == 4
+    assert table.loc["LDG.E.128", "b"] == 0
+    assert table.loc["LDG.E", "b - a"] == 16
+    differences = table["b - a"].abs().tolist()
+    assert differences == sorted(differences, reverse=True)
+
+
+# --- errors -----------------------------------------------------------------------------------------------
+
+
+def test_unknown_arch():
+    with pytest.raises(ValueError, match="no arch 91; there are 75, 80, 90, 100, 120, gfx942"):
+        compile_add(arch=91)
+
+
+def test_missing_and_unknown_parameters():
+    without_x = {name: t for name, t in ADD.items() if name != "x_ptr"}
+    with pytest.raises(ValueError, match="lacks 'x_ptr'"):
+        compile_for(add_kernel, without_x, {"BLOCK_SIZE": 1024})
+    with pytest.raises(ValueError, match="constexpr 'BLOCK_SIZE'; give its value"):
+        compile_for(add_kernel, ADD)
+    with pytest.raises(ValueError, match="no parameter 'z_ptr'"):
+        compile_for(add_kernel, ADD | {"z_ptr": "*fp32"}, {"BLOCK_SIZE": 1024})
+    with pytest.raises(ValueError, match="no value for parameter 'out_ptr'"):
+        signature_of(add_kernel, torch.zeros(4), torch.zeros(4))
+    with pytest.raises(ValueError, match="takes 5 arguments, got 6"):
+        signature_of(add_kernel, 1, 2, 3, 4, 5, 6)
+    with pytest.raises(ValueError, match="'x_ptr' is 'text'"):
+        signature_of(add_kernel, "text", 2, 3, 4, BLOCK_SIZE=16)
+
+
+def test_not_a_kernel():
+    with pytest.raises(TypeError, match="softmax is not a Triton kernel.*@triton.jit"):
+        compile_for(torch.softmax, {})

@@ -1,0 +1,449 @@
+"""The GPU code of torch.compile with no GPU: what is written, that it is right, and that no trace is left."""
+
+import os
+import subprocess
+import sys
+from collections import Counter
+
+import lib
+from lib.nogpu import inductor
+from lib.nogpu.fake_gpu import fake_gpu, grad
+from lib.nogpu.inductor import (
+    graphs,
+    kernel_source,
+    kernels,
+    normalize,
+    output_code,
+    output_code_in_subprocess,
+    run_output_code,
+    run_training_code,
+)
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+HAS_GPU = torch.cuda.is_available()
+no_gpu = pytest.mark.skipif(HAS_GPU, reason="about the stand-in for a GPU")
+
+
+def bias_relu(x, bias):
+    return torch.relu(x + bias)
+
+
+def bias_gelu_dropout_residual(x, bias, residual):
+    return F.dropout(F.gelu(x + bias), 0.1, training=True) + residual
+
+
+def softmax(x):
+    return torch.softmax(x, dim=-1)
+
+
+def mm_bias_relu(x, w, bias):
+    return torch.relu(x @ w + bias)
+
+
+def lora(x, w, a, b):
+    return x @ w.T + 2.0 * ((x @ a.T) @ b.T)
+
+
+def layer_norm_gelu(x, w, bias):
+    return F.gelu(F.layer_norm(x, (x.shape[-1],), w, bias))
+
+
+def mlp(x, w1, b1, w2, b2):
+    return F.linear(F.gelu(F.linear(x, w1, b1)), w2, b2)
+
+
+# name: (function, shapes of its inputs, requires grad, kinds of the kernels of all graphs in order).
+# The kinds were read off the code: one Triton kernel per fused group, an extern call per matmul, and one
+# for the seed of a dropout.
+CASES = {
+    "bias_relu": (bias_relu, [(128, 512), (512,)], False, ["pointwise"]),
+    "dropout": (
+        bias_gelu_dropout_residual,
+        [(128, 512), (512,), (128, 512)],
+        False,
+        ["extern", "pointwise"],
+    ),
+    "softmax_1024": (softmax, [(64, 1024)], False, ["persistent_reduction"]),
+    "softmax_8192": (softmax, [(8, 8192)], False, ["reduction"]),
+    "mm_bias_relu": (
+        mm_bias_relu,
+        [(128, 512), (512, 256), (256,)],
+        False,
+        ["extern", "pointwise"],
+    ),
+    "lora": (
+        lora,
+        [(128, 512), (256, 512), (8, 512), (256, 8)],
+        False,
+        ["extern", "extern", "pointwise", "extern"],
+    ),
+    "bias_relu_training": (bias_relu, [(128, 512), (512,)], True, ["pointwise", "reduction"]),
+    "layer_norm_gelu_training": (
+        layer_norm_gelu,
+        [(128, 512), (512,), (512,)],
+        True,
+        ["persistent_reduction", "persistent_reduction", "reduction"],
+    ),
+    "mlp_training": (
+        mlp,
+        [(128, 512), (64, 512), (64,), (16, 64), (16,)],
+        True,
+        ["extern", "pointwise", "extern"]  # forward
+        + ["extern", "extern", "extern", "extern", "reduction", "reduction"],
+    ),
+}
+# Graph inputs come in the order of first use by an op: in x @ w.T the transpose of w comes first.
+ORDER_OF_USE = {"lora": [1, 0, 2, 3]}
+
+
+def make_inputs(name):
+    _, shapes, requires_grad, _ = CASES[name]
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(shape, generator=generator) for shape in shapes]
+    return [t / t.shape[-1] ** 0.5 if t.ndim == 2 else t for t in inputs], requires_grad
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="module")
+def code_of():
+    """name -> the text, written once for all tests."""
+    written = {}
+
+    def get(name):
+        if name not in written:
+            inputs, requires_grad = make_inputs(name)
+            inputs = [t.requires_grad_(requires_grad) for t in inputs]
+            written[name] = output_code(CASES[name][0], *inputs)
+        return written[name]
+
+    return get
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_code_has_the_expected_kernels(code_of, name):
+    code, kinds = code_of(name), CASES[name][3]
+    infos = kernels(code)
+    forward = [k.kind for k in infos if k.graph != "backward"]
+    backward = [k.kind for k in infos if k.graph == "backward"]
+    if (
+        name == "mlp_training"
+    ):  # where the backward's matmuls stand among its sums is the scheduler's choice
+        assert forward == kinds[:3]
+        assert Counter(backward) == Counter(kinds[3:])
+    else:
+        assert forward + backward == kinds
+    assert code.count("@triton.jit") == sum(kind != "extern" for kind in kinds)
+    requires_grad = CASES[name][2]
+    expected_graphs = ["forward", "backward"] if requires_grad else ["inference"]
+    assert list(dict.fromkeys(k.graph for k in infos)) == expected_graphs
+
+
+@pytest.mark.parametrize("name", [n for n in CASES if "training" not in n and n != "dropout"])
+def test_inference_code_matches_eager(code_of, name):
+    inputs, _ = make_inputs(name)
+    order = ORDER_OF_USE.get(name, range(len(inputs)))
+    y = run_output_code(code_of(name), *[inputs[i] for i in order])
+    expected = CASES[name][0](*inputs)
+    torch.testing.assert_close(y, expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", [n for n in CASES if "training" in n])
+def test_training_code_matches_eager(code_of, name):
+    inputs, _ = make_inputs(name)
+    inputs = [t.requires_grad_() for t in inputs]
+    order = ORDER_OF_USE.get(name, range(len(inputs)))
+    expected = CASES[name][0](*inputs)
+    dy = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1))
+    expected.backward(dy)
+
+    in_graph_order = [inputs[i] for i in order]
+    (y,), grads = run_training_code(code_of(name), *in_graph_order, grad_outputs=[dy])
+    torch.testing.assert_close(y, expected.detach(), atol=1e-5, rtol=0)
+    assert len(grads) == len(inputs)
+    for dx, x in zip(grads, in_graph_order):
+        torch.testing.assert_close(dx, x.grad, atol=1e-4, rtol=0)
+
+
+def test_dropout_code_drops_at_its_rate(code_of):
+    (x, bias, residual), _ = make_inputs("dropout")
+    y = run_output_code(code_of("dropout"), x, bias, torch.zeros_like(residual))
+    kept = y != 0
+    torch.testing.assert_close(y[kept], (F.gelu(x + bias) / 0.9)[kept], atol=1e-5, rtol=0)
+    # 65536 draws at p = 0.1: the standard deviation of the rate is 0.0012
+    assert abs((~kept).float().mean() - 0.1) < 0.006
+
+
+def test_layer_norm_of_many_rows_sums_in_a_workspace():
+    """One kernel makes dx and partial sums of dw and dbias, which ATen then adds up."""
+
+    def layer_norm(x, w, bias):
+        return F.layer_norm(x, (768,), w, bias)
+
+    inputs = [torch.randn(8192, 768), torch.randn(768), torch.randn(768)]
+    inputs = [t.requires_grad_() for t in inputs]
+    code = output_code(layer_norm, *inputs)
+    backward = [k.name for k in kernels(code) if k.graph == "backward"]
+    assert backward[1:] == ["aten.sum", "aten.sum"]
+    layer_norm(*inputs).sum().backward()
+    _, grads = run_training_code(code, *inputs)
+    for dx, x in zip(grads, inputs):  # sums of 8192 numbers: relative to the largest
+        assert (dx - x.grad).abs().max() <= 1e-5 * x.grad.abs().max()
+
+
+def test_module_with_parameters_and_buffers():
+    model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.BatchNorm1d(32), torch.nn.ReLU())
+    model.eval()
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+    code = output_code(model, torch.randn(16, 64))
+    assert [graph.name for graph in graphs(code)] == ["forward", "backward"]
+    for name, t in model.state_dict().items():
+        assert t.device.type == "cpu"
+        assert torch.equal(t, before[name])
+
+
+def test_bfloat16():
+    x = torch.randn(64, 300).bfloat16()
+    code = output_code(lambda x: F.gelu(x) * 2, x)
+    assert ".to(tl.float32)" in code
+    # both round to bfloat16 (8 bits) from float32, whose erf may differ in the last bits near -3
+    torch.testing.assert_close(run_output_code(code, x), F.gelu(x) * 2, atol=1e-6, rtol=2**-7)
+
+
+def test_dynamic_sizes_are_arguments():
+    x, bias = torch.randn(64, 300), torch.randn(300)
+    code = output_code(bias_relu, x, bias, dynamic=True)
+    x, bias = torch.randn(5, 30), torch.randn(30)
+    y = run_output_code(code, 5, 30, x, bias)
+    torch.testing.assert_close(y, bias_relu(x, bias))
+
+
+def test_graph_break_gives_a_module_per_graph():
+    def broken(x):
+        y = torch.relu(x)
+        torch._dynamo.graph_break()
+        return y.sum(dim=-1)
+
+    code = output_code(broken, torch.randn(8, 64))
+    assert len(graphs(code)) == 2
+    assert [k.kind for k in kernels(code)] == ["pointwise", "persistent_reduction"]
+
+
+def test_backward_graphs_come_in_the_order_in_which_they_run():
+    def broken(x):
+        y = torch.relu(x)
+        torch._dynamo.graph_break()
+        return torch.tanh(y)
+
+    infos = kernels(output_code(broken, torch.randn(8, 64, requires_grad=True)))
+    assert [info.graph for info in infos] == ["forward", "forward", "backward", "backward"]
+    expected = ["aten.relu", "aten.tanh", "aten.tanh_backward", "aten.threshold_backward"]
+    assert [op in info.fused_ops for op, info in zip(expected, infos)] == [True] * 4
+
+
+@no_gpu
+def test_graph_break_on_a_value_ends_the_text():
+    def broken(x):
+        y = torch.relu(x)
+        return y * 2 if y.sum() > 0 else y
+
+    assert len(graphs(output_code(broken, torch.randn(8, 64)))) == 1
+
+
+# --- reading the text -------------------------------------------------------------------------------------
+
+
+def test_kernel_info_of_a_fused_kernel(code_of):
+    (info,) = kernels(code_of("bias_relu"))
+    assert info.fused_ops == ["aten.add", "aten.relu"]
+    assert info.source_nodes == ["add", "relu"]
+    assert info.size_hints == {"x": 128 * 512}
+    assert info.source.startswith("@triton.jit\ndef " + info.name)
+    assert "tl.store" in info.source
+    assert "triton_heuristics" not in info.source
+
+
+def test_kernel_info_of_a_matmul(code_of):
+    mm = kernels(code_of("mm_bias_relu"))[0]
+    assert (mm.name, mm.kind, mm.fused_ops) == ("extern_kernels.mm", "extern", ["aten.mm"])
+    assert "out=buf0" in mm.source
+
+
+def test_kernel_source_by_position_and_name(code_of):
+    code = code_of("layer_norm_gelu_training")
+    for i, info in enumerate(kernels(code)):
+        assert kernel_source(code, i) == kernel_source(code, info.name) == info.source
+    with pytest.raises(ValueError, match="launches 3"):
+        kernel_source(code, 3)
+    with pytest.raises(ValueError, match="No kernel named 'nothing'"):
+        kernel_source(code, "nothing")
+    with pytest.raises(ValueError, match="not the output code"):
+        kernels("print('hello')")
+
+
+def test_normalized_text_is_the_same_each_time(code_of):
+    inputs, _ = make_inputs("lora")
+    first, second = code_of("lora"), output_code(lora, *inputs)
+    assert normalize(first) == normalize(second)
+    assert "kernel path" not in normalize(first)
+    assert normalize(first) != normalize(code_of("bias_relu"))
+
+
+def test_running_the_wrong_number_of_inputs_or_graphs(code_of):
+    with pytest.raises(ValueError, match="takes 2 inputs"):
+        run_output_code(code_of("bias_relu"), torch.randn(128, 512))
+    with pytest.raises(ValueError, match="run_training_code"):
+        run_output_code(code_of("bias_relu_training"), torch.randn(128, 512), torch.randn(512))
+    with pytest.raises(ValueError, match="has: inference"):
+        run_training_code(code_of("bias_relu"), torch.randn(128, 512), torch.randn(512))
+
+
+def test_a_function_without_ops():
+    with pytest.raises(ValueError, match="compiled nothing"):
+        output_code(lambda x: x, torch.randn(3))
+
+
+@no_gpu
+@pytest.mark.parametrize("option", ["max_autotune", "triton.cudagraphs"])
+def test_options_that_need_a_gpu(option):
+    with pytest.raises(ValueError, match=option):
+        output_code(softmax, torch.randn(4, 4), options={option: True})
+
+
+@no_gpu
+def test_unsupported_version(monkeypatch):
+    monkeypatch.setattr(torch, "__version__", "2.20.0")
+    with pytest.raises(
+        inductor.UnsupportedVersion, match="torch 2.11 to 2.13 and triton 3.6 to 3.7"
+    ):
+        output_code(softmax, torch.randn(4, 4))
+
+
+# --- TORCH_LOGS -------------------------------------------------------------------------------------------
+
+SCRIPT = """
+import lib
+from lib.nogpu.inductor import output_code
+import torch
+output_code(lambda x, bias: torch.relu(x + bias), torch.randn(128, 512), torch.randn(512))
+"""
+
+
+def test_torch_logs_shows_the_same_text_once(code_of):
+    log = output_code_in_subprocess(SCRIPT)
+    assert log.count("@triton.jit") == 1
+    assert normalize(log).strip() == normalize(code_of("bias_relu")).strip()
+
+
+def test_a_script_that_fails_is_an_error():
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        output_code_in_subprocess("1 / 0")
+
+
+# --- the fake GPU -----------------------------------------------------------------------------------------
+
+
+@no_gpu
+def test_nothing_of_the_fake_gpu_stays():
+    import triton
+    from torch._dynamo.device_interface import CudaInterface
+    from torch._inductor.codecache import PyCodeCache
+    from torch._inductor.graph import GraphLowering
+    from torch.utils._triton import has_triton
+
+    def state():
+        return [
+            dict(vars(torch.cuda)),
+            dict(vars(CudaInterface)),
+            torch.autograd.grad,
+            triton.runtime.driver._active,
+            torch.utils._triton.triton_backend,
+            GraphLowering.save_output_code,
+            PyCodeCache.load_by_key_path,
+            has_triton(),
+        ]
+
+    output_code(softmax, torch.randn(4, 4))  # whatever torch imports and caches by itself
+    before = state()
+    output_code(bias_relu, torch.randn(4, 4, requires_grad=True), torch.randn(4))
+    with pytest.raises(ZeroDivisionError):
+        output_code(lambda x: x / (1 // 0), torch.randn(4))
+    assert state() == before
+    assert not torch.cuda.is_available()
+    assert not has_triton()
+
+    x = torch.randn(8, requires_grad=True)
+    (x * x).sum().backward()
+    assert torch.equal(x.grad, 2 * x.detach())
+    assert type(x.grad) is torch.Tensor
+
+
+@no_gpu
+def test_torch_compile_on_the_cpu_still_works():
+    output_code(softmax, torch.randn(4, 4))
+    x = torch.randn(33, requires_grad=True)
+    compiled = torch.compile(lambda x: torch.sin(x) + 1)
+    compiled(x).sum().backward()
+    torch.testing.assert_close(x.grad, torch.cos(x).detach())
+    with pytest.raises((RuntimeError, AssertionError)):
+        torch.empty(1, device="cuda")
+
+
+@no_gpu
+def test_inside_the_fake_gpu():
+    with fake_gpu():
+        assert torch.cuda.is_available()
+        assert torch.cuda.get_device_properties(0).multi_processor_count == 132
+        y = torch.randn(3, 4, device="cuda") @ torch.randn(4, 5, device="cuda")
+        assert (y.shape, y.device.type) == ((3, 5), "cuda")
+    assert not torch.cuda.is_available()
+
+
+def test_grad_in_python_agrees_with_the_engine():
+    x = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
+    bias = torch.randn(3, dtype=torch.float64, requires_grad=True)
+    unused = torch.randn(2, requires_grad=True)
+    h = torch.tanh(x + bias)  # used twice; bias is broadcast
+    y, z = (h * h).sum(dim=1), torch.cat([h, x]).float()
+    grad_outputs = [torch.randn_like(y), torch.randn_like(z)]
+    inputs = [x, bias, h, unused]
+    expected = torch.autograd.grad(
+        [y, z], inputs, grad_outputs, allow_unused=True, retain_graph=True
+    )
+    for dx, dx_expected in zip(grad([y, z], inputs, grad_outputs), expected):
+        if dx_expected is None:
+            assert dx is None
+        else:
+            torch.testing.assert_close(dx, dx_expected, rtol=0, atol=1e-15)
+
+
+# --- against a GPU ----------------------------------------------------------------------------------------
+
+WRITE_ALL = """
+import sys
+from lib.tests.nogpu.test_inductor import CASES, make_inputs, output_code
+for name, (fn, *_) in CASES.items():
+    inputs, requires_grad = make_inputs(name)
+    code = output_code(fn, *[t.requires_grad_(requires_grad) for t in inputs])
+    open(f"{sys.argv[1]}/{name}.py", "w").write(code)
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not HAS_GPU, reason="needs a GPU")
+def test_text_without_a_gpu_is_the_text_of_a_gpu(code_of, tmp_path):
+    """The whole claim, line by line. Only on a Hopper GPU, whose limits the fake one has."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("the fake GPU is an H200")
+    root = os.path.dirname(os.path.dirname(lib.__file__))
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": root}
+    subprocess.run([sys.executable, "-c", WRITE_ALL, tmp_path], env=environment, check=True)
+    for name in CASES:
+        without = normalize((tmp_path / f"{name}.py").read_text())
+        assert without.splitlines() == normalize(code_of(name)).splitlines(), name
