@@ -3,8 +3,9 @@
 // Shapes    x, y: (M, N); bias: (N,); float, double, half, bfloat16. The columns of x are contiguous.
 // Traffic   M N elements of s bytes: 2 M N s, the bias stays in cache.
 // One thread block handles ROWS * blockDim.y rows and blockDim.x * VEC columns; one thread VEC adjacent
-// columns of ROWS rows, so that it loads its piece of the bias once and has ROWS loads in flight.
-#include <algorithm>
+// columns of ROWS rows. Where 16-byte loads are possible one of them a thread is best (VEC = 4 or 8, ROWS = 1);
+// where they are not (an odd N), a thread needs several small loads in flight (VEC = 1, ROWS = 8).
+#include <climits>
 
 #include <ATen/Dispatch.h>
 #include <ATen/OpMathType.h>
@@ -13,8 +14,7 @@
 #include <c10/cuda/CUDAStream.h>
 #include <torch/types.h>
 
-constexpr int THREADS = 256;
-constexpr int ROWS = 4;
+constexpr int THREADS = 128;
 
 // sizeof(T) * VEC bytes that move in one instruction: LDG.128 when that is 16.
 template <typename T, int VEC>
@@ -22,48 +22,50 @@ struct alignas(sizeof(T) * VEC) Vector {
   T item[VEC];
 };
 
-template <typename T, int VEC>
+template <typename T, int VEC, int ROWS>
 __global__ void __launch_bounds__(THREADS) add_relu_kernel(
     const T* __restrict__ x, const T* __restrict__ bias, T* __restrict__ y,
-    int64_t n_rows, int64_t n_cols, int64_t x_row_stride) {
+    int64_t n_rows, int64_t n_cols, int64_t x_row_stride, unsigned n_col_tiles) {
   using Math = at::opmath_type<T>;  // float for half and bfloat16
   using Vec = Vector<T, VEC>;
-  const int64_t first_row = int64_t(blockIdx.x) * (ROWS * blockDim.y) + threadIdx.y;
-  const int64_t step = int64_t(gridDim.y) * blockDim.x * VEC;
+  // Neighbours in the grid take neighbouring columns: together they read whole rows of x in order.
+  const int64_t first_row = int64_t(blockIdx.x / n_col_tiles) * (ROWS * blockDim.y) + threadIdx.y;
+  const int64_t col = (int64_t(blockIdx.x % n_col_tiles) * blockDim.x + threadIdx.x) * VEC;
+  if (col >= n_cols) return;
 
-  for (int64_t col = (int64_t(blockIdx.y) * blockDim.x + threadIdx.x) * VEC; col < n_cols; col += step) {
-    const Vec b = *reinterpret_cast<const Vec*>(bias + col);
-    Vec tile[ROWS];
+  const Vec b = *reinterpret_cast<const Vec*>(bias + col);
+  Vec tile[ROWS];
 #pragma unroll
-    for (int i = 0; i < ROWS; ++i) {
-      const int64_t row = first_row + i * blockDim.y;
-      if (row < n_rows) tile[i] = *reinterpret_cast<const Vec*>(x + row * x_row_stride + col);
+  for (int i = 0; i < ROWS; ++i) {
+    const int64_t row = first_row + i * blockDim.y;
+    if (row < n_rows) tile[i] = *reinterpret_cast<const Vec*>(x + row * x_row_stride + col);
+  }
+#pragma unroll
+  for (int i = 0; i < ROWS; ++i) {
+    const int64_t row = first_row + i * blockDim.y;
+    if (row >= n_rows) break;
+#pragma unroll
+    for (int j = 0; j < VEC; ++j) {
+      const Math z = Math(tile[i].item[j]) + Math(b.item[j]);
+      tile[i].item[j] = T(z < Math(0) ? Math(0) : z);  // not fmax: a NaN has to stay one
     }
-#pragma unroll
-    for (int i = 0; i < ROWS; ++i) {
-      const int64_t row = first_row + i * blockDim.y;
-      if (row >= n_rows) break;
-#pragma unroll
-      for (int j = 0; j < VEC; ++j) {
-        const Math z = Math(tile[i].item[j]) + Math(b.item[j]);
-        tile[i].item[j] = T(z < Math(0) ? Math(0) : z);  // not fmax: a NaN has to stay one
-      }
-      *reinterpret_cast<Vec*>(y + row * n_cols + col) = tile[i];
-    }
+    *reinterpret_cast<Vec*>(y + row * n_cols + col) = tile[i];
   }
 }
 
-template <typename T, int VEC>
+template <typename T, int VEC, int ROWS>
 void launch(const torch::Tensor& x, const torch::Tensor& bias, torch::Tensor& y) {
   const int64_t n_rows = x.size(0), n_cols = x.size(1), vectors = (n_cols + VEC - 1) / VEC;
   int threads_x = 1;  // narrow rows: several of them side by side in one thread block
   while (threads_x < vectors && threads_x < THREADS) threads_x *= 2;
   const dim3 block(threads_x, THREADS / threads_x);
   const int64_t rows_per_block = int64_t(ROWS) * block.y;
-  const dim3 grid((n_rows + rows_per_block - 1) / rows_per_block,
-                  std::min<int64_t>((vectors + threads_x - 1) / threads_x, 65535));
-  add_relu_kernel<T, VEC><<<grid, block, 0, c10::cuda::getCurrentCUDAStream()>>>(
-      x.const_data_ptr<T>(), bias.const_data_ptr<T>(), y.mutable_data_ptr<T>(), n_rows, n_cols, x.stride(0));
+  const int64_t n_col_tiles = (vectors + threads_x - 1) / threads_x;
+  const int64_t blocks = (n_rows + rows_per_block - 1) / rows_per_block * n_col_tiles;
+  TORCH_CHECK_VALUE(blocks <= INT_MAX, "add_relu_forward: x is too large for one launch, ", x.sizes());
+  add_relu_kernel<T, VEC, ROWS><<<blocks, block, 0, c10::cuda::getCurrentCUDAStream()>>>(
+      x.const_data_ptr<T>(), bias.const_data_ptr<T>(), y.mutable_data_ptr<T>(), n_rows, n_cols, x.stride(0),
+      static_cast<unsigned>(n_col_tiles));
   C10_CUDA_KERNEL_LAUNCH_CHECK();  // too many threads, say, is reported here and nowhere else
 }
 
@@ -84,9 +86,9 @@ torch::Tensor add_relu_forward(const torch::Tensor& x, const torch::Tensor& bias
                          reinterpret_cast<uintptr_t>(x.const_data_ptr<scalar_t>()) % 16 == 0 &&
                          reinterpret_cast<uintptr_t>(bias.const_data_ptr<scalar_t>()) % 16 == 0;
     if (aligned) {
-      launch<scalar_t, VEC>(x, bias, y);
+      launch<scalar_t, VEC, 1>(x, bias, y);
     } else {
-      launch<scalar_t, 1>(x, bias, y);
+      launch<scalar_t, 1, 8>(x, bias, y);
     }
   });
   return y;

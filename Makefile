@@ -1,0 +1,81 @@
+# Every target sets up what it needs. `make` alone prints this help.
+#
+# The environment is .venv, made once from the pins in pyproject.toml. To use an environment of your own, such
+# as the one of environment.yml, name its Python: `make lab PY=python`.
+
+VENV  := .venv
+STAMP := $(VENV)/.installed
+# The first Python in the supported range.
+FIND_PYTHON = for p in python3 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' 2>/dev/null && echo $$p && break; done
+HAS_GPU = command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1
+
+ifdef PY
+READY :=
+else
+PY    := $(VENV)/bin/python
+READY := $(STAMP)
+endif
+
+export PYTHONUNBUFFERED := 1
+# Notebooks of the reader's own choice: make run NB=30
+NB ?=
+OP ?=
+# Two workers suit two cores; more need memory for the C++ compiler.
+JOBS ?= 2
+
+.PHONY: help lab test test-gpu run record bench text notebooks progress clean
+.DEFAULT_GOAL := help
+
+help:  ## print this help
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+$(STAMP): pyproject.toml
+	@python=$$($(FIND_PYTHON)); \
+	if [ -z "$$python" ]; then echo "Python 3.11 or 3.12 is needed; install one, or use environment.yml"; exit 1; fi; \
+	echo "making $(VENV) with $$($$python --version)"; $$python -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet --upgrade pip
+	@# A CUDA compiler comes along where there is a GPU and no toolkit.
+	@extras=course; if $(HAS_GPU) && ! command -v nvcc >/dev/null; then extras=course,nvcc; fi; \
+	echo "installing the packages of pyproject.toml [$$extras]"; \
+	$(VENV)/bin/python -m pip install --quiet -e ".[$$extras]"
+	@touch $@
+
+lab: $(READY)  ## open the course in JupyterLab
+	$(PY) -m jupyter lab notebooks/00_start_here.ipynb
+
+test: $(READY)  ## lint, tests, and every notebook executed; no GPU needed
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	CUDA_VISIBLE_DEVICES= $(PY) -m pytest -n $(JOBS) --dist worksteal --nbmake --nbmake-timeout=300 \
+		lib/tests $(sort $(wildcard notebooks/[0-9]*.ipynb))
+
+test-gpu: $(READY)  ## the tests on this machine's GPU, big sizes included
+	$(PY) -m pytest lib/tests
+
+run: $(READY)  ## execute notebooks in a scratch copy: make run NB=30
+	$(PY) -m lib.recording run $(NB)
+
+record: $(READY)  ## execute on this GPU, keep outputs and results: make record [NB=30]
+	$(PY) -m lib.recording record $(NB)
+
+bench: $(READY)  ## time every version on this GPU, save to data/results: make bench [OP=add_relu]
+	$(PY) -m lib.bench $(if $(OP),--op $(OP))
+
+text: $(READY)  ## a notebook as a Python file to edit, in notebooks/text: make text NB=30
+	@mkdir -p notebooks/text
+	$(PY) -m jupytext --to py:percent $(foreach n,$(wildcard notebooks/$(NB)*.ipynb),--output notebooks/text/$(notdir $(n:.ipynb=.py)) $(n))
+
+notebooks: $(READY)  ## bring edits in notebooks/text back into the notebooks, outputs and cell ids kept
+	@for t in notebooks/text/[0-9]*.py; do [ -e "$$t" ] || { echo "nothing in notebooks/text; start with: make text NB=30"; exit 1; }; \
+	n=notebooks/$$(basename $$t .py).ipynb; update=; [ ! -e $$n ] || update=--update; \
+	$(PY) -m jupytext --to ipynb $$update --output $$n $$t || exit 1; done
+	$(PY) -m ruff format --quiet notebooks
+	$(PY) -m ruff check --fix notebooks
+
+progress: $(READY)  ## which exercises you have solved
+	@$(PY) -m lib.exercises
+
+clean:  ## remove the environment, caches and throw-away files; your progress stays
+	rm -rf $(VENV) notebooks/text .pytest_cache .ruff_cache .hypothesis build *.egg-info
+	find . -name __pycache__ -o -name .ipynb_checkpoints | xargs rm -rf

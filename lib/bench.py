@@ -1,0 +1,299 @@
+"""Time the versions of an op, after checking them, and show them as a ladder.
+
+Method    triton.testing.do_bench: warm-up, L2 flushed before every run, GPU events around it; median, p20 and
+          p80 of the runs, in µs. Launches are counted by torch.profiler.
+Rule      a version that fails the float64 check is not timed: its row says why.
+No GPU    the check runs here, on a small shape; the times are the recorded ones, and say so.
+
+    python -m lib.bench [--op add_relu] [--quick]      measure on this GPU and save to data/results
+"""
+
+import argparse
+import dataclasses
+import functools
+import itertools
+import time
+
+from lib import machine, results, roofline, suite
+from lib.check import CheckError, check_against_float64
+
+import pandas as pd
+import torch
+import triton
+from tqdm.auto import tqdm
+
+COLUMNS = [
+    "version",
+    "where",
+    "time_us",
+    "p20_us",
+    "p80_us",
+    "launches",
+    "bytes_moved",
+    "bandwidth_gbps",
+    "ceiling_pct",
+    "peak_mib",
+    "error_vs_float64",
+    "note",
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class Timing:
+    """µs: the median of many runs, and the 20th and 80th percentile."""
+
+    median_us: float
+    p20_us: float
+    p80_us: float
+
+    def __repr__(self):
+        return f"{self.median_us:.1f} µs (p20–p80 {self.p20_us:.1f}–{self.p80_us:.1f})"
+
+
+def time_us(fn, rep_ms=200):
+    """Timing of `fn()` on this GPU, L2 flushed before each run. ValueError with no GPU."""
+    if not machine.HAS_GPU:
+        raise ValueError(
+            "time_us needs a GPU: the interpreter's times say nothing about one. Use the recorded "
+            "ladder, or time CPU code with torch.utils.benchmark"
+        )
+    quantiles = triton.testing.do_bench(fn, warmup=25, rep=rep_ms, quantiles=(0.5, 0.2, 0.8))
+    return Timing(*(1e3 * ms for ms in quantiles))
+
+
+def host_us(fn, n_calls=500):
+    """Host time of one call in µs, launches included and not waited for: what a small op costs."""
+    for _ in range(20):
+        fn()
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(n_calls):
+        fn()
+    elapsed = time.perf_counter() - start
+    torch.cuda.synchronize()
+    return elapsed / n_calls * 1e6
+
+
+def kernels_launched(fn):
+    """The names of the GPU kernels that one call of `fn` launches, in order, from torch.profiler."""
+    from torch.profiler import ProfilerActivity, profile
+
+    fn()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as recorded:
+        fn()
+        torch.cuda.synchronize()
+    events = [e for e in recorded.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    names = [e.name for e in sorted(events, key=lambda e: e.time_range.start)]
+    return [name for name in names if not name.startswith(("Memset", "Memcpy"))]
+
+
+def peak_mib(fn):
+    """MiB that one call of `fn` allocates on top of what is there, at its highest."""
+    fn()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    fn()
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - before) / 2**20
+
+
+def versions_of(op):
+    """{'eager': …, 'compiled': …, then the op's own versions}: the rungs of its ladder, in order."""
+    return {"eager": op.eager, "compiled": _compiled(op.eager), **op.versions}
+
+
+@functools.cache
+def _compiled(eager):
+    # dynamic=False: each shape gets its own code, the fastest that torch.compile can write for it
+    return torch.compile(eager, dynamic=False)
+
+
+def _call(version, inputs, gradients):
+    """A closure to time: the forward pass alone, or forward and backward with fresh gradients."""
+    if not gradients:
+        detached = [i.detach() for i in inputs]
+        return lambda: version(*detached)
+    dy = torch.randn_like(version(*inputs))
+
+    def forward_backward():
+        for i in inputs:
+            i.grad = None
+        version(*inputs).backward(dy)
+
+    return forward_backward
+
+
+def _why_skipped(name):
+    return machine.why_no_cuda() if name == "cuda" else None
+
+
+def _checked(name, version, op, inputs, gradients):
+    """(error, note): the error against float64, or why there is none."""
+    if skip := _why_skipped(name):
+        return None, f"skipped: {skip}"
+    if name == "compiled" and not machine.HAS_GPU:
+        return None, ""
+    try:
+        found = check_against_float64(version, op.eager, *inputs, gradients=gradients, name=name)
+    except CheckError as error:
+        return None, f"✘ not timed: {error}"
+    return found.version_error, ""
+
+
+def measure(op, shape, dtype, gradients, versions=None, progress=None):
+    """One row (a dictionary with COLUMNS) per version, each checked and then timed on this GPU."""
+    rows = []
+    itemsize = torch.empty(0, dtype=dtype).element_size()
+    bytes_moved = op.bytes_moved(shape, itemsize, gradients)
+    for name, version in (versions or versions_of(op)).items():
+        if progress is not None:
+            progress.set_postfix_str(f"{op.name} {name} {tuple(shape)}")
+        inputs = op.inputs(shape, dtype, machine.device())
+        error, note = _checked(name, version, op, inputs, gradients)
+        row = {"version": name, "where": "measured here", "error_vs_float64": error, "note": note}
+        if not note:
+            row |= _timed(_call(version, inputs, gradients), bytes_moved)
+        rows.append(row)
+        del inputs
+        torch.cuda.empty_cache()
+    return rows
+
+
+def _timed(call, bytes_moved):
+    timing = time_us(call)
+    gbps = bytes_moved / timing.median_us / 1e3
+    return {
+        "time_us": round(timing.median_us, 2),
+        "p20_us": round(timing.p20_us, 2),
+        "p80_us": round(timing.p80_us, 2),
+        "launches": len(kernels_launched(call)),
+        "bytes_moved": bytes_moved,
+        "bandwidth_gbps": round(gbps, 1),
+        "ceiling_pct": round(100 * gbps / roofline.ceilings().bandwidth_gbps, 1),
+        "peak_mib": round(peak_mib(call), 1),
+    }
+
+
+def fit(op, shape, dtype):
+    """`shape` with its rows halved until the float64 check of it fits into the memory that is free."""
+    shape = tuple(shape)
+    free, _ = torch.cuda.mem_get_info()
+    while 20 * 8 * torch.Size(shape).numel() > free and shape[0] > 1:
+        shape = (shape[0] // 2, *shape[1:])
+    return shape
+
+
+def ladder(op, shape=None, dtype=torch.float32, gradients=False, versions=None):
+    """The ladder of one op: a DataFrame with COLUMNS, one row per version and place of measurement.
+
+    op: an entry of lib.suite or its name. With a GPU, `shape` (default: the op's first bench shape, made to
+    fit) is checked and timed here, and the recorded rows stand beside it. With no GPU, versions are checked on
+    the op's small shape and the times are the recorded ones for `shape`.
+    """
+    op = suite.find(op) if isinstance(op, str) else op
+    shape = tuple(shape or op.bench_shapes[0])
+    recorded = _recorded_rows(op, shape, dtype, gradients)
+    if machine.HAS_GPU:
+        shape = fit(op, shape, dtype)
+        rows = measure(op, shape, dtype, gradients, versions) + recorded
+    else:
+        rows = _checked_here(op, dtype, gradients, versions, recorded)
+    table = pd.DataFrame(rows).reindex(columns=COLUMNS)
+    what = "forward and backward" if gradients else "forward"
+    table.attrs["caption"] = f"{op.title}, {what}, {_shape(shape)}, {_name(dtype)}"
+    return table
+
+
+def _checked_here(op, dtype, gradients, versions, recorded):
+    """With no GPU: errors computed here on the small shape, put into the recorded rows."""
+    by_version = {row["version"]: row for row in recorded}
+    rows = []
+    for name, version in (versions or versions_of(op)).items():
+        inputs = op.inputs(op.small_shape, dtype, machine.device())
+        error, note = _checked(name, version, op, inputs, gradients)
+        row = by_version.get(name, {"version": name, "where": results.NOT_RECORDED})
+        here = f"checked here at {_shape(op.small_shape)}" if error is not None else ""
+        rows.append({**row, "error_vs_float64": error, "note": note or here})
+    return rows
+
+
+def _recorded_rows(op, shape, dtype, gradients):
+    record = results.load(op.name)
+    if record is None:
+        return []
+    wanted = {"shape": list(shape), "dtype": _name(dtype), "gradients": gradients}
+    rows = [r for r in record["rows"] if all(r.get(k) == v for k, v in wanted.items())]
+    old = ", before the code last changed" if results.is_stale(record) else ""
+    return [{**r, "where": results.where(record) + old} for r in rows]
+
+
+def _shape(shape):
+    return "×".join(map(str, shape))
+
+
+def _name(dtype):
+    return str(dtype).removeprefix("torch.")
+
+
+def run(op, quick=False):
+    """Every shape, dtype and pass of one op on this GPU, as rows for data/results, with a progress bar."""
+    shapes = op.bench_shapes[:1] if quick else op.bench_shapes
+    cases = list(itertools.product(shapes, op.dtypes, (False, True)))
+    rows = []
+    with tqdm(cases, unit="case", desc=op.name) as progress:
+        for shape, dtype, gradients in progress:
+            fitted = fit(op, shape, dtype)
+            for row in measure(op, fitted, dtype, gradients, progress=progress):
+                rows.append(
+                    {"shape": list(fitted), "dtype": _name(dtype), "gradients": gradients, **row}
+                )
+    return rows + _host_rows(op)
+
+
+def _host_rows(op, shape=(64, 64)):
+    """Host time per call on a shape so small that nothing else counts."""
+    rows = []
+    for name, version in versions_of(op).items():
+        if _why_skipped(name):
+            continue
+        inputs = [i.detach() for i in op.inputs(shape, torch.float32, machine.device())]
+        us = host_us(lambda version=version, inputs=inputs: version(*inputs))
+        rows.append(
+            {"shape": list(shape), "dtype": "host", "version": name, "host_us": round(us, 1)}
+        )
+    return rows
+
+
+def main(argv=None):
+    """Measure and save; prints one line per row."""
+    parser = argparse.ArgumentParser(
+        prog="python -m lib.bench", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument("--op", choices=[*suite.OPS], help="one op; default: all")
+    parser.add_argument("--quick", action="store_true", help="the first shape only, nothing saved")
+    options = parser.parse_args(argv)
+    if not machine.HAS_GPU:
+        raise SystemExit(
+            "bench needs a GPU, and torch sees none; the recorded results are in data/results"
+        )
+    print(machine.stamp().line())
+    for op in [suite.find(options.op)] if options.op else suite.OPS.values():
+        rows = run(op, options.quick)
+        _print(rows)
+        if not options.quick:
+            print("saved", results.save(op.name, rows, op.sources).relative_to(results.ROOT))
+    if not options.quick:
+        print("saved", roofline.save().relative_to(results.ROOT))
+
+
+def _print(rows):
+    table = pd.DataFrame(rows)
+    columns = ["shape", "dtype", "gradients", "version", "time_us", "p20_us", "p80_us"]
+    columns += ["launches", "ceiling_pct", "peak_mib", "error_vs_float64", "host_us", "note"]
+    print(table.reindex(columns=columns).to_string(index=False, na_rep="–"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+"""Exercises: `check("30.2", my_answer)` shows a verdict and notes the reader's progress.
+
+    ✔  right
+    ✘  wrong: what differs, at the smallest shape that shows it
+    ○  not attempted yet (the stub is still there)
+    –  skipped: what this machine lacks for it
+
+A verdict never raises, so an open exercise does not stop Run All. One module per notebook holds its exercises
+(lib/exercises/nb30.py for notebook 30); solutions are in notebooks/solutions.
+"""
+
+import dataclasses
+import datetime
+import importlib
+import json
+import pkgutil
+from collections.abc import Callable
+
+from lib import reader
+from lib.check import CheckError, check_against_float64
+
+import torch
+
+PROGRESS = "progress.jsonl"
+MARKS = {"right": "✔", "wrong": "✘", "open": "○", "skipped": "–"}
+
+
+class Wrong(Exception):
+    """Raised by a checker: the answer is wrong, and the message says where."""
+
+
+class Skip(Exception):
+    """Raised by a checker: this machine lacks something; the message says what."""
+
+
+class NotAttempted(Exception):
+    """Raised when the answer is still the stub: it returned None or `...`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Exercise:
+    """id: '30.2'; level 1 to 3; checker(answer) returns when right, raises Wrong, Skip or NotAttempted."""
+
+    id: str
+    title: str
+    minutes: int
+    level: int
+    checker: Callable
+
+    @property
+    def heading(self):
+        return f"{self.id} {self.title} ({'●' * self.level}{'○' * (3 - self.level)}, {self.minutes} min)"
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What `check` found; shows itself as one line."""
+
+    id: str
+    status: str
+    message: str
+
+    def __repr__(self):
+        return f"{MARKS[self.status]} {self.id} {self.message}"
+
+
+_exercises: dict[str, Exercise] = {}
+
+
+def exercise(id, title, minutes, level):
+    """Decorator: make a checker function into an Exercise."""
+
+    def register(checker):
+        _exercises[id] = Exercise(id, title, minutes, level, checker)
+        return checker
+
+    return register
+
+
+def all_exercises():
+    """{id: Exercise} of every notebook: each module nbNN.py of this folder."""
+    for module in pkgutil.iter_modules(__path__):
+        if module.name.startswith("nb"):
+            importlib.import_module(f"{__name__}.{module.name}")
+    return dict(sorted(_exercises.items()))
+
+
+def check(id, answer):
+    """The Verdict on `answer` to exercise `id`, noted in the reader's progress. ValueError: unknown id."""
+    if id not in all_exercises():
+        raise ValueError(f"there is no exercise {id!r}; there are: {', '.join(_exercises)}")
+    verdict = _judge(_exercises[id], answer)
+    if verdict.status in ("right", "wrong"):
+        today = datetime.date.today().isoformat()
+        reader.append(PROGRESS, json.dumps({"id": id, "status": verdict.status, "date": today}))
+    return verdict
+
+
+def _judge(exercise, answer):
+    try:
+        if answer is None or answer is ...:
+            raise NotAttempted
+        exercise.checker(answer)
+    except NotAttempted:
+        return Verdict(exercise.id, "open", "not attempted yet")
+    except Skip as reason:
+        return Verdict(exercise.id, "skipped", f"skipped: {reason}")
+    except (Wrong, CheckError) as difference:
+        return Verdict(exercise.id, "wrong", str(difference))
+    except NotImplementedError:
+        return Verdict(exercise.id, "open", "not attempted yet")
+    except Exception as error:  # the reader's code may raise anything; the verdict shows it
+        return Verdict(exercise.id, "wrong", f"raised {type(error).__name__}: {str(error)[:400]}")
+    return Verdict(exercise.id, "right", "right")
+
+
+# --- helpers for checkers ------------------------------------------------------------------------------
+
+
+def attempted(value):
+    """`value`, or NotAttempted when it is what a stub returns: None or `...`."""
+    if value is None or value is ...:
+        raise NotAttempted
+    return value
+
+
+def expect(condition, message):
+    """Raise Wrong(message) unless `condition` holds."""
+    if not condition:
+        raise Wrong(message)
+
+
+def expect_number(got, want, what, rel=1e-6):
+    """Wrong unless the number `got` is `want`, within `rel`."""
+    attempted(got)
+    if isinstance(got, bool) or not isinstance(got, (int, float)):
+        raise Wrong(f"{what}: should be a number, got {type(got).__name__}")
+    expect(abs(got - want) <= rel * abs(want), f"{what}: should be {want:g}, got {got:g}")
+
+
+# From small to large, so that the first failure is the smallest one.
+SHAPES = ((1, 1), (2, 3), (1, 8), (5, 7), (8, 8), (17, 33), (64, 128), (129, 781))
+
+
+def expect_op(answer, eager, make_inputs, shapes=SHAPES, dtypes=(torch.float32, torch.bfloat16)):
+    """Wrong, with the smallest failing shape, unless `answer` equals `eager` by the float64 rule.
+
+    make_inputs(shape, dtype) -> the inputs; those with requires_grad have their gradients compared.
+    """
+    probe = make_inputs(shapes[-1], dtypes[0])
+    attempted(answer(*probe))
+    for shape in shapes:
+        for dtype in dtypes:
+            inputs = make_inputs(shape, dtype)
+            at = f"at shape {tuple(shape)}, {str(dtype).removeprefix('torch.')}"
+            try:
+                check_against_float64(answer, eager, *inputs, name=at)
+            except CheckError as difference:
+                raise Wrong(str(difference)) from None
+            except NotImplementedError:
+                raise
+            except Exception as error:
+                raise Wrong(f"{at}: raised {type(error).__name__}: {str(error)[:300]}") from None
+
+
+# --- progress ------------------------------------------------------------------------------------------
+
+
+def progress():
+    """{id: 'right' or 'wrong'} from the reader's progress; once right stays right."""
+    found = {}
+    for line in reader.read_lines(PROGRESS):
+        entry = json.loads(line)
+        if found.get(entry["id"]) != "right":
+            found[entry["id"]] = entry["status"]
+    return found
