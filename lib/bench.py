@@ -195,6 +195,8 @@ def ladder(op, shape=None, dtype=torch.float32, gradients=False, versions=None):
     op = suite.find(op) if isinstance(op, str) else op
     shape = tuple(shape or op.bench_shapes[0])
     recorded = _recorded_rows(op, shape, dtype, gradients)
+    if versions is not None:
+        recorded = [row for row in recorded if row["version"] in versions]
     if machine.HAS_GPU:
         shape = fit(op, shape, dtype)
         rows = measure(op, shape, dtype, gradients, versions) + recorded

@@ -30,6 +30,7 @@ def install():
             "switched on before. Restart the kernel and import lib first."
         )
     os.environ["TRITON_INTERPRET"] = "1"
-    from lib.nogpu import interpreter
+    from lib.nogpu import cuda, interpreter
 
     interpreter.install()
+    cuda.install()

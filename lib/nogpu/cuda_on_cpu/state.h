@@ -1,0 +1,134 @@
+// Everything the runtime remembers. One copy for each built source; the CPU thread that launches a
+// kernel holds `mutex` until the kernel has ended.
+#pragma once
+namespace cuda_on_cpu {
+
+using Address = std::uintptr_t;
+
+constexpr unsigned kWarpSize = 32;
+constexpr unsigned kMaxThreads = 1024;                    // of one thread block, as on every GPU
+constexpr size_t kStackBytes = 256 << 10;                 // for the local variables of one thread
+constexpr size_t kSharedMemoryBytes = 48 << 10;           // what a block may use without asking
+constexpr size_t kMaxSharedMemoryBytes = 227 << 10;       // what it may ask for, as on an H100
+constexpr size_t kArenaBytes = 512 << 10;                 // the latter, and gaps between variables
+
+struct Place {  // a line of the .cu
+  const char* file = nullptr;
+  int line = 0;
+};
+
+enum class ThreadState : char { fresh, ready, at_barrier, in_warp, done };
+enum class WarpCall : char { sync, shuffle, shuffle_up, shuffle_down, shuffle_xor, ballot };
+
+struct Fiber {
+  void* stack_pointer = nullptr;  // where the fiber stopped (x86-64)
+  ucontext_t context;             // where the fiber stopped (elsewhere)
+  char* stack = nullptr;
+};
+
+struct Thread {
+  ThreadState state;
+  WarpCall call;            // the warp intrinsic it waits in, with its arguments and its result
+  unsigned mask;
+  int argument, width;
+  std::uint64_t value_in, value_out;
+  Place place;              // the line where it waits
+  Fiber* fiber;
+  unsigned warp_syncs;      // __syncwarp() calls of the whole warp that it has passed
+  Address spin_address;     // checked mode: the address that it keeps reading, and how often
+  unsigned spin_count;
+};
+
+struct TensorRange {  // memory that a host function has taken a pointer to
+  Address begin, end;
+  long elements;
+  unsigned element_bytes;
+  c10::weak_intrusive_ptr<c10::StorageImpl> storage;  // tells whether the memory still lives
+};
+
+struct SharedVariable {
+  Address begin, end;
+  const char* name;
+  unsigned element_bytes;
+  bool dynamic;
+};
+
+struct Statistics {
+  std::int64_t launches = 0, thread_blocks = 0, threads = 0, bytes_read = 0, bytes_written = 0;
+};
+
+struct Failure {
+  bool found = false;
+  std::string message;
+  Place place;
+  void* code_address = nullptr;  // instead of a place: the machine instruction that did it
+};
+
+struct Runtime {
+  std::mutex mutex;
+  volatile bool in_kernel = false;  // kernel code is running now, not the runtime or the host
+
+  // The launch.
+  const char* kernel = "";
+  Place launch_place;
+  void (*body)(void*) = nullptr;    // calls the kernel for one thread
+  void* arguments = nullptr;
+  size_t dynamic_shared_bytes = 0;
+  Address host_stack = 0;           // the arguments of the kernel lie near here
+  std::vector<unsigned> order;      // in which the threads of a block get their turns
+  Failure failure;
+  cudaError_t last_error = cudaSuccess;
+  std::string last_error_detail;
+
+  // The thread block that runs now.
+  std::uint32_t block = 0;          // its number in the grid
+  unsigned block_epoch = 0;         // counts thread blocks over all launches
+  unsigned barriers_passed = 0;
+  unsigned n_threads = 0, live_threads = 0;
+  unsigned turn = 0;                // index into order
+  int barrier_votes = 0;            // __syncthreads_count
+  std::vector<Thread> threads;
+  Thread* current = nullptr;
+
+  // Stacks.
+  Fiber host;
+  std::vector<Fiber*> all_fibers, idle_fibers;
+
+  // Memory.
+  char* arena = nullptr;            // the shared memory of the thread block
+  size_t arena_used = 0, shared_bytes = 0, shared_limit = kSharedMemoryBytes;
+  std::vector<SharedVariable> shared_variables;
+  std::vector<TensorRange> tensors; // the pointer taken last comes first
+  std::vector<TensorRange*> visible_tensors;  // those that this launch got a pointer to
+  Statistics statistics;
+};
+static Runtime runtime;
+
+// Kernel code calls the runtime; while it is inside, its loads and stores are not the kernel's.
+struct InsideRuntime {
+  CUDA_ON_CPU_RUNTIME __attribute__((always_inline)) InsideRuntime() { runtime.in_kernel = false; }
+  CUDA_ON_CPU_RUNTIME __attribute__((always_inline)) ~InsideRuntime() { runtime.in_kernel = true; }
+};
+
+CUDA_ON_CPU_RUNTIME static unsigned index_of(const Thread* thread) {
+  return static_cast<unsigned>(thread - runtime.threads.data());
+}
+CUDA_ON_CPU_RUNTIME static uint3 coordinates(unsigned thread_index) {
+  return {thread_index % blockDim.x, thread_index / blockDim.x % blockDim.y,
+          thread_index / (blockDim.x * blockDim.y)};
+}
+CUDA_ON_CPU_RUNTIME static uint3 block_coordinates(std::uint32_t block) {
+  return {block % gridDim.x, block / gridDim.x % gridDim.y,
+          static_cast<unsigned>(block / (std::uint64_t(gridDim.x) * gridDim.y))};
+}
+CUDA_ON_CPU_RUNTIME static std::string name_of_thread(unsigned thread_index, std::uint32_t block) {
+  uint3 t = coordinates(thread_index), b = block_coordinates(block);
+  char text[128];
+  snprintf(text, sizeof text, "thread (%u,%u,%u) of block (%u,%u,%u)", t.x, t.y, t.z, b.x, b.y, b.z);
+  return text;
+}
+CUDA_ON_CPU_RUNTIME static std::string name_of_thread(const Thread* thread) {
+  return name_of_thread(index_of(thread), runtime.block);
+}
+
+}  // namespace cuda_on_cpu

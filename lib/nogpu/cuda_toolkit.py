@@ -1,0 +1,168 @@
+"""NVIDIA's own compiler: finding nvcc, a toolkit from pip, and compile-only checks.
+
+`nvcc_check` needs nvcc and no GPU: it says whether a source compiles for one and what each kernel
+takes of it (registers, shared memory, spills).
+"""
+
+import glob
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+from lib.cache import cache_dir
+from lib.nogpu.cuda_build import TORCH, ToolMissing, compiler_errors, find_compiler
+
+import torch
+
+_USUAL_NVCC = "/usr/local/cuda/bin/nvcc"
+
+# The flags that PyTorch gives nvcc (torch.utils.cpp_extension.COMMON_NVCC_FLAGS).
+_TORCH_FLAGS = [
+    "-D__CUDA_NO_HALF_OPERATORS__",
+    "-D__CUDA_NO_HALF_CONVERSIONS__",
+    "-D__CUDA_NO_BFLOAT16_CONVERSIONS__",
+    "-D__CUDA_NO_HALF2_OPERATORS__",
+    "--expt-relaxed-constexpr",
+]
+
+
+class KernelResources(NamedTuple):
+    """What one kernel takes of a GPU, as ptxas reports it."""
+
+    kernel: str
+    registers: int  # of each thread
+    shared_bytes: int  # of each thread block, the dynamic ones not counted
+    stack_bytes: int  # of each thread: local arrays that did not fit in registers
+    spill_store_bytes: int
+    spill_load_bytes: int
+
+
+def find_nvcc() -> str | None:
+    """The path of nvcc: of $CUDA_HOME, of $PATH, of /usr/local/cuda, or of pip's wheels."""
+    homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")]
+    for home in filter(None, homes):
+        if os.path.exists(os.path.join(home, "bin", "nvcc")):
+            return os.path.join(home, "bin", "nvcc")
+    for path in (shutil.which("nvcc"), _USUAL_NVCC):
+        if path and os.path.exists(path):
+            return path
+    home = _pip_cuda_home()
+    return os.path.join(home, "bin", "nvcc") if home else None
+
+
+def how_to_get_nvcc() -> str:
+    """What to type for a compiler of the CUDA version that this PyTorch was built with."""
+    version = f"=={torch.version.cuda}.*" if torch.version.cuda else ""
+    return f'pip install "cuda-toolkit[nvcc,cccl,crt]{version}" ninja'
+
+
+def use_pip_cuda() -> str | None:
+    """Make PyTorch build with the CUDA toolkit from pip, where there is no other nvcc.
+
+    Sets CUDA_HOME and returns it; returns None, and changes nothing, where nvcc is installed already or
+    is not in pip's wheels either.
+    """
+    nvcc, home = find_nvcc(), _pip_cuda_home()
+    if not home or nvcc != os.path.join(home, "bin", "nvcc"):
+        return None
+    # The linker asks for libcudart.so; wheels bring libcudart.so.13 alone.
+    for library in glob.glob(os.path.join(home, "lib", "libcudart.so.*")):
+        link = os.path.join(home, "lib", "libcudart.so")
+        if not os.path.exists(link):
+            os.symlink(os.path.basename(library), link)
+    os.environ["CUDA_HOME"] = home
+    if extension := sys.modules.get("torch.utils.cpp_extension"):
+        extension.CUDA_HOME = home  # read from the environment when it was imported
+    return home
+
+
+def nvcc_check(source: str, arch: str = "sm_90") -> list[KernelResources]:
+    """Compile a CUDA source with nvcc and throw the result away: what does each kernel take?
+
+    The source may include PyTorch's headers, of a CPU-only PyTorch too. Raises RuntimeError with nvcc's
+    errors if it does not compile, ToolMissing where there is no nvcc.
+    """
+    nvcc = find_nvcc()
+    if nvcc is None:
+        raise ToolMissing(f"There is no nvcc; install one with `{how_to_get_nvcc()}`.")
+    if find_compiler() is None:
+        raise ToolMissing("nvcc needs a C++ compiler; install one with `sudo apt install g++`.")
+    include = TORCH / "include"
+    folders = [_missing_headers(), include, include / "torch/csrc/api/include"]
+    folders.append(sysconfig.get_paths()["include"])
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "kernels.cu").write_text(source)
+        command = [nvcc, "-std=c++20", f"-arch={arch}", "-cubin", "-Xptxas", "-v", "kernels.cu"]
+        command += ["-o", "kernels.cubin", *_TORCH_FLAGS, *(f"-isystem={path}" for path in folders)]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    output = done.stdout + done.stderr
+    if done.returncode:
+        raise RuntimeError(f"nvcc does not compile the source:\n{compiler_errors(output)}")
+    return _read_ptxas(output, nvcc)
+
+
+def _read_ptxas(output: str, nvcc: str) -> list[KernelResources]:
+    kernels = []
+    for part in output.split("Compiling entry function '")[1:]:
+        # Device functions that were not inlined follow with properties of their own.
+        entry = re.split(r"Function properties for", part.replace("\n", " "))
+
+        def number(pattern, text):
+            found = re.search(pattern, text)
+            return int(found[1]) if found else 0
+
+        mangled = part.split("'")[0]
+        own = next((text for text in entry if text.strip().startswith(mangled)), part)
+        kernels.append(
+            KernelResources(
+                kernel=_demangle(mangled, nvcc),
+                registers=number(r"Used (\d+) registers", part),
+                shared_bytes=number(r"(\d+) bytes smem", part),
+                stack_bytes=number(r"(\d+) bytes stack frame", own),
+                spill_store_bytes=number(r"(\d+) bytes spill stores", own),
+                spill_load_bytes=number(r"(\d+) bytes spill loads", own),
+            )
+        )
+    return kernels
+
+
+def _demangle(symbol: str, nvcc: str) -> str:
+    """`_Z4axpyfPKfPf` is `axpy`: the name without its parameters."""
+    beside = os.path.join(os.path.dirname(nvcc), "cu++filt")
+    tool = beside if os.path.exists(beside) else shutil.which("c++filt")
+    if not tool:
+        return symbol
+    name = subprocess.run([tool, symbol], capture_output=True, text=True).stdout.strip() or symbol
+    name = re.sub(r"\(.*\)$", "", name)
+    return re.sub(r"^void ", "", name)
+
+
+def _missing_headers() -> Path:
+    """A folder with the one header of PyTorch's CUDA build that its CPU-only wheel leaves out."""
+    folder = cache_dir("nvcc_headers")
+    header = folder / "c10/cuda/impl/cuda_cmake_macros.h"
+    if not header.exists():
+        header.parent.mkdir(parents=True, exist_ok=True)
+        header.write_text("#pragma once\n#define C10_CUDA_BUILD_SHARED_LIBS\n")
+    return folder
+
+
+def _pip_cuda_home() -> str | None:
+    """`site-packages/nvidia/cu13`, if pip has put an nvcc there for PyTorch's version of CUDA."""
+    try:
+        found = importlib.util.find_spec("nvidia")
+    except (ImportError, ValueError):
+        return None
+    version = torch.version.cuda.split(".")[0] if torch.version.cuda else "*"
+    for root in found.submodule_search_locations if found else []:
+        for home in sorted(glob.glob(os.path.join(root, f"cu{version}"))):
+            if os.path.exists(os.path.join(home, "bin", "nvcc")):
+                return home
+    return None

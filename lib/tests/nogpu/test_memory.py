@@ -1,0 +1,102 @@
+"""Loads and stores of interpreted kernels: errors that name the place, and exact byte counts."""
+
+from lib import machine
+from lib.nogpu.memory import OutOfBounds, count_traffic
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _copy_kernel(x_ptr, y_ptr, n, shift, MASKED: tl.constexpr, BLOCK_SIZE: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
+    mask = offsets < (n if MASKED else 2 * n)
+    tl.store(y_ptr + offsets, tl.load(x_ptr + offsets + shift, mask=mask), mask=mask)
+
+
+def copy(x, y, shift=0, masked=True):
+    grid = (triton.cdiv(x.numel(), 256),)
+    _copy_kernel[grid](x, y, x.numel(), shift, MASKED=masked, BLOCK_SIZE=256)
+
+
+def pair(n=1000):
+    x = torch.randn(n, device=machine.device())
+    return x, torch.empty_like(x)
+
+
+@pytest.mark.skipif(machine.HAS_GPU, reason="about the interpreter")
+@pytest.mark.parametrize(
+    ("shift", "masked", "says"),
+    [
+        (
+            0,
+            False,
+            r"_copy_kernel: load from x_ptr at element 1000, .* 1000 elements; in program \(3, 0, 0\)",
+        ),
+        (1, True, "load from x_ptr at element 1000"),
+        (-1, True, "load from x_ptr at element -1"),
+    ],
+)
+def test_out_of_bounds_is_an_error_that_names_the_place(shift, masked, says):
+    with pytest.raises(OutOfBounds, match=says):
+        copy(*pair(), shift, masked)
+
+
+@pytest.mark.skipif(machine.HAS_GPU, reason="about the interpreter")
+def test_a_store_out_of_bounds():
+    x, _ = pair()
+    with pytest.raises(OutOfBounds, match="store to y_ptr at element 999, but that tensor has 999"):
+        copy(x, torch.empty(999))
+
+
+def test_the_process_goes_on_after_an_error():
+    x, y = pair()
+    copy(x, y)
+    assert torch.equal(x, y)
+
+
+def test_traffic_is_counted_per_argument():
+    x, y = pair()
+    traffic = count_traffic(lambda: copy(x, y))
+    assert torch.equal(x, y)
+    assert (traffic.launches, traffic.programs) == (1, 4)
+    assert traffic.bytes_moved == traffic.bytes_requested == 8000
+    table = traffic.table()
+    assert table.loc["_copy_kernel.x_ptr", "loaded"] == 4000
+    assert table.loc["_copy_kernel.y_ptr", "stored"] == 4000
+
+
+def test_what_is_read_twice_is_requested_twice_and_moved_once():
+    x, y = pair()
+
+    @triton.jit
+    def twice(x_ptr, y_ptr, BLOCK_SIZE: tl.constexpr):
+        offsets = tl.arange(0, BLOCK_SIZE)
+        tl.store(y_ptr + offsets, tl.load(x_ptr + offsets) + tl.load(x_ptr + offsets))
+
+    traffic = count_traffic(lambda: twice[(1,)](x, y, BLOCK_SIZE=512))
+    assert traffic.bytes_requested == 3 * 2048
+    assert traffic.bytes_moved == 2 * 2048
+
+
+def test_two_launches_add_up_and_atomics_count_both_ways():
+    out = torch.zeros(4, device=machine.device())
+
+    @triton.jit
+    def add_one(out_ptr):
+        tl.atomic_add(out_ptr + tl.arange(0, 4), 1.0)
+
+    traffic = count_traffic(lambda: [add_one[(2,)](out), add_one[(1,)](out)])
+    assert traffic.launches == 2
+    assert out.tolist() == [3.0] * 4
+    assert traffic.by_argument["add_one.out_ptr"].stored == 3 * 16
+
+
+def test_views_of_one_storage_are_told_apart():
+    both = torch.randn(2000, device=machine.device())
+    x, y = both[:1000], both[1000:]
+    table = count_traffic(lambda: copy(x, y)).table()
+    assert table.loc["_copy_kernel.x_ptr", "loaded"] == 4000
+    assert table.loc["_copy_kernel.y_ptr", "stored"] == 4000
