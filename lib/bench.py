@@ -20,7 +20,7 @@ from lib.check import CheckError, check_against_float64
 import pandas as pd
 import torch
 import triton
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 COLUMNS = [
     "version",
@@ -288,6 +288,9 @@ def main(argv=None):
             print("saved", results.save(op.name, rows, op.sources).relative_to(results.ROOT))
     if not options.quick:
         print("saved", roofline.save().relative_to(results.ROOT))
+        from lib import scoreboard  # chooses a backend without a screen, so not at the top
+
+        print("saved", scoreboard.draw().relative_to(results.ROOT))
 
 
 def _print(rows):

@@ -93,4 +93,5 @@ def describe():
         else "the Triton code it writes for an H200 is shown; times are recorded ones",
         "times in tables": "measured here" if HAS_GPU else "recorded on an NVIDIA H200",
     }
-    return pd.DataFrame({"this machine": rows})
+    left = [{"selector": "th, td", "props": "text-align: left"}]
+    return pd.DataFrame({"this machine": rows}).style.set_table_styles(left)

@@ -59,7 +59,7 @@ def status(path):
 def execute(notebook, folder):
     """Run all cells of `notebook`, in place, as Restart & Run All would; raises where a cell fails."""
     from nbclient import NotebookClient
-    from tqdm.auto import tqdm
+    from tqdm import tqdm
 
     total = sum(cell.cell_type == "code" for cell in notebook.cells)
     with tqdm(total=total, unit="cell") as progress:

@@ -111,23 +111,21 @@ def nvcc_check(source: str, arch: str = "sm_90") -> list[KernelResources]:
 def _read_ptxas(output: str, nvcc: str) -> list[KernelResources]:
     kernels = []
     for part in output.split("Compiling entry function '")[1:]:
-        # Device functions that were not inlined follow with properties of their own.
-        entry = re.split(r"Function properties for", part.replace("\n", " "))
-
-        def number(pattern, text):
-            found = re.search(pattern, text)
-            return int(found[1]) if found else 0
-
         mangled = part.split("'")[0]
-        own = next((text for text in entry if text.strip().startswith(mangled)), part)
+        # Device functions that were not inlined have lines like these too, under their own names.
+        frame = re.search(
+            rf"Function properties for {re.escape(mangled)}\s+(\d+) bytes stack frame, "
+            r"(\d+) bytes spill stores, (\d+) bytes spill loads",
+            part,
+        )
+        registers = re.search(r"Used (\d+) registers", part)
+        shared = re.search(r"(\d+) bytes smem", part)
         kernels.append(
             KernelResources(
-                kernel=_demangle(mangled, nvcc),
-                registers=number(r"Used (\d+) registers", part),
-                shared_bytes=number(r"(\d+) bytes smem", part),
-                stack_bytes=number(r"(\d+) bytes stack frame", own),
-                spill_store_bytes=number(r"(\d+) bytes spill stores", own),
-                spill_load_bytes=number(r"(\d+) bytes spill loads", own),
+                _demangle(mangled, nvcc),
+                int(registers[1]) if registers else 0,
+                int(shared[1]) if shared else 0,
+                *(int(number) for number in (frame.groups() if frame else (0, 0, 0))),
             )
         )
     return kernels
@@ -139,9 +137,19 @@ def _demangle(symbol: str, nvcc: str) -> str:
     tool = beside if os.path.exists(beside) else shutil.which("c++filt")
     if not tool:
         return symbol
-    name = subprocess.run([tool, symbol], capture_output=True, text=True).stdout.strip() or symbol
-    name = re.sub(r"\(.*\)$", "", name)
-    return re.sub(r"^void ", "", name)
+    done = subprocess.run([tool, symbol], capture_output=True, text=True)
+    return short_kernel_name(done.stdout.strip() or symbol)
+
+
+def short_kernel_name(name: str) -> str:
+    """`void k<(int)64, float>(float*)` is `k<64, float>`: what one writes before <<<>>>."""
+    name = re.sub(r"\([\w ]+\)(?=-?\d)", "", name.removeprefix("void "))
+    depth = 0
+    for i, character in enumerate(name):
+        depth += (character == "<") - (character == ">")
+        if character == "(" and depth == 0 and not name.startswith("(anonymous", i):
+            return name[:i]
+    return name
 
 
 def _missing_headers() -> Path:

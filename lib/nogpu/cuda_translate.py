@@ -126,7 +126,7 @@ def _replace(source: str, edits: list[tuple[int, int, str]]) -> str:
     return "".join(parts) + source[done:]
 
 
-# ---- kernel<<<grid, block, bytes, stream>>>(...) ----------------------------------------------------
+# ---- kernel<<<grid, block, bytes, stream>>>(...) ---------------------------------------------
 
 
 def _launches(source: str) -> str:
@@ -159,7 +159,7 @@ def _start_of_bracket(code: str, end: int, opening: str, closing: str) -> int:
     return at
 
 
-# ---- __shared__ -------------------------------------------------------------------------------------
+# ---- __shared__ ------------------------------------------------------------------------------
 
 _ALIGNMENT = r"(?:__align__|alignas)\s*\(([^()]*)\)"
 _SHARED = re.compile(
@@ -208,7 +208,7 @@ def _split_at_commas(text: str) -> list[str]:
     return parts
 
 
-# ---- x.data_ptr<T>() --------------------------------------------------------------------------------
+# ---- x.data_ptr<T>() -------------------------------------------------------------------------
 
 _DATA_POINTER = re.compile(r"\s*\.\s*(?:(?:const_|mutable_)?data_ptr|packed_accessor(?:32|64))\b")
 
@@ -236,7 +236,7 @@ def _start_of_expression(code: str, end: int) -> int:
         at = member.start()
 
 
-# ---- Names ------------------------------------------------------------------------------------------
+# ---- Names -----------------------------------------------------------------------------------
 
 _NAMES = [
     (r"\.\s*is_cuda\s*\(\s*\)", ".is_cpu()"),

@@ -92,6 +92,9 @@ def _repair_bfloat16():
         return create_dot(self, _widen(a), _widen(b), accumulator, *rest)
 
     builder.create_dot = dot
+    builder.get_bf16 = lambda self, value: _narrow(
+        self.get_fp32(value)
+    )  # 2 * x: triton 3.7 has none
 
     convert = upstream._convert_float
 

@@ -26,17 +26,9 @@ def add_relu_eager(x, bias):
 
 @triton.jit(do_not_specialize=["n_rows"])
 def _add_relu_fwd_kernel(
-    x_ptr,
-    bias_ptr,
-    y_ptr,
-    n_rows,
-    n_cols,
-    stride_xm,
-    stride_xn,
-    COMPUTE: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
+    x_ptr, bias_ptr, y_ptr, n_rows, n_cols, stride_xm, stride_xn,
+    COMPUTE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
     # One program handles a tile of x, (BLOCK_M, BLOCK_N). Neighbours take neighbouring columns, so that
     # together they read whole rows in order: the other way round costs 5 % on an H200.
     n_tiles = tl.cdiv(n_cols, BLOCK_N)
@@ -56,21 +48,10 @@ def _add_relu_fwd_kernel(
 
 @triton.jit(do_not_specialize=["n_rows", "rows_per_program"])
 def _add_relu_bwd_kernel(
-    dy_ptr,
-    y_ptr,
-    dx_ptr,
-    partial_ptr,
-    n_rows,
-    n_cols,
-    stride_dym,
-    stride_dyn,
-    rows_per_program,
-    HAS_DX: tl.constexpr,
-    HAS_DBIAS: tl.constexpr,
-    COMPUTE: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
+    dy_ptr, y_ptr, dx_ptr, partial_ptr, n_rows, n_cols, stride_dym, stride_dyn, rows_per_program,
+    HAS_DX: tl.constexpr, HAS_DBIAS: tl.constexpr,
+    COMPUTE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
     # One program handles rows_per_program rows of BLOCK_N columns, BLOCK_M rows at a time, and adds
     # them up on the way: its row of partial, (programs down, n_cols), is its share of dbias.
     n_tiles = tl.cdiv(n_cols, BLOCK_N)

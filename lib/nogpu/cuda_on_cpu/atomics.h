@@ -10,15 +10,15 @@ CUDA_ON_CPU_RUNTIME T sum(T a, T b) {
 }  // namespace cuda_on_cpu
 
 // noinline: the return address is the line of the kernel.
-#define CUDA_ON_CPU_ATOMIC(name, new_value)                                           \
-  template <class T>                                                                  \
-  CUDA_ON_CPU_RUNTIME __attribute__((noinline)) static T name(T* address,             \
+#define CUDA_ON_CPU_ATOMIC(name, new_value)                                                    \
+  template <class T>                                                                           \
+  CUDA_ON_CPU_RUNTIME __attribute__((noinline)) static T name(T* address,                      \
                                                               std::type_identity_t<T> value) { \
-    cuda_on_cpu::access(address, sizeof(T), cuda_on_cpu::Access::atomic_update,       \
-                        __builtin_return_address(0));                                 \
-    T old = *address;                                                                 \
-    *address = new_value;                                                             \
-    return old;                                                                       \
+    cuda_on_cpu::access(address, sizeof(T), cuda_on_cpu::Access::atomic_update,                \
+                        __builtin_return_address(0));                                          \
+    T old = *address;                                                                          \
+    *address = new_value;                                                                      \
+    return old;                                                                                \
   }
 CUDA_ON_CPU_ATOMIC(atomicAdd, cuda_on_cpu::sum(old, value))
 CUDA_ON_CPU_ATOMIC(atomicSub, old - value)
@@ -42,8 +42,8 @@ CUDA_ON_CPU_RUNTIME __attribute__((noinline)) static T atomicCAS(T* address,
   return old;
 }
 
-// Each access is seen by all at once here. The checker takes a fence followed by an atomic operation
-// for what it usually is: a message to another thread block that results are ready.
+// Each access is seen by all at once here. The checker takes a fence followed by an atomic
+// operation for what it usually is: a message to another thread block that results are ready.
 CUDA_ON_CPU_RUNTIME static inline void __threadfence() { cuda_on_cpu::note_fence(); }
 CUDA_ON_CPU_RUNTIME static inline void __threadfence_system() { cuda_on_cpu::note_fence(); }
 CUDA_ON_CPU_RUNTIME static inline void __threadfence_block() {}

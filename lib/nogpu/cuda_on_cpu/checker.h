@@ -39,11 +39,11 @@ struct ByteHistory {
 };
 
 constexpr size_t kPageBytes = 4096;
-static std::unordered_map<Address, std::unique_ptr<ByteHistory[]>> history_pages;
+static std::unordered_map<Address, std::unique_ptr<ByteHistory[]> > history_pages;
 static Address latest_page = ~Address(0);
 static ByteHistory* latest_history = nullptr;
 
-static bool block_used_atomics = false;                     // the thread block that runs now
+static bool block_used_atomics = false;  // the thread block that runs now
 static std::uint32_t block_of_flag = 0;
 static std::unordered_set<std::uint32_t> blocks_with_fence;  // those that called __threadfence()
 
@@ -79,7 +79,8 @@ CUDA_ON_CPU_RUNTIME static Mark mark_of_current_thread() {
   return mark;
 }
 
-// Did thread block `block` say, by a fence, that it was ready, and has this one asked, by an atomic?
+// Did thread block `block` say, by a fence, that it was ready, and has this one asked, by an
+// atomic?
 CUDA_ON_CPU_RUNTIME static bool published_by(const Mark& mark) {
   if (!block_used_atomics || block_of_flag != runtime.block + 1) return false;
   return mark.several & Mark::several_blocks || blocks_with_fence.count(mark.block) > 0;
@@ -116,7 +117,7 @@ CUDA_ON_CPU_RUNTIME static std::string name_of(const Mark& mark) {
   return name_of_thread(mark.thread, mark.block - 1);
 }
 
-// ---- Rule 1: where does the access lie? ------------------------------------------------------
+// ---- Rule 1: where does the access lie? -----------------------------------------------------
 
 struct Location {
   enum Kind { own_memory, tensor, shared, device_variable, nowhere } kind = nowhere;
@@ -158,7 +159,8 @@ CUDA_ON_CPU_RUNTIME static Location locate(Address address, size_t bytes) {
 }
 
 // `begin` may lie before or behind the address: a negative index is a small negative number.
-CUDA_ON_CPU_RUNTIME static std::string element_number(Address address, Address begin, unsigned size) {
+CUDA_ON_CPU_RUNTIME static std::string element_number(Address address, Address begin,
+                                                      unsigned size) {
   long long offset = static_cast<long long>(address - begin), width = size;
   return std::to_string(offset < 0 ? -((-offset + width - 1) / width) : offset / width);
 }
@@ -175,7 +177,8 @@ CUDA_ON_CPU_RUNTIME static const char* verb(Access kind) {
 }
 
 CUDA_ON_CPU_RUNTIME static std::string out_of_bounds(Address address, size_t bytes, Access kind) {
-  std::string text = "out-of-bounds " + std::string(verb(kind)) + " of " + std::to_string(bytes) + " bytes";
+  std::string text =
+      "out-of-bounds " + std::string(verb(kind)) + " of " + std::to_string(bytes) + " bytes";
   if (address - Address(runtime.arena) < kArenaBytes) {
     const SharedVariable* nearest = nullptr;
     for (const SharedVariable& variable : runtime.shared_variables) {
@@ -184,7 +187,8 @@ CUDA_ON_CPU_RUNTIME static std::string out_of_bounds(Address address, size_t byt
     if (!nearest) return text + " in shared memory";
     size_t elements = (nearest->end - nearest->begin) / nearest->element_bytes;
     return text + " at element " + element_number(address, nearest->begin, nearest->element_bytes) +
-           " of shared memory `" + nearest->name + "` with " + std::to_string(elements) + " elements" +
+           " of shared memory `" + nearest->name + "` with " + std::to_string(elements) +
+           " elements" +
            (nearest->dynamic ? " (the third number in <<<>>> gives " +
                                    std::to_string(runtime.dynamic_shared_bytes) + " bytes)"
                              : "");
@@ -216,7 +220,7 @@ CUDA_ON_CPU_RUNTIME static std::string name_of(const Location& location, Address
   return "a __device__ variable";
 }
 
-// ---- Rules 2 and 3: one byte -------------------------------------------------------------------
+// ---- Rules 2 and 3: one byte ----------------------------------------------------------------
 
 CUDA_ON_CPU_RUNTIME static std::string race(Access kind, const Location& location, Address address,
                                             const char* other_kind, const Mark& other) {
@@ -226,7 +230,8 @@ CUDA_ON_CPU_RUNTIME static std::string race(Access kind, const Location& locatio
     return "race between thread blocks: nothing orders this " + here + " after the " + other_kind +
            " by " + name_of(other);
   }
-  return "race: no barrier separates this " + here + " from the " + other_kind + " by " + name_of(other);
+  return "race: no barrier separates this " + here + " from the " + other_kind + " by " +
+         name_of(other);
 }
 
 CUDA_ON_CPU_RUNTIME static std::string check_byte(Address address, Access kind,
@@ -258,7 +263,7 @@ CUDA_ON_CPU_RUNTIME static std::string check_byte(Address address, Access kind,
   return "";
 }
 
-// ---- Rule 4 ---------------------------------------------------------------------------------------
+// ---- Rule 4 ---------------------------------------------------------------------------------
 
 // Reading one address over and over: let the others run, and after ten rounds give up.
 CUDA_ON_CPU_RUNTIME static std::string check_progress(Address address, Access kind) {
@@ -272,7 +277,8 @@ CUDA_ON_CPU_RUNTIME static std::string check_progress(Address address, Access ki
   if (++thread.spin_count % reads_per_turn) return "";
   if (thread.spin_count >= reads_per_turn * turns) {
     return "waits for ever: it read the same address " + std::to_string(thread.spin_count) +
-           " times, and no other thread of its block changes it (thread blocks run one after another "
+           " times, and no other thread of its block changes it (thread blocks run one after "
+           "another "
            "here, so a block cannot wait for one with a higher number)";
   }
   thread.state = ThreadState::ready;
@@ -280,7 +286,7 @@ CUDA_ON_CPU_RUNTIME static std::string check_progress(Address address, Access ki
   return "";
 }
 
-// ---- One access ------------------------------------------------------------------------------------
+// ---- One access -----------------------------------------------------------------------------
 
 CUDA_ON_CPU_RUNTIME static std::string check_access(Address address, size_t bytes, Access kind) {
   Location location = locate(address, bytes);
@@ -304,7 +310,7 @@ CUDA_ON_CPU_RUNTIME static std::string check_access(Address address, size_t byte
 
 CUDA_ON_CPU_RUNTIME static void access(const void* pointer, size_t bytes, Access kind,
                                        void* code_address) {
-  if (!runtime.in_kernel) return;
+  if (!in_kernel) return;
   InsideRuntime inside;  // the functions above call the standard library, which is watched too
   if (stop_signal) fail_in_kernel(stop_message(), {}, code_address);
   std::string error = check_access(Address(pointer), bytes, kind);

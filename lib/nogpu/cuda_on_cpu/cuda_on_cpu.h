@@ -22,7 +22,8 @@
 //
 // Where it differs from a GPU: no two threads run at once, warps are not in lockstep, nothing is
 // fast, coalescing and bank conflicts cost nothing, and float arithmetic is the CPU's. Inline PTX,
-// wmma, cp.async, TMA, clusters, cooperative groups and CUB are not there; cuda_translate.py says so.
+// wmma, cp.async, TMA, clusters, cooperative groups and CUB are not there; cuda_translate.py says
+// so.
 #pragma once
 
 #define CUDA_ON_CPU 1  // a source can ask: `#ifdef CUDA_ON_CPU`
@@ -70,8 +71,7 @@
 #endif
 
 // Default arguments that are filled in where the caller stands: the line in the .cu.
-#define CUDA_ON_CPU_HERE \
-  ::cuda_on_cpu::Place place = { __builtin_FILE(), __builtin_LINE() }
+#define CUDA_ON_CPU_HERE ::cuda_on_cpu::Place place = {__builtin_FILE(), __builtin_LINE()}
 
 // clang-format off
 #include "types.h"

@@ -8,12 +8,16 @@ using std::max;
 using std::min;
 
 // CUDA's min and max take two different types too: max(blockDim.x, 1).
-template <class A, class B, class = std::enable_if_t<std::is_arithmetic_v<A> && std::is_arithmetic_v<B> && !std::is_same_v<A, B>>>
+template <class A, class B,
+          class = std::enable_if_t<std::is_arithmetic_v<A> && std::is_arithmetic_v<B> &&
+                                   !std::is_same_v<A, B>>>
 constexpr std::common_type_t<A, B> max(A a, B b) {
   using T = std::common_type_t<A, B>;
   return T(a) < T(b) ? T(b) : T(a);
 }
-template <class A, class B, class = std::enable_if_t<std::is_arithmetic_v<A> && std::is_arithmetic_v<B> && !std::is_same_v<A, B>>>
+template <class A, class B,
+          class = std::enable_if_t<std::is_arithmetic_v<A> && std::is_arithmetic_v<B> &&
+                                   !std::is_same_v<A, B>>>
 constexpr std::common_type_t<A, B> min(A a, B b) {
   using T = std::common_type_t<A, B>;
   return T(b) < T(a) ? T(b) : T(a);
@@ -77,15 +81,16 @@ static inline unsigned __brev(unsigned x) {
 }
 
 // Loads and stores with a hint for the cache: the hint is lost.
-#define CUDA_ON_CPU_LOAD(name)                          \
-  template <class T>                                    \
+#define CUDA_ON_CPU_LOAD(name)                                            \
+  template <class T>                                                      \
   __attribute__((always_inline)) static inline T name(const T* address) { \
-    return *address;                                    \
+    return *address;                                                      \
   }
-#define CUDA_ON_CPU_STORE(name)                                    \
-  template <class T>                                               \
-  __attribute__((always_inline)) static inline void name(T* address, std::type_identity_t<T> value) { \
-    *address = value;                                              \
+#define CUDA_ON_CPU_STORE(name)                                                           \
+  template <class T>                                                                      \
+  __attribute__((always_inline)) static inline void name(T* address,                      \
+                                                         std::type_identity_t<T> value) { \
+    *address = value;                                                                     \
   }
 CUDA_ON_CPU_LOAD(__ldg)
 CUDA_ON_CPU_LOAD(__ldca)

@@ -1,5 +1,5 @@
-// How a kernel ends with a message. On a GPU it would be "an illegal memory access was encountered",
-// or a wrong number; here the message names the kernel, the thread and the line.
+// How a kernel ends with a message. On a GPU it would be "an illegal memory access was
+// encountered", or a wrong number; here the message names the kernel, the thread and the line.
 #pragma once
 
 #ifndef CUDA_ON_CPU_ADDR2LINE
@@ -8,14 +8,10 @@
 
 static inline const char* cudaGetErrorString(cudaError_t error) {
   switch (error) {
-    case cudaSuccess:
-      return "no error";
-    case cudaErrorInvalidValue:
-      return "invalid argument";
-    case cudaErrorInvalidConfiguration:
-      return "invalid configuration argument";
-    default:
-      return "unknown error";
+    case cudaSuccess: return "no error";
+    case cudaErrorInvalidValue: return "invalid argument";
+    case cudaErrorInvalidConfiguration: return "invalid configuration argument";
+    default: return "unknown error";
   }
 }
 
@@ -28,11 +24,11 @@ CUDA_ON_CPU_RUNTIME static void record_failure(std::string message, Place place,
   runtime.failure = {true, std::move(message), place, code_address};
 }
 
-// Called by a thread, with in_kernel off: records the error and never returns. The fiber is left as it is, so that
-// nothing has to unwind through the kernel.
+// Called by a thread, with in_kernel off: records the error and never returns. The fiber is left as
+// it is, so that nothing has to unwind through the kernel.
 CUDA_ON_CPU_RUNTIME static void fail_in_kernel(std::string message, Place place,
                                                void* code_address = nullptr) {
-  runtime.in_kernel = false;
+  in_kernel = false;
   record_failure(message + ", " + name_of_thread(runtime.current), place, code_address);
   switch_fiber(*runtime.current->fiber, runtime.host);
 }
@@ -52,7 +48,8 @@ CUDA_ON_CPU_RUNTIME static std::string line_of(void* code_address, const char* s
   char line[1024];
   while (fgets(line, sizeof line, output)) {
     std::string text(line);
-    if (found.empty() && text.rfind(prefix, 0) == 0) found = text.substr(0, text.find_first_of(" \n"));
+    if (found.empty() && text.rfind(prefix, 0) == 0)
+      found = text.substr(0, text.find_first_of(" \n"));
   }
   pclose(output);
   return found;
@@ -88,12 +85,12 @@ static inline void check(cudaError_t error) {
 
 }  // namespace cuda_on_cpu
 
-// assert() in a kernel ends the kernel, not the process. The C library's assert calls this function,
-// and so does CUDA_KERNEL_ASSERT.
+// assert() in a kernel ends the kernel, not the process. The C library's assert calls this
+// function, and so does CUDA_KERNEL_ASSERT.
 extern "C" __attribute__((noreturn)) CUDA_ON_CPU_RUNTIME void __assert_fail(
     const char* condition, const char* file, unsigned line, const char* function) noexcept {
-  if (cuda_on_cpu::runtime.in_kernel) {
-    cuda_on_cpu::runtime.in_kernel = false;
+  if (cuda_on_cpu::in_kernel) {
+    cuda_on_cpu::in_kernel = false;
     const char* slash = strrchr(file, '/');
     cuda_on_cpu::fail_in_kernel("assertion `" + std::string(condition) + "` failed",
                                 {slash ? slash + 1 : file, static_cast<int>(line)});
@@ -102,6 +99,6 @@ extern "C" __attribute__((noreturn)) CUDA_ON_CPU_RUNTIME void __assert_fail(
   abort();
 }
 CUDA_ON_CPU_RUNTIME static inline void __trap(CUDA_ON_CPU_HERE) {
-  cuda_on_cpu::runtime.in_kernel = false;
+  cuda_on_cpu::in_kernel = false;
   cuda_on_cpu::fail_in_kernel("__trap()", place);
 }

@@ -86,9 +86,9 @@ CUDA_ON_CPU_RUNTIME static void restart_all_fibers() {
 
 // The current thread stops; the scheduler (launch.h) comes back to it when its state allows.
 CUDA_ON_CPU_RUNTIME static void wait_for_next_turn() {
-  runtime.in_kernel = false;
+  in_kernel = false;
   switch_fiber(*runtime.current->fiber, runtime.host);
-  runtime.in_kernel = true;
+  in_kernel = true;
 }
 
 }  // namespace cuda_on_cpu

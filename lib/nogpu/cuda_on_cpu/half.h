@@ -44,26 +44,26 @@ typedef __nv_bfloat16 nv_bfloat16;
 typedef __nv_bfloat162 nv_bfloat162;
 
 // Arithmetic on one value and on a pair, the same for both types.
-#define CUDA_ON_CPU_FLOAT16_2(name, expression)                                                    \
-  template <class C10>                                                                             \
-  static inline cuda_on_cpu::Float16<C10> name(cuda_on_cpu::Float16<C10> left,                     \
-                                               cuda_on_cpu::Float16<C10> right) {                  \
-    float a = float(left), b = float(right);                                                       \
-    return cuda_on_cpu::Float16<C10>(expression);                                                  \
-  }                                                                                                \
-  template <class C10>                                                                             \
-  static inline cuda_on_cpu::Float16Pair<C10> name##2(cuda_on_cpu::Float16Pair<C10> left,          \
-                                                      cuda_on_cpu::Float16Pair<C10> right) {       \
-    return {name(left.x, right.x), name(left.y, right.y)};                                         \
+#define CUDA_ON_CPU_FLOAT16_2(name, expression)                                              \
+  template <class C10>                                                                       \
+  static inline cuda_on_cpu::Float16<C10> name(cuda_on_cpu::Float16<C10> left,               \
+                                               cuda_on_cpu::Float16<C10> right) {            \
+    float a = float(left), b = float(right);                                                 \
+    return cuda_on_cpu::Float16<C10>(expression);                                            \
+  }                                                                                          \
+  template <class C10>                                                                       \
+  static inline cuda_on_cpu::Float16Pair<C10> name##2(cuda_on_cpu::Float16Pair<C10> left,    \
+                                                      cuda_on_cpu::Float16Pair<C10> right) { \
+    return {name(left.x, right.x), name(left.y, right.y)};                                   \
   }
-#define CUDA_ON_CPU_FLOAT16_COMPARE(name, sign)                                             \
-  template <class C10>                                                                      \
-  static inline bool name(cuda_on_cpu::Float16<C10> a, cuda_on_cpu::Float16<C10> b) {       \
-    return float(a) sign float(b);                                                          \
+#define CUDA_ON_CPU_FLOAT16_COMPARE(name, sign)                                       \
+  template <class C10>                                                                \
+  static inline bool name(cuda_on_cpu::Float16<C10> a, cuda_on_cpu::Float16<C10> b) { \
+    return float(a) sign float(b);                                                    \
   }
 CUDA_ON_CPU_FLOAT16_2(__hadd, a + b)
 CUDA_ON_CPU_FLOAT16_2(__hsub, a - b)
-CUDA_ON_CPU_FLOAT16_2(__hmul, a * b)
+CUDA_ON_CPU_FLOAT16_2(__hmul, a* b)
 CUDA_ON_CPU_FLOAT16_2(__hmax, fmaxf(a, b))
 CUDA_ON_CPU_FLOAT16_2(__hmin, fminf(a, b))
 CUDA_ON_CPU_FLOAT16_COMPARE(__heq, ==)

@@ -1,5 +1,5 @@
-// What host code asks of CUDA and of PyTorch's CUDA library. There is one device, it has no streams,
-// and every call has been carried out when it returns.
+// What host code asks of CUDA and of PyTorch's CUDA library. There is one device, it has no
+// streams, and every call has been carried out when it returns.
 #pragma once
 
 static inline const char* cudaGetErrorName(cudaError_t error) { return cudaGetErrorString(error); }
@@ -25,7 +25,8 @@ enum cudaMemcpyKind {
 static inline cudaError_t cudaMemset(void* to, int value, size_t bytes) {
   return std::memset(to, value, bytes), cudaSuccess;
 }
-static inline cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t = nullptr) {
+static inline cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes,
+                                          cudaStream_t = nullptr) {
   return cudaMemset(to, value, bytes);
 }
 static inline cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {

@@ -1,8 +1,9 @@
 // A kernel that never ends is ended: by Ctrl-C (Jupyter's stop button), or after a time limit of
 // CUDA_ON_CPU_TIMEOUT seconds (300). On a GPU it would hang until the process is killed.
 //
-// Python hears of neither: the launch raises an error. Both arrive as signals. The handler may leave the kernel where it stands, by switching to the
-// scheduler's stack, because a kernel holds no locks and owns no memory.
+// Python hears of neither: the launch raises an error. Both arrive as signals. The handler may
+// leave the kernel where it stands, by switching to the scheduler's stack, because a kernel holds
+// no locks and owns no memory.
 #pragma once
 namespace cuda_on_cpu {
 
@@ -22,7 +23,7 @@ CUDA_ON_CPU_RUNTIME static void on_signal(int signal, siginfo_t*, void*) {
     return;
   }
   stop_signal = signal;  // the scheduler looks at it before each turn
-  if (runtime.in_kernel) fail_in_kernel(stop_message(), {});
+  if (in_kernel) fail_in_kernel(stop_message(), {});
 }
 
 // Holds the two signals from its making to its end: the time of one launch.

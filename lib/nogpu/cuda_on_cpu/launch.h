@@ -1,6 +1,6 @@
 // kernel<<<grid, block, bytes, stream>>>(a, b) becomes
-// ::cuda_on_cpu::Launch(grid, block, bytes, stream).kernel("kernel", [&](auto... a) { kernel(a...); })(a, b)
-// and the kernel has ended when the call returns. Streams make no difference.
+// ::cuda_on_cpu::Launch(grid, block, bytes, stream).kernel("kernel", [&](auto... a) { kernel(a...);
+// })(a, b) and the kernel has ended when the call returns. Streams make no difference.
 #pragma once
 namespace cuda_on_cpu {
 
@@ -14,9 +14,9 @@ CUDA_ON_CPU_RUNTIME static void give_turn_to(Thread* thread) {
 CUDA_ON_CPU_RUNTIME static void fiber_main() {
   for (;;) {
     for (;;) {
-      runtime.in_kernel = true;
+      in_kernel = true;
       runtime.body(runtime.arguments);
-      runtime.in_kernel = false;
+      in_kernel = false;
       runtime.current->state = ThreadState::done;
       --runtime.live_threads;
       if (runtime.turn + 1 >= runtime.n_threads || stop_signal) break;
@@ -212,7 +212,8 @@ struct KernelCall {
 
   template <class... Arguments>
   void operator()(Arguments&&... arguments) {
-    if (std::exchange(runtime.in_kernel, false)) {
+    if (in_kernel) {
+      in_kernel = false;
       fail_in_kernel("a kernel that launches a kernel", place);
     }
     std::lock_guard<std::mutex> lock(runtime.mutex);

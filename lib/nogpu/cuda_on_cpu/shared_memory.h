@@ -14,7 +14,8 @@ CUDA_ON_CPU_RUNTIME static void* take_shared_memory(size_t bytes, size_t alignme
   runtime.shared_bytes += bytes;
   if (runtime.shared_bytes > runtime.shared_limit) {
     fail_in_kernel("the thread block uses " + std::to_string(runtime.shared_bytes) +
-                       " bytes of shared memory, the limit is " + std::to_string(runtime.shared_limit),
+                       " bytes of shared memory, the limit is " +
+                       std::to_string(runtime.shared_limit),
                    place);
   }
   size_t offset = (runtime.arena_used + kGapBytes + alignment - 1) / alignment * alignment;

@@ -6,11 +6,11 @@ namespace cuda_on_cpu {
 using Address = std::uintptr_t;
 
 constexpr unsigned kWarpSize = 32;
-constexpr unsigned kMaxThreads = 1024;                    // of one thread block, as on every GPU
-constexpr size_t kStackBytes = 256 << 10;                 // for the local variables of one thread
-constexpr size_t kSharedMemoryBytes = 48 << 10;           // what a block may use without asking
-constexpr size_t kMaxSharedMemoryBytes = 227 << 10;       // what it may ask for, as on an H100
-constexpr size_t kArenaBytes = 512 << 10;                 // the latter, and gaps between variables
+constexpr unsigned kMaxThreads = 1024;               // of one thread block, as on every GPU
+constexpr size_t kStackBytes = 256 << 10;            // for the local variables of one thread
+constexpr size_t kSharedMemoryBytes = 48 << 10;      // what a block may use without asking
+constexpr size_t kMaxSharedMemoryBytes = 227 << 10;  // what it may ask for, as on an H100
+constexpr size_t kArenaBytes = 512 << 10;            // the latter, and gaps between variables
 
 struct Place {  // a line of the .cu
   const char* file = nullptr;
@@ -28,14 +28,14 @@ struct Fiber {
 
 struct Thread {
   ThreadState state;
-  WarpCall call;            // the warp intrinsic it waits in, with its arguments and its result
+  WarpCall call;  // the warp intrinsic it waits in, with its arguments and its result
   unsigned mask;
   int argument, width;
   std::uint64_t value_in, value_out;
-  Place place;              // the line where it waits
+  Place place;  // the line where it waits
   Fiber* fiber;
-  unsigned warp_syncs;      // __syncwarp() calls of the whole warp that it has passed
-  Address spin_address;     // checked mode: the address that it keeps reading, and how often
+  unsigned warp_syncs;   // __syncwarp() calls of the whole warp that it has passed
+  Address spin_address;  // checked mode: the address that it keeps reading, and how often
   unsigned spin_count;
 };
 
@@ -66,27 +66,26 @@ struct Failure {
 
 struct Runtime {
   std::mutex mutex;
-  volatile bool in_kernel = false;  // kernel code is running now, not the runtime or the host
 
   // The launch.
   const char* kernel = "";
   Place launch_place;
-  void (*body)(void*) = nullptr;    // calls the kernel for one thread
+  void (*body)(void*) = nullptr;  // calls the kernel for one thread
   void* arguments = nullptr;
   size_t dynamic_shared_bytes = 0;
-  Address host_stack = 0;           // the arguments of the kernel lie near here
-  std::vector<unsigned> order;      // in which the threads of a block get their turns
+  Address host_stack = 0;       // the arguments of the kernel lie near here
+  std::vector<unsigned> order;  // in which the threads of a block get their turns
   Failure failure;
   cudaError_t last_error = cudaSuccess;
   std::string last_error_detail;
 
   // The thread block that runs now.
-  std::uint32_t block = 0;          // its number in the grid
-  unsigned block_epoch = 0;         // counts thread blocks over all launches
+  std::uint32_t block = 0;   // its number in the grid
+  unsigned block_epoch = 0;  // counts thread blocks over all launches
   unsigned barriers_passed = 0;
   unsigned n_threads = 0, live_threads = 0;
-  unsigned turn = 0;                // index into order
-  int barrier_votes = 0;            // __syncthreads_count
+  unsigned turn = 0;      // index into order
+  int barrier_votes = 0;  // __syncthreads_count
   std::vector<Thread> threads;
   Thread* current = nullptr;
 
@@ -95,19 +94,23 @@ struct Runtime {
   std::vector<Fiber*> all_fibers, idle_fibers;
 
   // Memory.
-  char* arena = nullptr;            // the shared memory of the thread block
+  char* arena = nullptr;  // the shared memory of the thread block
   size_t arena_used = 0, shared_bytes = 0, shared_limit = kSharedMemoryBytes;
   std::vector<SharedVariable> shared_variables;
-  std::vector<TensorRange> tensors; // the pointer taken last comes first
+  std::vector<TensorRange> tensors;           // the pointer taken last comes first
   std::vector<TensorRange*> visible_tensors;  // those that this launch got a pointer to
   Statistics statistics;
 };
 static Runtime runtime;
 
+// Kernel code is running now, not the runtime or the host. Another CPU thread may be in host code
+// at the same time.
+static thread_local volatile bool in_kernel = false;
+
 // Kernel code calls the runtime; while it is inside, its loads and stores are not the kernel's.
 struct InsideRuntime {
-  CUDA_ON_CPU_RUNTIME __attribute__((always_inline)) InsideRuntime() { runtime.in_kernel = false; }
-  CUDA_ON_CPU_RUNTIME __attribute__((always_inline)) ~InsideRuntime() { runtime.in_kernel = true; }
+  CUDA_ON_CPU_RUNTIME __attribute__((always_inline)) InsideRuntime() { in_kernel = false; }
+  CUDA_ON_CPU_RUNTIME __attribute__((always_inline)) ~InsideRuntime() { in_kernel = true; }
 };
 
 CUDA_ON_CPU_RUNTIME static unsigned index_of(const Thread* thread) {
@@ -124,7 +127,8 @@ CUDA_ON_CPU_RUNTIME static uint3 block_coordinates(std::uint32_t block) {
 CUDA_ON_CPU_RUNTIME static std::string name_of_thread(unsigned thread_index, std::uint32_t block) {
   uint3 t = coordinates(thread_index), b = block_coordinates(block);
   char text[128];
-  snprintf(text, sizeof text, "thread (%u,%u,%u) of block (%u,%u,%u)", t.x, t.y, t.z, b.x, b.y, b.z);
+  snprintf(text, sizeof text, "thread (%u,%u,%u) of block (%u,%u,%u)", t.x, t.y, t.z, b.x, b.y,
+           b.z);
   return text;
 }
 CUDA_ON_CPU_RUNTIME static std::string name_of_thread(const Thread* thread) {

@@ -14,20 +14,16 @@
 
 // float2, float3, float4, make_float2 ... with the alignment they have on a GPU: float4 must lie on
 // a multiple of 16 bytes, which is what checked mode holds a reinterpret_cast<float4*> to.
-#define CUDA_ON_CPU_VECTOR_TYPES(Element, name)                                                \
-  struct alignas(2 * sizeof(Element)) name##2 {                                                \
-    Element x, y;                                                                              \
-  };                                                                                           \
-  struct name##3 {                                                                             \
-    Element x, y, z;                                                                           \
-  };                                                                                           \
-  struct alignas(4 * sizeof(Element) > 16 ? 16 : 4 * sizeof(Element)) name##4 {                \
-    Element x, y, z, w;                                                                        \
-  };                                                                                           \
-  static inline name##2 make_##name##2(Element x, Element y) { return {x, y}; }                \
-  static inline name##3 make_##name##3(Element x, Element y, Element z) { return {x, y, z}; }  \
-  static inline name##4 make_##name##4(Element x, Element y, Element z, Element w) {           \
-    return {x, y, z, w};                                                                       \
+#define CUDA_ON_CPU_VECTOR_TYPES(Element, name)                                               \
+  struct alignas(2 * sizeof(Element)) name##2 { Element x, y; };                              \
+  struct name##3 { Element x, y, z; };                                                        \
+  struct alignas(4 * sizeof(Element) > 16 ? 16 : 4 * sizeof(Element)) name##4 {               \
+    Element x, y, z, w;                                                                       \
+  };                                                                                          \
+  static inline name##2 make_##name##2(Element x, Element y) { return {x, y}; }               \
+  static inline name##3 make_##name##3(Element x, Element y, Element z) { return {x, y, z}; } \
+  static inline name##4 make_##name##4(Element x, Element y, Element z, Element w) {          \
+    return {x, y, z, w};                                                                      \
   }
 CUDA_ON_CPU_VECTOR_TYPES(signed char, char)
 CUDA_ON_CPU_VECTOR_TYPES(unsigned char, uchar)

@@ -1,8 +1,8 @@
 // Barriers and warp intrinsics: where one thread waits for others, and so where fibers switch.
 //
-// A warp intrinsic is complete when every live lane of its mask waits in the same intrinsic with the
-// same mask. Lanes that have exited do not count, as on a GPU. What a lane reads from one that takes
-// no part is undefined there; here it is all one bits, NaN for floating-point types.
+// A warp intrinsic is complete when every live lane of its mask waits in the same intrinsic with
+// the same mask. Lanes that have exited do not count, as on a GPU. What a lane reads from one that
+// takes no part is undefined there; here it is all one bits, NaN for floating-point types.
 #pragma once
 namespace cuda_on_cpu {
 
@@ -16,7 +16,8 @@ CUDA_ON_CPU_RUNTIME static std::string hexadecimal(unsigned value) {
   return text;
 }
 
-// Which lanes of the warp have come to the intrinsic where `thread` waits? Zero: not all of them yet.
+// Which lanes of the warp have come to the intrinsic where `thread` waits? Zero: not all of them
+// yet.
 CUDA_ON_CPU_RUNTIME static unsigned gathered_lanes(const Thread* thread) {
   unsigned first = first_of_warp(thread), lanes = 0;
   for (unsigned lane = 0; lane < kWarpSize && first + lane < runtime.n_threads; ++lane) {
@@ -25,10 +26,10 @@ CUDA_ON_CPU_RUNTIME static unsigned gathered_lanes(const Thread* thread) {
     if (other.state == ThreadState::done) continue;
     if (other.state != ThreadState::in_warp) return 0;
     if (other.call != thread->call || other.mask != thread->mask) {
-      record_failure("lanes of a warp wait in different warp intrinsics, or with different masks (lines " +
-                         std::to_string(thread->place.line) + " and " +
-                         std::to_string(other.place.line) + ")",
-                     thread->place);
+      record_failure(
+          "lanes of a warp wait in different warp intrinsics, or with different masks (lines " +
+              std::to_string(thread->place.line) + " and " + std::to_string(other.place.line) + ")",
+          thread->place);
       return 0;
     }
     lanes |= 1u << lane;
@@ -41,8 +42,7 @@ CUDA_ON_CPU_RUNTIME static int source_lane(const Thread& thread, int lane) {
   int width = thread.width, first = lane & ~(width - 1);
   int source = lane;
   switch (thread.call) {
-    case WarpCall::shuffle:
-      return first + (thread.argument & (width - 1));
+    case WarpCall::shuffle: return first + (thread.argument & (width - 1));
     case WarpCall::shuffle_up:
       source = lane - thread.argument;
       return source < first ? lane : source;
@@ -52,8 +52,7 @@ CUDA_ON_CPU_RUNTIME static int source_lane(const Thread& thread, int lane) {
     case WarpCall::shuffle_xor:
       source = lane ^ thread.argument;
       return source >= first + width ? lane : source;
-    default:
-      return lane;
+    default: return lane;
   }
 }
 
@@ -86,10 +85,11 @@ CUDA_ON_CPU_RUNTIME static bool complete_warp_call(const Thread* thread) {
   return true;
 }
 
-CUDA_ON_CPU_RUNTIME static std::uint64_t warp_call(WarpCall call, unsigned mask, std::uint64_t value,
-                                                   int argument, int width, Place place) {
+CUDA_ON_CPU_RUNTIME static std::uint64_t warp_call(WarpCall call, unsigned mask,
+                                                   std::uint64_t value, int argument, int width,
+                                                   Place place) {
   Thread* thread = runtime.current;
-  runtime.in_kernel = false;
+  in_kernel = false;
   if (!(mask >> (index_of(thread) % kWarpSize) & 1)) {
     fail_in_kernel("the mask " + hexadecimal(mask) + " of a warp intrinsic lacks the calling lane",
                    place);
@@ -102,7 +102,7 @@ CUDA_ON_CPU_RUNTIME static std::uint64_t warp_call(WarpCall call, unsigned mask,
   thread->place = place;
   thread->state = ThreadState::in_warp;
   if (!complete_warp_call(thread)) wait_for_next_turn();  // the last lane to come need not wait
-  runtime.in_kernel = true;
+  in_kernel = true;
   return thread->value_out;
 }
 
@@ -151,18 +151,20 @@ static inline T __shfl_sync(unsigned mask, T value, int lane, int width = 32, CU
   return cuda_on_cpu::shuffle(cuda_on_cpu::WarpCall::shuffle, mask, value, lane, width, place);
 }
 template <class T>
-static inline T __shfl_up_sync(unsigned mask, T value, unsigned by, int width = 32, CUDA_ON_CPU_HERE) {
+static inline T __shfl_up_sync(unsigned mask, T value, unsigned by, int width = 32,
+                               CUDA_ON_CPU_HERE) {
   return cuda_on_cpu::shuffle(cuda_on_cpu::WarpCall::shuffle_up, mask, value, static_cast<int>(by),
                               width, place);
 }
 template <class T>
 static inline T __shfl_down_sync(unsigned mask, T value, unsigned by, int width = 32,
                                  CUDA_ON_CPU_HERE) {
-  return cuda_on_cpu::shuffle(cuda_on_cpu::WarpCall::shuffle_down, mask, value, static_cast<int>(by),
-                              width, place);
+  return cuda_on_cpu::shuffle(cuda_on_cpu::WarpCall::shuffle_down, mask, value,
+                              static_cast<int>(by), width, place);
 }
 template <class T>
-static inline T __shfl_xor_sync(unsigned mask, T value, int with, int width = 32, CUDA_ON_CPU_HERE) {
+static inline T __shfl_xor_sync(unsigned mask, T value, int with, int width = 32,
+                                CUDA_ON_CPU_HERE) {
   return cuda_on_cpu::shuffle(cuda_on_cpu::WarpCall::shuffle_xor, mask, value, with, width, place);
 }
 

@@ -1,5 +1,6 @@
-// Kernels with one mistake each, as one makes them. nvcc compiles all of them. The line where checked
-// mode has to stop carries the mark BUG and the kernel's name; test_cuda_on_cpu.py looks for it.
+// Kernels with one mistake each, as one makes them. nvcc compiles all of them. The line where
+// checked mode has to stop carries the mark BUG and the kernel's name; test_cuda_on_cpu.py looks
+// for it.
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime.h>
@@ -170,7 +171,7 @@ torch::Tensor run(torch::Tensor x, torch::Tensor y, int64_t which) {
     case 16: histogram_zeroed_late<<<1, 64, 0, stream>>>(in, out); break;  // no shared bytes
     case 17: reads_another_block<<<4, 64, 0, stream>>>(in, out); break;
     case 18: no_guard<<<1, 2048, 0, stream>>>(in, out, n); break;  // BUG too_many_threads
-    case 19: no_guard<<<0, 256, 0, stream>>>(in, out, n); break;  // BUG empty_grid
+    case 19: no_guard<<<0, 256, 0, stream>>>(in, out, n); break;   // BUG empty_grid
     case 20: waits_for_a_later_block<<<2, 1, 0, stream>>>(in, out); break;
     case 21: asserts<<<1, 64, 0, stream>>>(in, out); break;
   }

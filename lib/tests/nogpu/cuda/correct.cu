@@ -9,9 +9,10 @@
 #include <torch/types.h>
 
 #define STREAM c10::cuda::getCurrentCUDAStream()
-/* A comment may say kernel<<<grid, block>>>(x), or that a __shared__ array is small; nothing happens. */
+/* A comment may say kernel<<<grid, block>>>(x), or that a __shared__ array is small; nothing
+ * happens. */
 
-// ---- Pointwise: vectorized, with a tail ------------------------------------------------------------
+// ---- Pointwise: vectorized, with a tail -----------------------------------------------------
 
 __global__ void add_relu_kernel(const float* __restrict__ x, const float* __restrict__ y,
                                 float* __restrict__ out, int64_t n) {
@@ -41,7 +42,7 @@ torch::Tensor add_relu(torch::Tensor x, torch::Tensor y) {
   return out;
 }
 
-// ---- Row softmax: shuffles and a little shared memory ------------------------------------------------
+// ---- Row softmax: shuffles and a little shared memory ---------------------------------------
 
 template <typename Op>
 __device__ __forceinline__ float reduce_warp(float v, Op op) {
@@ -89,7 +90,7 @@ torch::Tensor softmax(torch::Tensor x) {
   return y;
 }
 
-// ---- Matmul: tiles in two-dimensional shared memory ------------------------------------------------
+// ---- Matmul: tiles in two-dimensional shared memory -----------------------------------------
 
 template <int TILE>
 __global__ void matmul_kernel(const float* a, const float* b, float* c, int M, int N, int K) {
@@ -112,14 +113,13 @@ torch::Tensor matmul(torch::Tensor a, torch::Tensor b) {
   int M = a.size(0), K = a.size(1), N = b.size(1);
   auto c = torch::empty({M, N}, a.options().device(torch::kCUDA));
   dim3 block(16, 16), grid((N + 15) / 16, (M + 15) / 16);
-  matmul_kernel<16>
-      <<<grid, block, 0, STREAM>>>(a.data_ptr<float>(), b.data_ptr<float>(), c.data_ptr<float>(),
-                                   M, N, K);
+  matmul_kernel<16><<<grid, block, 0, STREAM>>>(a.data_ptr<float>(), b.data_ptr<float>(),
+                                                c.data_ptr<float>(), M, N, K);
   C10_CUDA_KERNEL_LAUNCH_CHECK();
   return c;
 }
 
-// ---- Histogram: dynamic shared memory, atomics, a grid-stride loop -----------------------------------
+// ---- Histogram: dynamic shared memory, atomics, a grid-stride loop --------------------------
 
 __global__ void histogram_kernel(const int* x, int* counts, int n, int bins) {
   extern __shared__ int local[];
@@ -145,7 +145,7 @@ torch::Tensor histogram(torch::Tensor x, int64_t bins) {
   return counts;
 }
 
-// ---- 16-bit floats, the CUDA types and PyTorch's -------------------------------------------------------
+// ---- 16-bit floats, the CUDA types and PyTorch's --------------------------------------------
 
 __global__ void gelu_half_kernel(const __half* x, __half* y, int n) {
   int i = 2 * (blockIdx.x * blockDim.x + threadIdx.x);
@@ -208,16 +208,15 @@ __global__ void scale_kernel(const scalar_t* __restrict__ x, scalar_t* __restric
 torch::Tensor scale(torch::Tensor x, double factor) {
   auto y = torch::empty_like(x);
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, x.scalar_type(), "scale", [&] {
-    ops::scale_kernel<scalar_t, 4>
-        <<<dim3((x.numel() + 511) / 512), dim3(128), 0, STREAM>>>(
-            x.const_data_ptr<scalar_t>(), y.mutable_data_ptr<scalar_t>(),
-            ops::Params{static_cast<int>(x.numel()), static_cast<float>(factor)});
+    ops::scale_kernel<scalar_t, 4><<<dim3((x.numel() + 511) / 512), dim3(128), 0, STREAM>>>(
+        x.const_data_ptr<scalar_t>(), y.mutable_data_ptr<scalar_t>(),
+        ops::Params{static_cast<int>(x.numel()), static_cast<float>(factor)});
   });
   C10_CUDA_KERNEL_LAUNCH_CHECK();
   return y;
 }
 
-// ---- Threads that exit early, partial warps, votes, __constant__ and __device__ memory -----------------
+// ---- Threads that exit early, partial warps, votes, __constant__ and __device__ memory ------
 
 __constant__ float weights[4] = {1.f, 2.f, 3.f, 4.f};
 __device__ int n_calls;
@@ -257,7 +256,7 @@ torch::Tensor weighted_sum(torch::Tensor x) {
   return y;
 }
 
-// ---- Thread blocks that hand results to the last of them --------------------------------------------
+// ---- Thread blocks that hand results to the last of them ------------------------------------
 
 __global__ void grid_sum_kernel(const float* x, float* partial, int* done, float* y, int n) {
   __shared__ bool is_last;
@@ -285,13 +284,14 @@ torch::Tensor grid_sum(torch::Tensor x) {
   return y;
 }
 
-// ---- Threads that wait for one another without a barrier ----------------------------------------------
+// ---- Threads that wait for one another without a barrier ------------------------------------
 
-__global__ void relay_kernel(volatile int* turn, int* order) {
-  while (*turn != threadIdx.x) {
+__global__ void relay_kernel(int* turn, int* order) {
+  while (atomicAdd(turn, 0) != threadIdx.x) {
   }
-  order[*turn] = blockDim.x - threadIdx.x;
-  *turn = threadIdx.x + 1;
+  order[threadIdx.x] = blockDim.x - threadIdx.x;
+  __threadfence();
+  atomicExch(turn, threadIdx.x + 1);
 }
 
 torch::Tensor relay(torch::Tensor turn, int64_t n) {
@@ -301,7 +301,7 @@ torch::Tensor relay(torch::Tensor turn, int64_t n) {
   return order;
 }
 
-// ---- A tensor seen through an accessor, strides and all -----------------------------------------------
+// ---- A tensor seen through an accessor, strides and all -------------------------------------
 
 __global__ void transpose_kernel(torch::PackedTensorAccessor32<float, 2> x, float* y) {
   int row = blockIdx.x, col = threadIdx.x;
@@ -316,7 +316,7 @@ torch::Tensor transpose(torch::Tensor x) {
   return y;
 }
 
-// ---- Reads exactly as many elements as the tensor is said to have, and one more -----------------------
+// ---- Reads exactly as many elements as the tensor is said to have, and one more -------------
 
 __global__ void read_kernel(const float* x, float* y, int n) {
   for (int i = 0; i < n; ++i) y[0] = x[i];
@@ -327,7 +327,7 @@ void read_first(torch::Tensor x, torch::Tensor y, int64_t n) {
   C10_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
-// ---- Never ends --------------------------------------------------------------------------------------
+// ---- Never ends -----------------------------------------------------------------------------
 
 __global__ void forever_kernel(volatile int* flags) {
   while (flags[0] == 0 || flags[1] == 0) {

@@ -1,0 +1,47 @@
+"""Exercises of notebook 00, Start here."""
+
+from lib import machine
+from lib.exercises import attempted, exercise, expect, expect_number, expect_op
+
+import torch
+
+
+@exercise("00.1", "Bytes", minutes=5, level=1)
+def check_bytes(answer):
+    for m, n, itemsize in [(1, 1, 4), (3, 5, 4), (128, 512, 2)]:
+        what = f"for ({m}, {n}) with {itemsize} bytes an element"
+        expect_number(answer(m, n, itemsize), 3 * m * n * itemsize, what)
+
+
+@exercise("00.2", "What fusing saves", minutes=5, level=1)
+def check_ratio(answer):
+    for k in (1, 2, 3, 10):
+        expect_number(answer(k), k, f"for a chain of {k}")
+
+
+@exercise("00.3", "The least time", minutes=8, level=2)
+def check_least_time(answer):
+    for bytes_moved, flops, bandwidth_gbps, tflops in [
+        (4_000_000, 1_000_000, 4000, 50),
+        (4_000_000, 10**12, 4000, 800),
+        (2**31, 2**28, 900, 14),
+    ]:
+        memory_us, compute_us = bytes_moved / bandwidth_gbps / 1e3, flops / tflops / 1e6
+        at = f"for {bytes_moved:,} bytes, {flops:,} FLOPs, {bandwidth_gbps} GB/s, {tflops} TFLOP/s"
+        got = attempted(answer(bytes_moved, flops, bandwidth_gbps, tflops))
+        expect(
+            isinstance(got, tuple) and len(got) == 2,
+            "return a tuple: (time in µs, 'memory' or 'compute')",
+        )
+        expect_number(got[0], max(memory_us, compute_us), f"{at}: the time in µs")
+        limit = "memory" if memory_us >= compute_us else "compute"
+        expect(got[1] == limit, f"{at}: the limit should be {limit!r}, got {got[1]!r}")
+
+
+@exercise("00.4", "A kernel of your own", minutes=12, level=2)
+def check_silu(answer):
+    def inputs(shape, dtype):
+        return (4 * torch.randn(shape, device=machine.device(), dtype=dtype),)
+
+    shapes = ((1,), (2, 3), (1024,), (1025,), (17, 333))
+    expect_op(answer, torch.nn.functional.silu, inputs, shapes=shapes)

@@ -1,0 +1,161 @@
+"""Exercises of notebook 01: measure time."""
+
+from lib import cheats
+from lib.exercises import Wrong, attempted, exercise, expect, expect_number
+from lib.virtual_gpu import VirtualGPU
+
+import torch
+
+
+def _expect_bool(got, want, what):
+    attempted(got)
+    expect(isinstance(got, bool), f"{what}: should be True or False, got {type(got).__name__}")
+    expect(got == want, f"{what}: should be {want}, got {got}")
+
+
+# --- 01.1 ----------------------------------------------------------------------------------------------
+
+_STEADY = [100.0, 101.0, 99.0, 100.5, 99.5, 100.2, 99.8, 100.1, 99.9, 100.3]
+_PAIRS = (
+    ("three runs each", [100.0, 101.0, 99.0], [90.0, 91.0, 89.0], False),
+    ("ten clearly shorter runs", _STEADY, [t - 10 for t in _STEADY], True),
+    ("ten clearly longer runs", _STEADY, [t + 10 for t in _STEADY], False),
+    ("the same runs twice", _STEADY, _STEADY, False),
+    ("A with one run of 900 µs, B without", [*_STEADY[:9], 900.0], list(_STEADY), False),
+    ("B with one run of 900 µs, its others shorter", _STEADY, [80.0] * 11 + [900.0], True),
+    ("B with one lucky run of 20 µs", _STEADY, [*_STEADY[:9], 20.0], False),
+    (
+        "two wide spreads, medians 3 µs apart",
+        [float(t) for t in range(60, 141, 4)],
+        [float(t) for t in range(57, 138, 4)],
+        False,
+    ),
+    ("unsorted runs, B clearly shorter", _STEADY[::-1], [70.0, 99.0, *[85.0] * 10], True),
+)
+
+
+@exercise("01.1", "Is B really faster than A?", minutes=5, level=1)
+def _(really_faster):
+    for what, a_us, b_us, want in _PAIRS:
+        _expect_bool(really_faster(list(a_us), list(b_us)), want, what)
+
+
+# --- 01.2 ----------------------------------------------------------------------------------------------
+
+# Elements that have to be read and written, for (M, N) inputs.
+_ELEMENTS = {
+    "gelu": lambda m, n: 2 * m * n,
+    "add": lambda m, n: 3 * m * n,
+    "bias_relu": lambda m, n: 2 * m * n + n,
+    "row_sum": lambda m, n: m * n + m,
+    "softmax": lambda m, n: 2 * m * n,
+}
+
+
+@exercise("01.2", "Effective bandwidth, counted honestly", minutes=8, level=1)
+def _(bandwidth_gbps):
+    for m, n, itemsize, time_us in ((2, 3, 4, 1.0), (64, 128, 2, 3.0), (4096, 781, 4, 20.0)):
+        for op, elements in _ELEMENTS.items():
+            what = f"{op}, {m}×{n}, {itemsize} bytes an element, {time_us:g} µs"
+            want = elements(m, n) * itemsize / time_us / 1e3
+            expect_number(bandwidth_gbps(op, m, n, itemsize, time_us), want, what)
+
+
+# --- 01.3 ----------------------------------------------------------------------------------------------
+
+
+def _time(time_us, us, what, rel, **options):
+    gpu = VirtualGPU(**options)
+    got = attempted(time_us(lambda: gpu.launch("kernel", us), gpu))
+    expect(isinstance(got, (int, float)), f"{what}: should be a number, got {type(got).__name__}")
+    expect(abs(got - us) <= rel * us, f"{what}: should be about {us} µs, got {got:.1f}")
+
+
+@exercise("01.3", "Write a stopwatch", minutes=12, level=2)
+def _(time_us):
+    _time(time_us, 100, "a kernel of 100 µs that is compiled already", 0.1, compile_us=0)
+    _time(time_us, 200, "a kernel of 200 µs that is compiled already", 0.1, compile_us=0)
+    _time(time_us, 100, "a kernel of 100 µs whose first launch compiles", 0.1, compile_us=50_000)
+    for seed in range(40):
+        what = f"a kernel of typically 100 µs, some runs 4 to 8 times as long (noise, seed {seed})"
+        _time(time_us, 100, what, 0.06, noise=0.03, outliers=0.15, seed=seed)
+
+
+# --- 01.4 ----------------------------------------------------------------------------------------------
+
+
+def make_inputs(shape):
+    """New numbers in a new tensor, NaN, infinity and ±20 among them where there is room."""
+    _calls.append(shape)
+    return cheats.random_input(shape, seed=len(_calls))
+
+
+_calls: list = []
+
+
+def _cached_by_shape():
+    kept = {}
+    return lambda x: kept.setdefault(tuple(x.shape), cheats.gelu(x))
+
+
+def _cached_by_address():
+    kept = {}  # x is kept too, so that no other tensor gets its address
+
+    def version(x):
+        if x.data_ptr() not in kept:
+            kept[x.data_ptr()] = x, cheats.gelu(x)
+        return kept[x.data_ptr()][1]
+
+    return version
+
+
+def _without_tail(x):
+    y = torch.zeros_like(x)
+    full = x.numel() // 8 * 8
+    y.view(-1)[:full] = cheats.gelu(x.view(-1)[:full])
+    return y
+
+
+def _nan_above_10(x):
+    return torch.where(x > 10.06, torch.nan, cheats.gelu(x))
+
+
+def _too_rough(x):
+    return cheats.gelu(x) * 1.01
+
+
+def _without_nan(x):
+    return cheats.gelu(x).nan_to_num(0.0, posinf=torch.inf, neginf=-torch.inf)
+
+
+_HONEST = {
+    "the reference itself": cheats.gelu,
+    "GELU written out by hand": cheats.gelu_by_hand,
+    "GELU in place on a copy": lambda x: torch.ops.aten.gelu_(x.clone(), approximate="tanh"),
+}
+_DISHONEST = {
+    "1 % too large": lambda: _too_rough,
+    "half of the rows": lambda: cheats.gelu_half,
+    "the last elements left out unless their number is a multiple of 8": lambda: _without_tail,
+    "the input overwritten": lambda: cheats.gelu_in_place,
+    "NaN for numbers above 10": lambda: _nan_above_10,
+    "NaN turned into 0": lambda: _without_nan,
+    "the first result of each shape kept": _cached_by_shape,
+    "the result kept as long as the tensor is the same": _cached_by_address,
+}
+
+
+@exercise("01.4", "Is this version honest?", minutes=15, level=3)
+def _(is_honest):
+    def judge(version):
+        try:
+            return is_honest(version, cheats.gelu, make_inputs)
+        except (AssertionError, RuntimeError) as error:
+            raise Wrong(
+                f"should return a verdict, raised {type(error).__name__}: {error}"
+            ) from None
+
+    for what, version in _HONEST.items():
+        _expect_bool(judge(version), True, f"an honest version ({what})")
+    for what, make in _DISHONEST.items():
+        _expect_bool(judge(make()), False, f"a cheat ({what})")

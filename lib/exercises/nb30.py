@@ -1,0 +1,87 @@
+"""Exercises of notebook 30, add_relu."""
+
+from lib import machine, suite
+from lib.check import CheckError, check_against_float64
+from lib.exercises import SHAPES, Skip, Wrong, attempted, exercise, expect, expect_op
+from lib.nogpu import cuda
+
+import torch
+
+
+def _inputs(shape, dtype, low=-8.0):
+    x, bias = suite.find("add_relu").inputs(shape, dtype, machine.device())
+    return (4 * x).detach(), bias.detach()
+
+
+def _with_nan(shape, dtype):
+    x, bias = _inputs(shape, dtype)
+    x[-1, -1] = float("nan")
+    return x, bias
+
+
+@exercise("30.1", "A sibling with a cap", minutes=8, level=1)
+def check_add_relu6(answer):
+    def eager(x, bias):
+        return torch.clamp(x + bias, 0, 6)
+
+    expect_op(answer, eager, _inputs)
+    expect_op(answer, eager, _with_nan, shapes=((2, 3),))
+
+
+@exercise("30.2", "The smallest shape that shows it", minutes=10, level=2)
+def check_smallest_shape(shape):
+    expect(
+        isinstance(shape, (tuple, list))
+        and len(shape) == 2
+        and all(isinstance(n, int) and n > 0 for n in shape),
+        "give a tuple of two positive whole numbers, (rows, columns)",
+    )
+    rows, cols = shape
+
+    def wrong(rows, cols):
+        return any(i % 8 != i % cols for i in range(rows * cols))
+
+    expect(
+        wrong(rows, cols),
+        f"at {rows}×{cols} the kernel is right: i % 8 is i % {cols} for every element",
+    )
+    smaller = [(r, n // r) for n in range(1, rows * cols) for r in range(1, n + 1) if n % r == 0]
+    expect(
+        not any(wrong(*s) for s in smaller),
+        f"{rows}×{cols} shows it, but so does a shape with fewer elements",
+    )
+
+
+@exercise("30.3", "The gradient of the bias alone", minutes=15, level=2)
+def check_bias_gradient(answer):
+    def inputs(shape, dtype):
+        x, _ = _inputs(shape, dtype)
+        y = torch.relu(x)
+        y[0, 0] = 0.0
+        return torch.ones_like(x) + x.abs().round(), y
+
+    def eager(dy, y):
+        return torch.where(y > 0, dy, 0).sum(0)
+
+    expect_op(answer, eager, inputs, shapes=(*SHAPES, (1000, 3)))
+
+
+@exercise("30.4", "A launch that covers everything", minutes=15, level=3)
+def check_fixed_source(source):
+    from lib.ops.add_relu import add_relu_eager
+
+    expect(isinstance(source, str), "fixed_source has to be the source, a string")
+    if missing := cuda.cuda_build.why_no_compiler():
+        raise Skip(missing)
+    expect("LAUNCH_CHECK" in source or "cudaGetLastError" in source, "the launch is not checked")
+    fixed = cuda.load_cuda_on_cpu(source, ["add_relu"], name="fixed", checked=True)
+    for shape in [(1, 1), (8, 8), (5, 7), (17, 33), (64, 16), (3, 2000), (1500, 2)]:
+        x, bias = (torch.randn(shape), torch.randn(shape[1]))
+        at = f"at {shape[0]}×{shape[1]}"
+        try:
+            y = attempted(fixed.add_relu(x, bias))
+            check_against_float64(lambda x, b, y=y: y, add_relu_eager, x, bias, name=at)
+        except CheckError as error:
+            raise Wrong(str(error)) from None
+        except RuntimeError as error:
+            raise Wrong(f"{at}: {str(error).splitlines()[0]}") from None

@@ -1,0 +1,73 @@
+"""Plausible wrong answers to the exercises of notebook 00, named <answer>__<why>: each must be rejected."""
+
+import torch
+import triton
+import triton.language as tl
+
+
+def bytes_of_multiply_add__reads_x_twice(m, n, itemsize):
+    return 4 * m * n * itemsize
+
+
+def bytes_of_multiply_add__forgets_the_write(m, n, itemsize):
+    return 2 * m * n * itemsize
+
+
+def bytes_of_multiply_add__counts_elements(m, n, itemsize):
+    return 3 * m * n
+
+
+def traffic_ratio__counts_intermediates_only(k):
+    return k - 1
+
+
+def traffic_ratio__both_ways(k):
+    return 2 * k
+
+
+def least_time_us__adds(bytes_moved, flops, bandwidth_gbps, tflops):
+    memory_us, compute_us = bytes_moved / bandwidth_gbps / 1e3, flops / tflops / 1e6
+    return memory_us + compute_us, "memory" if memory_us >= compute_us else "compute"
+
+
+def least_time_us__takes_the_shorter(bytes_moved, flops, bandwidth_gbps, tflops):
+    memory_us, compute_us = bytes_moved / bandwidth_gbps / 1e3, flops / tflops / 1e6
+    return min(memory_us, compute_us), "memory" if memory_us >= compute_us else "compute"
+
+
+def least_time_us__milliseconds(bytes_moved, flops, bandwidth_gbps, tflops):
+    memory_ms, compute_ms = bytes_moved / bandwidth_gbps / 1e6, flops / tflops / 1e9
+    return max(memory_ms, compute_ms), "memory" if memory_ms >= compute_ms else "compute"
+
+
+@triton.jit
+def _silu_kernel(
+    x_ptr, y_ptr, n_elements, MASK: tl.constexpr, WIDE: tl.constexpr, BLOCK_SIZE: tl.constexpr
+):
+    offsets = tl.program_id(0) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
+    mask = offsets < (n_elements if MASK else 1 << 30)
+    x = tl.load(x_ptr + offsets, mask=mask)
+    if WIDE:
+        x = x.to(tl.float32)
+        y = x * tl.sigmoid(x)
+    else:
+        y = x * tl.sigmoid(x.to(tl.float32)).to(x.dtype).to(tl.float16).to(x.dtype)
+    tl.store(y_ptr + offsets, y, mask=mask)
+
+
+def _silu(x, n_programs, mask=True, wide=True):
+    y = torch.zeros_like(x)
+    _silu_kernel[(n_programs,)](x, y, x.numel(), MASK=mask, WIDE=wide, BLOCK_SIZE=1024)
+    return y
+
+
+def silu__one_program_too_few(x):
+    return _silu(x, max(1, x.numel() // 1024))
+
+
+def silu__rounds_in_between(x):
+    return _silu(x, triton.cdiv(x.numel(), 1024), wide=False)
+
+
+def silu__sigmoid_only(x):
+    return torch.sigmoid(x)

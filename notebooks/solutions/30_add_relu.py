@@ -1,0 +1,79 @@
+"""Solutions to the exercises of notebook 30."""
+
+# %%
+import lib  # noqa: F401  before triton: with no GPU it switches the interpreter on
+
+import torch
+import triton
+import triton.language as tl
+
+
+# %% 30.1 two `where`s, so that NaN, for which every comparison is false, passes both
+@triton.jit
+def add_relu6_kernel(x_ptr, bias_ptr, y_ptr, n_elements, n_cols, BLOCK_SIZE: tl.constexpr):
+    offsets = tl.program_id(0).to(tl.int64) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
+    mask = offsets < n_elements
+    x = tl.load(x_ptr + offsets, mask=mask).to(tl.float32)
+    z = x + tl.load(bias_ptr + offsets % n_cols, mask=mask).to(tl.float32)
+    z = tl.where(z < 0, 0.0, z)
+    tl.store(y_ptr + offsets, tl.where(z > 6, 6.0, z), mask=mask)
+
+
+def add_relu6(x, bias):
+    y = torch.empty_like(x)
+    grid = (triton.cdiv(x.numel(), 1024),)
+    add_relu6_kernel[grid](x, bias, y, x.numel(), x.shape[1], BLOCK_SIZE=1024)
+    return y
+
+
+# %% 30.2 one row is right up to 8 columns; a second row of one column already reads bias[1], which is not there
+smallest_wrong_shape = (2, 1)
+
+
+# %% 30.3 one program per strip of columns, walking down the rows
+@triton.jit
+def bias_gradient_kernel(
+    dy_ptr, y_ptr, dbias_ptr, n_rows, n_cols, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
+):
+    cols = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for start in range(0, n_rows, BLOCK_M):
+        rows = start + tl.arange(0, BLOCK_M).to(tl.int64)
+        mask = (rows < n_rows)[:, None] & (cols < n_cols)[None, :]
+        offsets = rows[:, None] * n_cols + cols[None, :]
+        dy = tl.load(dy_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+        y = tl.load(y_ptr + offsets, mask=mask, other=0.0)
+        total += tl.where(y > 0, dy, 0.0)
+    tl.store(dbias_ptr + cols, tl.sum(total, axis=0), mask=cols < n_cols)
+
+
+def bias_gradient(dy, y):
+    n_rows, n_cols = y.shape
+    dbias = torch.empty(n_cols, dtype=y.dtype, device=y.device)
+    grid = (triton.cdiv(n_cols, 64),)
+    bias_gradient_kernel[grid](dy, y, dbias, n_rows, n_cols, BLOCK_M=64, BLOCK_N=64)
+    return dbias
+
+
+# %% 30.4 as many threads as elements, rounded up to whole thread blocks; the kernel's own check trims the rest
+fixed_source = """
+#include <torch/types.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAStream.h>
+
+__global__ void add_relu_kernel(const float* x, const float* bias, float* y, int64_t n, int64_t n_cols) {
+  const int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i >= n) return;
+  const float z = x[i] + bias[i % n_cols];
+  y[i] = z < 0.f ? 0.f : z;
+}
+
+torch::Tensor add_relu(torch::Tensor x, torch::Tensor bias) {
+  auto y = torch::empty_like(x);
+  const int64_t n = x.numel(), threads = 256, blocks = (n + threads - 1) / threads;
+  add_relu_kernel<<<blocks, threads, 0, c10::cuda::getCurrentCUDAStream()>>>(
+      x.data_ptr<float>(), bias.data_ptr<float>(), y.data_ptr<float>(), n, x.size(1));
+  C10_CUDA_KERNEL_LAUNCH_CHECK();
+  return y;
+}
+"""
