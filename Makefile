@@ -24,7 +24,7 @@ OP ?=
 # Two workers suit two cores; more need memory for the C++ compiler.
 JOBS ?= 2
 
-.PHONY: help lab test test-gpu run record bench text notebooks progress clean
+.PHONY: help lab test test-gpu sanitize run record bench text notebooks progress clean
 .DEFAULT_GOAL := help
 
 help:  ## print this help
@@ -52,6 +52,11 @@ test: $(READY)  ## lint, tests, and every notebook executed; no GPU needed
 
 test-gpu: $(READY)  ## the tests on this machine's GPU, big sizes included
 	$(PY) -m pytest lib/tests
+
+sanitize: $(READY)  ## all kernels under compute-sanitizer, memcheck and racecheck; needs a GPU
+	@# Without torch's caching allocator each tensor is an allocation of its own, and its end is seen.
+	for tool in memcheck racecheck; do PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool $$tool \
+		--error-exitcode 1 $(PY) -m lib.sanitize || exit 1; done
 
 run: $(READY)  ## execute notebooks in a scratch copy: make run NB=30
 	$(PY) -m lib.recording run $(NB)

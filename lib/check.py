@@ -37,9 +37,10 @@ def check_against_float64(version, eager, *inputs, gradients=True, slack=1e-6, n
     """
     name = name or getattr(version, "__name__", "version")
     before = [i.detach().clone() if isinstance(i, torch.Tensor) else i for i in inputs]
-    want = _run(eager, [_to_float64(i) for i in inputs], gradients)
-    own = _run(eager, [_fresh(i) for i in inputs], gradients)
-    got = _run(version, [_fresh(i) for i in inputs], gradients)
+    incoming = {}  # one random gradient per output, in the dtype of eager's output, for all three runs
+    own = _run(eager, [_fresh(i) for i in inputs], gradients, incoming)
+    want = _run(eager, [_to_float64(i) for i in inputs], gradients, incoming)
+    got = _run(version, [_fresh(i) for i in inputs], gradients, incoming)
     for k, (old, new) in enumerate(zip(before, inputs)):
         if isinstance(old, torch.Tensor) and not _same(old, new):
             raise CheckError(f"{name} changed its input {k}")
@@ -66,8 +67,8 @@ def _to_float64(value):
     return value.detach().double().requires_grad_(value.requires_grad)
 
 
-def _run(fn, inputs, gradients):
-    """{'output': …, 'gradient of input 0': …} with everything in float64; outputs keep their shape."""
+def _run(fn, inputs, gradients, incoming):
+    """{'output': …, 'gradient of input 0': …} of fn(*inputs)."""
     result = fn(*inputs)
     outputs = list(result) if isinstance(result, (tuple, list)) else [result]
     found = {f"output {k}" if len(outputs) > 1 else "output": o for k, o in enumerate(outputs)}
@@ -77,12 +78,16 @@ def _run(fn, inputs, gradients):
         if isinstance(i, torch.Tensor) and i.requires_grad
     }
     if gradients and leaves:
-        generator = torch.Generator().manual_seed(0)
-        incoming = [
-            torch.randn(o.shape, generator=generator, dtype=torch.float64).to(o.device, o.dtype)
-            for o in outputs
-        ]
-        found |= zip(leaves, torch.autograd.grad(outputs, list(leaves.values()), incoming))
+        for k, o in enumerate(outputs):
+            incoming.setdefault(
+                k, torch.randn_like(o, memory_format=torch.contiguous_format).detach()
+            )
+        dys = [incoming[k].to(o.device, o.dtype) for k, o in enumerate(outputs)]
+        if any(dy.shape != o.shape for dy, o in zip(dys, outputs)):
+            return {
+                label: t.detach() for label, t in found.items()
+            }  # the shapes are compared first
+        found |= zip(leaves, torch.autograd.grad(outputs, list(leaves.values()), dys))
     return {label: t.detach() for label, t in found.items()}
 
 

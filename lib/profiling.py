@@ -92,7 +92,7 @@ def _is_helper(event):
 
 
 def _is_range(event):
-    # The profiler also shows a region on the device; it is no kernel.
+    # A region: the profiler shows it on the device too, where it is no kernel.
     return getattr(event, "is_user_annotation", False)
 
 
@@ -106,14 +106,18 @@ def short_name(kernel):
 
 
 def trace(fn):
-    """Spans of one call of `fn`: outermost ops and waiting on the lane host, kernels on the lane device."""
+    """Spans of one call of `fn` in the lanes region, host (outermost ops, waiting) and device (kernels)."""
     spans = []
     for event in profiled(fn).events():
         start, end = event.time_range.start, event.time_range.end
         if event.device_type == DeviceType.CUDA:
             if not _is_range(event):
                 spans.append(Span("device", short_name(event.name), start, end))
-        elif event.name.endswith("Synchronize") or _is_outermost(event):
+        elif _is_range(event):
+            spans.append(Span("region", event.name, start, end))
+        elif event.name.endswith("Synchronize"):
+            spans.append(Span("host", "wait", start, end))
+        elif _is_outermost(event):
             spans.append(Span("host", event.name.removeprefix("aten::"), start, end))
     zero = min((span.start_us for span in spans), default=0)
     shifted = [Span(s.lane, s.name, s.start_us - zero, s.end_us - zero) for s in spans]
@@ -152,9 +156,13 @@ def traffic_table(fn):
     return pd.DataFrame(counted.rows, columns=["op", "bytes_read", "bytes_written"])
 
 
+_ORDER = ("region", "host", "device")  # lanes with other names come below, in order of appearance
+
+
 def plot_timeline(spans, title):
-    """A figure with one lane for each `lane` of `spans`, in order of appearance, time in µs to the right."""
+    """A figure with one lane for each `lane` of `spans`, time in µs to the right; waiting is dotted."""
     lanes = list(dict.fromkeys(span.lane for span in spans))
+    lanes.sort(key=lambda lane: _ORDER.index(lane) if lane in _ORDER else len(_ORDER))
     figure, ax = plt.subplots(figsize=(8.5, 0.9 + 0.6 * len(lanes)), layout="constrained")
     total = max((span.end_us for span in spans), default=0) or 1.0
     for k, span in enumerate(spans):
@@ -162,24 +170,26 @@ def plot_timeline(spans, title):
         if width == 0:
             ax.plot(span.start_us, y - 0.47, "v", color="black", markersize=5, clip_on=False)
             continue
-        style = {"color": "white", "hatch": "///"} if span.name == "wait" else {}
-        style = style or {"color": ("#cfdcec", "#a9c1dd")[k // len(lanes) % 2]}
-        ax.barh(
-            y, width, left=span.start_us, height=0.62, edgecolor="black", linewidth=0.7, **style
-        )
-        room = int(width / total * 118)
-        label = span.name if len(span.name) <= room else span.name[: max(room - 1, 0)] + "…"
-        if room > 2:
-            box = (
-                {"facecolor": "white", "edgecolor": "none", "pad": 1} if "hatch" in style else None
-            )
-            middle = span.start_us + width / 2
-            ax.text(middle, y, label, ha="center", va="center", fontsize=8, bbox=box)
+        style = {"color": ("#cfdcec", "#a9c1dd")[k % 2], "linewidth": 0.7}
+        if span.name == "wait":
+            style = {"color": "white", "linestyle": ":"}
+        ax.barh(y, width, left=span.start_us, height=0.62, edgecolor="black", **style)
+        label = _label(span.name, room=int(width / total * 118))
+        ax.text(span.start_us + width / 2, y, label, ha="center", va="center", fontsize=8)
     ax.set_yticks(range(len(lanes)), lanes)
     ax.set(ylim=(len(lanes) - 0.45, -0.65), xlim=(0, total * 1.01), xlabel="time, µs")
     ax.set_title(title, fontsize="medium")
     ax.spines[["top", "right"]].set_visible(False)
     return figure
+
+
+def _label(name, room):
+    """As much of a name as `room` characters hold: all, what stands in <>, the beginning, or nothing."""
+    inner = name.partition("<")[2].rstrip(">")
+    for text in (name, inner):
+        if text and len(text) <= room:
+            return text
+    return "" if room < 8 or name.startswith("launch ") else (inner or name)[: room - 1] + "…"
 
 
 def show_timeline(spans, title):
@@ -205,10 +215,18 @@ def show_plot(measurement, draw, alt, title=""):
 
 
 def table_of(measurement, note=""):
-    """A results.Measurement of a list or dictionary of rows as a table with its origin as caption."""
-    value = measurement.value
-    if value is None:
-        value = [{"GPU numbers": results.NOT_RECORDED}]
-    table = pd.DataFrame(value) if isinstance(value, list) else pd.DataFrame(value).T
+    """A results.Measurement of a list of rows (dictionaries) as a table with its origin as caption."""
+    if measurement.value is None:
+        return style_table(pd.DataFrame({note or "GPU numbers": [results.NOT_RECORDED]}))
     caption = " · ".join(part for part in (note, measurement.where) if part)
-    return table.style.format(precision=1, thousands=",", na_rep="–").set_caption(caption)
+    return style_table(pd.DataFrame(measurement.value)).set_caption(caption)
+
+
+def style_table(table):
+    """A table as the course shows it: one decimal, text to the left, no index."""
+    words = list(table.select_dtypes(exclude="number").columns)
+    left = {word: [{"selector": "th.col_heading", "props": "text-align: left"}] for word in words}
+    style = table.style.format(precision=1, thousands=",", na_rep="–").hide()
+    style = style.set_properties(subset=words, **{"text-align": "left"})
+    caption = {"selector": "caption", "props": "white-space: nowrap; text-align: left"}
+    return style.set_table_styles(left).set_table_styles([caption], overwrite=False)

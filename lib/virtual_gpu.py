@@ -73,7 +73,8 @@ class VirtualGPU:
         """Wait until every stream is done."""
         done = max(self.free_at.values())
         if done > self.host_us:
-            self.host("wait", done - self.host_us)
+            self._span("host", "wait", self.host_us, done)
+            self.host_us = done
 
     def event(self, stream=0):
         """As torch.cuda.Event(enable_timing=True), in µs."""

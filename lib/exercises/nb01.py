@@ -20,6 +20,12 @@ _PAIRS = (
     ("three runs each", [100.0, 101.0, 99.0], [90.0, 91.0, 89.0], False),
     ("ten clearly shorter runs", _STEADY, [t - 10 for t in _STEADY], True),
     ("ten clearly longer runs", _STEADY, [t + 10 for t in _STEADY], False),
+    (
+        "unsorted runs, B shorter in six of ten",
+        _STEADY,
+        [70.0, 130.0, 70.0, 130.0, 70.0, 130.0, 70.0, 130.0, 70.0, 70.0],
+        False,
+    ),
     ("the same runs twice", _STEADY, _STEADY, False),
     ("A with one run of 900 µs, B without", [*_STEADY[:9], 900.0], list(_STEADY), False),
     ("B with one run of 900 µs, its others shorter", _STEADY, [80.0] * 11 + [900.0], True),
@@ -73,12 +79,12 @@ def _time(time_us, us, what, rel, **options):
 
 @exercise("01.3", "Write a stopwatch", minutes=12, level=2)
 def _(time_us):
-    _time(time_us, 100, "a kernel of 100 µs that is compiled already", 0.1, compile_us=0)
-    _time(time_us, 200, "a kernel of 200 µs that is compiled already", 0.1, compile_us=0)
-    _time(time_us, 100, "a kernel of 100 µs whose first launch compiles", 0.1, compile_us=50_000)
+    _time(time_us, 1000, "a kernel of 1000 µs, compiled already", 0.05, compile_us=0)
+    _time(time_us, 2000, "a kernel of 2000 µs, compiled already", 0.05, compile_us=0)
+    _time(time_us, 1000, "a kernel of 1000 µs whose first launch compiles", 0.05, compile_us=50_000)
     for seed in range(40):
-        what = f"a kernel of typically 100 µs, some runs 4 to 8 times as long (noise, seed {seed})"
-        _time(time_us, 100, what, 0.06, noise=0.03, outliers=0.15, seed=seed)
+        what = f"a kernel of 1000 µs, some runs 4 to 8 times as long (noise, seed {seed})"
+        _time(time_us, 1000, what, 0.05, noise=0.03, outliers=0.15, seed=seed)
 
 
 # --- 01.4 ----------------------------------------------------------------------------------------------

@@ -62,34 +62,35 @@ void launch(const torch::Tensor& x, const torch::Tensor& bias, torch::Tensor& y)
   const int64_t rows_per_block = int64_t(ROWS) * block.y;
   const int64_t n_col_tiles = (vectors + threads_x - 1) / threads_x;
   const int64_t blocks = (n_rows + rows_per_block - 1) / rows_per_block * n_col_tiles;
-  TORCH_CHECK_VALUE(blocks <= INT_MAX, "add_relu_forward: x is too large for one launch, ", x.sizes());
+  TORCH_CHECK_VALUE(blocks <= INT_MAX, "add_relu_forward: x is too large for one launch");
   add_relu_kernel<T, VEC, ROWS><<<blocks, block, 0, c10::cuda::getCurrentCUDAStream()>>>(
       x.const_data_ptr<T>(), bias.const_data_ptr<T>(), y.mutable_data_ptr<T>(), n_rows, n_cols, x.stride(0),
       static_cast<unsigned>(n_col_tiles));
   C10_CUDA_KERNEL_LAUNCH_CHECK();  // too many threads, say, is reported here and nowhere else
 }
 
-// x: (M, N) with contiguous columns; bias: (N,). Returns y: (M, N), contiguous.
-torch::Tensor add_relu_forward(const torch::Tensor& x, const torch::Tensor& bias) {
-  TORCH_CHECK_VALUE(x.is_cuda() && bias.is_cuda(), "add_relu_forward: x and bias must be on a GPU");
-  TORCH_CHECK_VALUE(x.dim() == 2 && bias.dim() == 1 && bias.size(0) == x.size(1),
-                    "add_relu_forward: x must be (M, N) and bias (N,), got ", x.sizes(), " and ", bias.sizes());
-  TORCH_CHECK_VALUE(x.scalar_type() == bias.scalar_type(), "add_relu_forward: x and bias must have one dtype");
-  TORCH_CHECK_VALUE((x.size(1) == 1 || x.stride(1) == 1) && bias.is_contiguous(),
+// Writes y = relu(x + bias). x: (M, N) with contiguous columns; bias: (N,); y: (M, N), contiguous.
+void add_relu_forward(const torch::Tensor& x, const torch::Tensor& bias, torch::Tensor y) {
+  TORCH_CHECK_VALUE(x.is_cuda() && bias.is_cuda() && y.is_cuda(), "add_relu_forward: all tensors must be on a GPU");
+  TORCH_CHECK_VALUE(x.dim() == 2 && bias.dim() == 1 && bias.size(0) == x.size(1) && y.sizes() == x.sizes(),
+                    "add_relu_forward: x and y must be (M, N), bias (N,)");
+  TORCH_CHECK_VALUE(x.scalar_type() == bias.scalar_type() && x.scalar_type() == y.scalar_type(),
+                    "add_relu_forward: x, bias and y must have one dtype");
+  TORCH_CHECK_VALUE((x.size(1) == 1 || x.stride(1) == 1) && bias.is_contiguous() && y.is_contiguous(),
                     "add_relu_forward: columns must be contiguous; call .contiguous()");
+  if (y.numel() == 0) return;  // a grid of no thread blocks is a launch error
   const c10::cuda::CUDAGuard guard(x.device());  // the GPU of x, which need not be the current one
-  torch::Tensor y = torch::empty(x.sizes(), x.options());
-  if (y.numel() == 0) return y;  // a grid of no thread blocks is a launch error
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, x.scalar_type(), "add_relu_forward", [&] {
     constexpr int VEC = 16 / sizeof(scalar_t);
-    const bool aligned = x.size(1) % VEC == 0 && x.stride(0) % VEC == 0 &&
-                         reinterpret_cast<uintptr_t>(x.const_data_ptr<scalar_t>()) % 16 == 0 &&
-                         reinterpret_cast<uintptr_t>(bias.const_data_ptr<scalar_t>()) % 16 == 0;
+    const auto on_boundary = [](const torch::Tensor& t) {
+      return reinterpret_cast<uintptr_t>(t.const_data_ptr<scalar_t>()) % 16 == 0;
+    };
+    const bool aligned = x.size(1) % VEC == 0 && x.stride(0) % VEC == 0 && on_boundary(x) && on_boundary(bias) &&
+                         on_boundary(y);
     if (aligned) {
       launch<scalar_t, VEC, 1>(x, bias, y);
     } else {
       launch<scalar_t, 1, 8>(x, bias, y);
     }
   });
-  return y;
 }

@@ -9,6 +9,7 @@ Copy it   this file for Triton; add_relu.cu beside it for CUDA. MIT licence.
 """
 
 import functools
+import math
 from pathlib import Path
 
 import torch
@@ -49,7 +50,7 @@ def _add_relu_fwd_kernel(
 @triton.jit(do_not_specialize=["n_rows", "rows_per_program"])
 def _add_relu_bwd_kernel(
     dy_ptr, y_ptr, dx_ptr, partial_ptr, n_rows, n_cols, stride_dym, stride_dyn, rows_per_program,
-    HAS_DX: tl.constexpr, HAS_DBIAS: tl.constexpr,
+    HAS_DX: tl.constexpr, HAS_DBIAS: tl.constexpr, NUM_STAGES: tl.constexpr,
     COMPUTE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     # One program handles rows_per_program rows of BLOCK_N columns, BLOCK_M rows at a time, and adds
@@ -59,7 +60,7 @@ def _add_relu_bwd_kernel(
     cols = pid_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     total = tl.zeros((BLOCK_M, BLOCK_N), dtype=COMPUTE)
 
-    for start in tl.range(0, rows_per_program, BLOCK_M, num_stages=3):
+    for start in tl.range(0, rows_per_program, BLOCK_M, num_stages=NUM_STAGES):
         rows = pid_m.to(tl.int64) * rows_per_program + start + tl.arange(0, BLOCK_M)
         mask = (rows < n_rows)[:, None] & (cols < n_cols)[None, :]
         offsets = rows[:, None] * n_cols + cols[None, :]
@@ -77,6 +78,20 @@ def _add_relu_bwd_kernel(
         tl.store(partial_ptr + pid_m.to(tl.int64) * n_cols + cols, sums, mask=cols < n_cols)
 
 
+@triton.jit(do_not_specialize=["n_rows"])
+def _sum_rows_kernel(
+    partial_ptr, out_ptr, n_rows, n_cols, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
+):
+    # One program handles BLOCK_N columns of partial, (n_rows, n_cols), from top to bottom.
+    cols = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    total = tl.zeros((BLOCK_M, BLOCK_N), dtype=partial_ptr.dtype.element_ty)
+    for start in range(0, n_rows, BLOCK_M):
+        rows = start + tl.arange(0, BLOCK_M).to(tl.int64)
+        mask = (rows < n_rows)[:, None] & (cols < n_cols)[None, :]
+        total += tl.load(partial_ptr + rows[:, None] * n_cols + cols[None, :], mask=mask, other=0.0)
+    tl.store(out_ptr + cols, tl.sum(total, axis=0), mask=cols < n_cols)
+
+
 def _cdiv(a, b):
     return -(-a // b)  # triton.cdiv is the same, and costs 2 µs a call on the host
 
@@ -88,27 +103,58 @@ def _tile(n_cols, tile_bytes, row_bytes, dtype):
     return tile_bytes // dtype.itemsize // block_n, block_n
 
 
+@functools.cache
+def _rows_per_vector(n_cols, dtype):
+    """How many rows of n_cols elements, taken together, are a multiple of 16 bytes long."""
+    vector = 16 // dtype.itemsize
+    return vector // math.gcd(n_cols, vector)
+
+
 def _compute_dtype(dtype):
     return tl.float64 if dtype == torch.float64 else tl.float32
 
 
-def _forward(x, bias):
+def _aligned(*matrices):
+    """(fold, matrices) pairs that cover all rows of these (M, N) matrices; a None among them stays None.
+
+    A width of 781, say, lets most rows begin off a 16-byte boundary, and loads shrink to one element; but every
+    eighth row begins on one. So of many contiguous rows, 8 are folded into one, and at most 7 are left over.
+    """
+    (n_rows, n_cols), dtype = matrices[0].shape, matrices[0].dtype
+    fold = _rows_per_vector(n_cols, dtype)
+    if fold == 1 or n_rows < 1024 or not all(m is None or m.is_contiguous() for m in matrices):
+        return [(1, matrices)]
+    top = n_rows // fold * fold
+    wide = (top // fold, fold * n_cols)
+    folded = [(fold, [None if m is None else m[:top].view(wide) for m in matrices])]
+    rest = [(1, [None if m is None else m[top:] for m in matrices])] if top < n_rows else []
+    return folded + rest
+
+
+def _forward(x, bias, launch=None):
+    """y, from launch(x, bias, y) on one or two pairs of matrices."""
+    launch = launch or _launch_forward
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     if y.numel() == 0:
         return y
-    n_cols = x.shape[-1]
-    x = (
-        x if x.dim() == 2 else x.reshape(-1, n_cols)
-    )  # (M, N); a view wherever the strides allow one
-    # 128 threads of one 16-byte load each
-    block_m, block_n = _tile(n_cols, 2048, 2048, x.dtype)
-    grid = (_cdiv(x.shape[0], block_m) * _cdiv(n_cols, block_n),)
+    n_cols, bias = x.shape[-1], bias.contiguous()
+    x, out = (
+        x.reshape(-1, n_cols),
+        y.view(-1, n_cols),
+    )  # (M, N); a view wherever x's strides allow one
+    for fold, (x_piece, y_piece) in _aligned(x, out):
+        launch(x_piece, bias if fold == 1 else bias.repeat(fold), y_piece)
+    return y
+
+
+def _launch_forward(x, bias, y):
+    n_rows, n_cols = x.shape
+    block_m, block_n = _tile(n_cols, 2048, 2048, x.dtype)  # 128 threads of one 16-byte load each
     with torch.cuda.device_of(x):  # else the launch goes to the current GPU, not to x's
-        _add_relu_fwd_kernel[grid](
-            x, bias.contiguous(), y, x.shape[0], n_cols, x.stride(0), x.stride(1),
+        _add_relu_fwd_kernel[(_cdiv(n_rows, block_m) * _cdiv(n_cols, block_n),)](
+            x, bias, y, n_rows, n_cols, x.stride(0), x.stride(1),
             COMPUTE=_compute_dtype(x.dtype), BLOCK_M=block_m, BLOCK_N=block_n, num_warps=4,
         )  # fmt: skip
-    return y
 
 
 def _backward(dy, y, has_dx=True, has_dbias=True):
@@ -116,24 +162,50 @@ def _backward(dy, y, has_dx=True, has_dbias=True):
     dx = torch.empty_like(y) if has_dx else None
     if y.numel() == 0:
         return dx, y.new_zeros(n_cols) if has_dbias else None
-    dy = dy.reshape(-1, n_cols)  # y.sum().backward() sends strides 0: read as they are
-    n_rows = dy.shape[0]
-    # Tall tiles: rows of 128 elements, four 16-byte loads of dy and of y in flight in each of 256 threads
-    block_m, block_n = _tile(n_cols, 16384, 128 * y.dtype.itemsize, y.dtype)
+    dy, y = (
+        dy.reshape(-1, n_cols),
+        y.view(-1, n_cols),
+    )  # y.sum().backward() sends strides 0: read as they are
+    out = None if dx is None else dx.view(-1, n_cols)
+    sums = [_launch_backward(*piece, has_dbias) for _, piece in _aligned(dy, y, out)]
+    if not has_dbias:
+        return dx, None
+    sums = [s.view(-1, n_cols) for s in sums]
+    return dx, _sum_rows(sums[0] if len(sums) == 1 else torch.cat(sums), y.dtype)
+
+
+def _launch_backward(dy, y, dx, has_dbias):
+    """Write dx unless it is None. Returns what each strip of rows adds to dbias, (strips, N), or None."""
+    n_rows, n_cols = y.shape
+    # Tall tiles, rows of 128 elements: four 16-byte loads of dy and of y in flight in each of 256 threads.
+    # Loads of one element are too many to keep in flight through shared memory: smaller tiles, no pipeline.
+    aligned = _rows_per_vector(n_cols, y.dtype) == 1 and dy.stride(1) == 1
+    block_m, block_n = _tile(n_cols, 16384 if aligned else 8192, 128 * y.dtype.itemsize, y.dtype)
     n_tiles = _cdiv(n_cols, block_n)
-    # About 8192 programs: enough to fill any GPU, few enough that partial stays small beside dx
-    rows_per_program = _cdiv(_cdiv(n_rows * n_tiles, 8192), block_m) * block_m
-    n_partial = _cdiv(n_rows, rows_per_program)
+    # About 8192 programs fill any GPU; each sums as many rows as that leaves it, and at most 1024 strips
+    # keep the second sum short.
+    strips = max(1, min(_cdiv(8192, n_tiles), 1024))
+    rows_per_program = _cdiv(_cdiv(n_rows, strips), block_m) * block_m
+    strips = _cdiv(n_rows, rows_per_program)
     wide = torch.float64 if y.dtype == torch.float64 else torch.float32
-    partial = torch.empty((n_partial, n_cols), dtype=wide, device=y.device) if has_dbias else None
+    partial = torch.empty((strips, n_cols), dtype=wide, device=y.device) if has_dbias else None
     with torch.cuda.device_of(y):
-        _add_relu_bwd_kernel[(n_partial * n_tiles,)](
+        _add_relu_bwd_kernel[(strips * n_tiles,)](
             dy, y, dx, partial, n_rows, n_cols, dy.stride(0), dy.stride(1), rows_per_program,
-            HAS_DX=has_dx, HAS_DBIAS=has_dbias, COMPUTE=_compute_dtype(y.dtype),
-            BLOCK_M=block_m, BLOCK_N=block_n, num_warps=8,
+            HAS_DX=dx is not None, HAS_DBIAS=has_dbias, NUM_STAGES=3 if aligned else 1,
+            COMPUTE=_compute_dtype(y.dtype), BLOCK_M=block_m, BLOCK_N=block_n, num_warps=8,
         )  # fmt: skip
-    # A second, small sum rather than atomics: the same bits in every run.
-    return dx, partial.sum(dim=0).to(y.dtype) if has_dbias else None
+    return partial
+
+
+def _sum_rows(partial, dtype):
+    """partial summed over its rows, in one launch and in a fixed order: the same bits in every run."""
+    out = torch.empty(partial.shape[1], dtype=dtype, device=partial.device)
+    with torch.cuda.device_of(partial):
+        _sum_rows_kernel[(_cdiv(partial.shape[1], 32),)](
+            partial, out, *partial.shape, BLOCK_M=64, BLOCK_N=32, num_warps=8
+        )
+    return out
 
 
 def _check(name, x, bias):
@@ -234,10 +306,9 @@ def _cuda():
 
 
 def _cuda_forward(x, bias):
-    rows = x.reshape(-1, x.shape[-1]) if x.numel() else x.new_empty(0, x.shape[-1])
-    if rows.stride(-1) != 1:
-        rows = rows.contiguous()  # the kernel reads 16 adjacent bytes at a time
-    return _cuda().forward(rows, bias.contiguous()).view(x.shape)
+    if x.stride(-1) != 1:
+        x = x.contiguous()  # the kernel reads 16 adjacent bytes at a time
+    return _forward(x, bias, _cuda().forward)
 
 
 def add_relu_cuda(x, bias):

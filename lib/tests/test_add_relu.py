@@ -3,6 +3,7 @@
 import re
 
 from lib import machine, suite
+from lib.check import check_against_float64
 from lib.nogpu.compile_only import compile_for, instruction_mix, signature_of
 from lib.nogpu.memory import count_traffic
 from lib.ops import add_relu
@@ -33,7 +34,7 @@ def test_backward_reads_two_tensors_and_writes_one():
     dy = torch.randn_like(y)
     traffic = count_traffic(lambda: y.backward(dy))
     by = traffic.by_argument
-    assert traffic.launches == 1
+    assert traffic.launches == 2  # the second adds up the partial sums
     assert by["_add_relu_bwd_kernel.dy_ptr"].loaded == dy.nbytes
     assert by["_add_relu_bwd_kernel.y_ptr"].loaded == y.nbytes
     assert by["_add_relu_bwd_kernel.dx_ptr"].stored == y.nbytes
@@ -46,6 +47,23 @@ def test_gradient_at_zero_is_zero():
     add_relu.add_relu_triton(x, bias).sum().backward()
     assert not x.grad.any()
     assert not bias.grad.any()
+
+
+@pytest.mark.parametrize("shape", [(1024, 781), (1027, 3), (2053, 33)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_folded_rows(shape, dtype):
+    """Odd widths with many rows: groups of rows become one, and what is left over is done on its own."""
+    for version in OP.versions.values():
+        if version is add_relu.add_relu_cuda and machine.why_no_cuda():
+            continue
+        check_against_float64(version, OP.eager, *inputs(shape, dtype))
+
+
+def test_folded_rows_are_aligned_and_cost_no_traffic():
+    x, bias = (t.detach() for t in inputs((1024, 97)))
+    traffic = count_traffic(lambda: add_relu.add_relu_triton(x, bias))
+    assert traffic.launches == 1
+    assert traffic.bytes_moved == 2 * x.nbytes + 4 * bias.nbytes
 
 
 def test_many_rows_are_summed_by_many_programs():
@@ -88,10 +106,12 @@ def test_the_cuda_kernel_is_clean_under_the_checker():
     for shape in [(1, 1), (5, 7), (17, 33), (9, 640), (3, 4096)]:
         for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
             x, bias = (t.detach() for t in inputs(shape, dtype))
-            assert torch.equal(checked.add_relu_forward(x, bias), add_relu.add_relu_eager(x, bias))
+            y = torch.empty_like(x)
+            checked.add_relu_forward(x, bias, y)
+            assert torch.equal(y, add_relu.add_relu_eager(x, bias))
     x, bias = (t.detach() for t in inputs((8, 640)))
     cuda.memory_traffic(checked)
-    checked.add_relu_forward(x, bias)
+    checked.add_relu_forward(x, bias, torch.empty_like(x))
     traffic = cuda.memory_traffic(checked)
     assert traffic.bytes_written == x.nbytes
     assert traffic.bytes_read == 2 * x.nbytes  # x, and a piece of the bias for each piece of x
@@ -103,9 +123,10 @@ def test_the_cuda_code_says_what_is_wrong():
     forward = add_relu._cuda().forward
     x, bias = (t.detach() for t in inputs((4, 8)))
     for bad, message in [
-        ((x, bias[:3]), "must be"),
-        ((x[:, ::2], bias[:4]), "contiguous"),
-        ((x, bias.half()), "one dtype"),
+        ((x, bias[:3], x), "must be"),
+        ((x, bias, x[:3]), "must be"),
+        ((x[:, ::2], bias[:4], x[:, :4].contiguous()), "contiguous"),
+        ((x, bias.half(), x), "one dtype"),
     ]:
         with pytest.raises(ValueError, match=message):
             forward(*bad)

@@ -36,6 +36,10 @@ def test_honest_versions_pass(version):
     assert cheats.find_wrong_output(version) is None
 
 
+def test_nan_of_large_inputs_is_found():
+    assert "NaN" in cheats.find_wrong_output(cheats.gelu_through_exp)
+
+
 def test_each_version_is_caught_for_what_it_does_and_nothing_else():
     found = {name: set(cheats.catch(cheats.find(name))) for name in list(CAUGHT_BY)[3:]}
     assert all(found[name] == {CAUGHT_BY[name]} for name in found), found

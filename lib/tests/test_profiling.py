@@ -23,7 +23,7 @@ def test_op_table_counts_launches(x):
 def test_trace_starts_at_zero_and_has_every_op(x):
     spans = profiling.trace(lambda: cheats.gelu_by_hand(x))
     assert min(span.start_us for span in spans) == 0
-    host = [span.name for span in spans if span.lane == "host" and "Sync" not in span.name]
+    host = [span.name for span in spans if span.lane == "host" and span.name != "wait"]
     assert host == ["mul", "pow", "mul", "add", "mul", "tanh", "add", "mul"]
     if machine.HAS_GPU:
         assert sum(span.lane == "device" for span in spans) == 8
@@ -36,6 +36,7 @@ def test_region_names_code(x):
 
     assert "my gelu" in {event.name for event in profiling.profiled(work).events()}
     assert profiling.op_table(work)["calls"].sum() == 1
+    assert ("region", "my gelu") in {span[:2] for span in profiling.trace(work)}
 
 
 def test_region_passes_errors_on():
@@ -98,3 +99,11 @@ def test_no_value_yet_is_said(monkeypatch):
     assert "not recorded yet" in profiling.table_of(nothing).to_html()
     profiling.show_plot(results.Measurement([1, 2], "here"), lambda ax, v: ax.plot(v), "Lines.")
     assert shown[1] == "Lines. here."
+
+
+@pytest.mark.parametrize(
+    ("room", "label"),
+    [(40, "elementwise_kernel<MulFunctor>"), (12, "MulFunctor"), (8, "MulFunc…"), (5, "")],
+)
+def test_labels_fit(room, label):
+    assert profiling._label("elementwise_kernel<MulFunctor>", room) == label

@@ -1,0 +1,29 @@
+"""Every kernel of lib.ops once, forward and backward, small and odd shapes: what compute-sanitizer watches.
+
+`make sanitize` runs this under memcheck and racecheck. Needs a GPU.
+"""
+
+from lib import machine, suite
+
+import torch
+
+SHAPES = [(1, 1), (5, 7), (17, 33), (64, 128), (123, 781), (257, 4096)]
+
+
+def main():
+    """Launch everything; an error of the sanitizer is its own exit status."""
+    if not machine.HAS_GPU:
+        raise SystemExit(
+            "sanitize needs a GPU; with none, the tests run every kernel under the checkers"
+        )
+    for op in suite.OPS.values():
+        for name, version in op.versions.items():
+            for shape in SHAPES:
+                for dtype in op.dtypes:
+                    version(*op.inputs(shape, dtype, machine.device())).sum().backward()
+            torch.cuda.synchronize()
+            print(op.name, name, "ran")
+
+
+if __name__ == "__main__":
+    main()
