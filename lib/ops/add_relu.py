@@ -138,10 +138,7 @@ def _forward(x, bias, launch=None):
     if y.numel() == 0:
         return y
     n_cols, bias = x.shape[-1], bias.contiguous()
-    x, out = (
-        x.reshape(-1, n_cols),
-        y.view(-1, n_cols),
-    )  # (M, N); a view wherever x's strides allow one
+    x, out = x.reshape(-1, n_cols), y.view(-1, n_cols)  # (M, N); a view if x's strides allow
     for fold, (x_piece, y_piece) in _aligned(x, out):
         launch(x_piece, bias if fold == 1 else bias.repeat(fold), y_piece)
     return y
@@ -162,10 +159,8 @@ def _backward(dy, y, has_dx=True, has_dbias=True):
     dx = torch.empty_like(y) if has_dx else None
     if y.numel() == 0:
         return dx, y.new_zeros(n_cols) if has_dbias else None
-    dy, y = (
-        dy.reshape(-1, n_cols),
-        y.view(-1, n_cols),
-    )  # y.sum().backward() sends strides 0: read as they are
+    # y.sum().backward() sends a dy of strides 0, which is read as it is
+    dy, y = dy.reshape(-1, n_cols), y.view(-1, n_cols)
     out = None if dx is None else dx.view(-1, n_cols)
     sums = [_launch_backward(*piece, has_dbias) for _, piece in _aligned(dy, y, out)]
     if not has_dbias:
