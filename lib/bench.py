@@ -107,7 +107,15 @@ def versions_of(op):
 @functools.cache
 def _compiled(eager):
     # dynamic=False: each shape gets its own code, the fastest that torch.compile can write for it
-    return torch.compile(eager, dynamic=False)
+    compiled = torch.compile(eager, dynamic=False)
+
+    @functools.wraps(eager)
+    def version(*inputs):
+        # After 8 shapes torch.compile falls back to eager, with a warning; a table must not
+        with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+            return compiled(*inputs)
+
+    return version
 
 
 def _call(version, inputs, gradients):
@@ -144,6 +152,7 @@ def _checked(name, version, op, inputs, gradients):
 
 def measure(op, shape, dtype, gradients, versions=None, progress=None):
     """One row (a dictionary with COLUMNS) per version, each checked and then timed on this GPU."""
+    torch._dynamo.reset()  # forget other shapes' code: see _compiled
     rows = []
     itemsize = torch.empty(0, dtype=dtype).element_size()
     bytes_moved = op.bytes_moved(shape, itemsize, gradients)

@@ -93,5 +93,6 @@ def describe():
         else "the Triton code it writes for an H200 is shown; times are recorded ones",
         "times in tables": "measured here" if HAS_GPU else "recorded on an NVIDIA H200",
     }
-    left = [{"selector": "th, td", "props": "text-align: left"}]
-    return pd.DataFrame({"this machine": rows}).style.set_table_styles(left)
+    from lib.show import style_table  # which needs this module
+
+    return style_table(pd.DataFrame(rows.items(), columns=["", "this machine"]))

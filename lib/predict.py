@@ -63,12 +63,12 @@ def plot_calibration():
     """Guess against result for every prediction in the ledger, on log axes; the diagonal is a perfect guess."""
     import matplotlib.pyplot as plt
 
-    figure, ax = plt.subplots(figsize=(4.5, 4.2), layout="constrained")
     entries = ledger()
     if not entries:
-        ax.set_title("no predictions yet")
-        ax.set_axis_off()
+        figure = plt.figure(figsize=(4.5, 0.6))
+        figure.text(0.02, 0.4, "no predictions with an outcome yet")
         return figure
+    figure, ax = plt.subplots(figsize=(4.5, 4.2), layout="constrained")
     numbers = [n for e in entries for n in (e["guess"], e["result"])]
     low, high = min(numbers) / 2, max(numbers) * 2
     ax.fill_between(

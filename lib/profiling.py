@@ -9,14 +9,14 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from lib import machine, results
+from lib import machine
 from lib.show import show_figure
 
 import matplotlib.pyplot as plt
 import pandas as pd
 import torch
 from torch.autograd import DeviceType
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import ProfilerActivity, profile, record_function, schedule
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -42,11 +42,14 @@ def region(name):
 
 
 def profiled(fn):
-    """The torch.profiler profile of one call of `fn`, after one call to warm up."""
+    """The torch.profiler profile of one call of `fn`, after a call to warm up `fn` and one the profiler."""
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * machine.HAS_GPU
     fn()
     _wait()
-    with profile(activities=activities) as recorded:
+    with profile(activities=activities, schedule=schedule(wait=0, warmup=1, active=1)) as recorded:
+        fn()
+        _wait()
+        recorded.step()  # from warming up to recording
         fn()
         _wait()
     return recorded
@@ -109,6 +112,8 @@ def trace(fn):
     """Spans of one call of `fn` in the lanes region, host (outermost ops, waiting) and device (kernels)."""
     spans = []
     for event in profiled(fn).events():
+        if event.name.startswith("ProfilerStep"):
+            continue
         start, end = event.time_range.start, event.time_range.end
         if event.device_type == DeviceType.CUDA:
             if not _is_range(event):
@@ -196,37 +201,3 @@ def show_timeline(spans, title):
     """Display `plot_timeline` with the spans listed in the alt text."""
     told = "; ".join(f"{s.lane}: {s.name} {s.start_us:.0f}–{s.end_us:.0f}" for s in spans[:40])
     show_figure(plot_timeline(spans, title), f"Timeline in µs, {title}. {told}.")
-
-
-def show_plot(measurement, draw, alt, title=""):
-    """Display `draw(ax, value)` for a results.Measurement with its origin; with no value yet, say so."""
-    figure, ax = plt.subplots(figsize=(7.5, 3.4), layout="constrained")
-    if measurement.value is None:
-        figure.set_size_inches(7.5, 1.2)
-        ax.text(0.5, 0.5, results.NOT_RECORDED, ha="center", va="center", fontsize="large")
-        ax.set(xticks=[], yticks=[])
-        alt = f"An empty frame: {results.NOT_RECORDED}. To come: {alt}"
-    else:
-        draw(ax, measurement.value)
-        alt = f"{alt} {measurement.where}."
-        title = f"{title}, {measurement.where}"
-    ax.set_title(title, fontsize="medium")
-    show_figure(figure, alt)
-
-
-def table_of(measurement, note=""):
-    """A results.Measurement of a list of rows (dictionaries) as a table with its origin as caption."""
-    if measurement.value is None:
-        return style_table(pd.DataFrame({note or "GPU numbers": [results.NOT_RECORDED]}))
-    caption = " · ".join(part for part in (note, measurement.where) if part)
-    return style_table(pd.DataFrame(measurement.value)).set_caption(caption)
-
-
-def style_table(table):
-    """A table as the course shows it: one decimal, text to the left, no index."""
-    words = list(table.select_dtypes(exclude="number").columns)
-    left = {word: [{"selector": "th.col_heading", "props": "text-align: left"}] for word in words}
-    style = table.style.format(precision=1, thousands=",", na_rep="–").hide()
-    style = style.set_properties(subset=words, **{"text-align": "left"})
-    caption = {"selector": "caption", "props": "white-space: nowrap; text-align: left"}
-    return style.set_table_styles(left).set_table_styles([caption], overwrite=False)

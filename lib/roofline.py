@@ -106,5 +106,6 @@ def plot(points, dtype="float32", ax=None):
         title=f"Roofline, {top.where}",
     )
     ax.grid(True, which="major", alpha=0.3)
-    ax.legend(loc="lower right", fontsize="small")
+    if points:
+        ax.legend(loc="lower right", fontsize="small")
     return ax

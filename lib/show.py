@@ -4,32 +4,57 @@ import base64
 import inspect
 import io
 
+from lib import results
+
 import matplotlib.pyplot as plt
+import pandas as pd
 from IPython.display import Markdown, display
 from PIL import Image
 
+_HEADINGS = {
+    "version": "version",
+    "where": "where",
+    "time_us": "time, µs",
+    "p20_us": "p20–p80",
+    "launches": "launches",
+    "bandwidth_gbps": "GB/s",
+    "ceiling_pct": "% of ceiling",
+    "peak_mib": "peak MiB",
+    "error_vs_float64": "error",
+    "note": "note",
+}
 _FORMATS = {
-    "time_us": "{:,.1f}",
-    "p20_us": "{:,.1f}",
-    "p80_us": "{:,.1f}",
+    "time, µs": "{:,.1f}",
     "launches": "{:.0f}",
-    "bytes_moved": "{:,.0f}",
-    "bandwidth_gbps": "{:,.0f}",
-    "ceiling_pct": "{:.1f}",
-    "peak_mib": "{:,.0f}",
-    "error_vs_float64": "{:.1e}",
+    "GB/s": "{:,.0f}",
+    "% of ceiling": "{:.1f}",
+    "peak MiB": "{:,.0f}",
+    "error": "{:.1e}",
 }
 
 
 def show_ladder(table):
     """Display a ladder (lib.bench.ladder) as a table and a plot of time against the ceiling."""
-    shown = table.drop(columns=[c for c in ("note",) if not table[c].fillna("").any()])
+    shown = table.rename(columns=_HEADINGS)
+    shown["p20–p80"] = [_range(r.p20_us, r.p80_us) for r in table.itertuples()]
+    shown = shown[[c for c in _HEADINGS.values() if c != "note" or table["note"].fillna("").any()]]
     formats = {c: f for c, f in _FORMATS.items() if c in shown}
-    style = shown.style.format(formats, na_rep="–").hide(axis="index")
-    display(style.set_caption(table.attrs.get("caption", "")))
+    style = (
+        style_table(shown).format(formats, na_rep="–").set_properties(**{"white-space": "nowrap"})
+    )
+    display(style.set_caption(_caption(table)))
     if table["time_us"].notna().any():
-        figure = plot_ladder(table)
-        show_figure(figure, _alt_text(table))
+        show_figure(plot_ladder(table), _alt_text(table))
+
+
+def _range(low, high):
+    return "–" if low != low else f"{low:,.1f}–{high:,.1f}"  # NaN is not equal to itself
+
+
+def _caption(table):
+    least = table["bytes_moved"].max()
+    needs = f"; it has to move {least / 1e9:,.3g} GB" if least == least else ""
+    return f"{table.attrs.get('caption', '')}{needs}"
 
 
 def plot_ladder(table):
@@ -83,3 +108,37 @@ def show_source(thing, language="python"):
     # Markdown rather than highlighted HTML: a tenth of the bytes in the notebook, and it follows the theme
     fence = "\n".join([f"```{language}", text.strip("\n"), "```"])
     display(Markdown(fence))
+
+
+def show_plot(measurement, draw, alt, title=""):
+    """Display `draw(ax, value)` for a results.Measurement with its origin; with no value yet, say so."""
+    figure, ax = plt.subplots(figsize=(7.5, 3.4), layout="constrained")
+    if measurement.value is None:
+        figure.set_size_inches(7.5, 1.2)
+        ax.text(0.5, 0.5, results.NOT_RECORDED, ha="center", va="center", fontsize="large")
+        ax.set(xticks=[], yticks=[])
+        alt = f"An empty frame: {results.NOT_RECORDED}. To come: {alt}"
+    else:
+        draw(ax, measurement.value)
+        alt = f"{alt} {measurement.where}."
+        title = f"{title}, {measurement.where}"
+    ax.set_title(title, fontsize="medium")
+    show_figure(figure, alt)
+
+
+def table_of(measurement, note=""):
+    """A results.Measurement of a list of rows (dictionaries) as a table with its origin as caption."""
+    if measurement.value is None:
+        return style_table(pd.DataFrame({note or "GPU numbers": [results.NOT_RECORDED]}))
+    caption = " · ".join(part for part in (note, measurement.where) if part)
+    return style_table(pd.DataFrame(measurement.value)).set_caption(caption)
+
+
+def style_table(table):
+    """A table as the course shows it: one decimal, text to the left, no index."""
+    words = list(table.select_dtypes(exclude="number").columns)
+    left = {word: [{"selector": "th.col_heading", "props": "text-align: left"}] for word in words}
+    style = table.style.format(precision=1, thousands=",", na_rep="–", escape="html").hide()
+    style = style.set_properties(subset=words, **{"text-align": "left"})
+    caption = {"selector": "caption", "props": "white-space: nowrap; text-align: left"}
+    return style.set_table_styles(left).set_table_styles([caption], overwrite=False)

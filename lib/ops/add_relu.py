@@ -104,10 +104,13 @@ def _tile(n_cols, tile_bytes, row_bytes, dtype):
 
 
 @functools.cache
-def _rows_per_vector(n_cols, dtype):
-    """How many rows of n_cols elements, taken together, are a multiple of 16 bytes long."""
-    vector = 16 // dtype.itemsize
-    return vector // math.gcd(n_cols, vector)
+def _rows_to_fold(n_cols):
+    """How many rows of n_cols elements, taken together, are a multiple of 16 elements long.
+
+    16 elements rather than 16 bytes: only of multiples of 16 does Triton know, for any size given at run time,
+    that masks and offsets leave 16-byte loads whole.
+    """
+    return 16 // math.gcd(n_cols, 16)
 
 
 def _compute_dtype(dtype):
@@ -117,11 +120,11 @@ def _compute_dtype(dtype):
 def _aligned(*matrices):
     """(fold, matrices) pairs that cover all rows of these (M, N) matrices; a None among them stays None.
 
-    A width of 781, say, lets most rows begin off a 16-byte boundary, and loads shrink to one element; but every
-    eighth row begins on one. So of many contiguous rows, 8 are folded into one, and at most 7 are left over.
+    A width of 781, say, lets rows begin off any 16-byte boundary, and loads shrink to one element; 16 such rows
+    on end are 12496 elements, a good width. So many contiguous rows are folded, and at most 15 left over.
     """
-    (n_rows, n_cols), dtype = matrices[0].shape, matrices[0].dtype
-    fold = _rows_per_vector(n_cols, dtype)
+    n_rows, n_cols = matrices[0].shape
+    fold = _rows_to_fold(n_cols)
     if fold == 1 or n_rows < 1024 or not all(m is None or m.is_contiguous() for m in matrices):
         return [(1, matrices)]
     top = n_rows // fold * fold
@@ -174,7 +177,7 @@ def _launch_backward(dy, y, dx, has_dbias):
     n_rows, n_cols = y.shape
     # Tall tiles, rows of 128 elements: four 16-byte loads of dy and of y in flight in each of 256 threads.
     # Loads of one element are too many to keep in flight through shared memory: smaller tiles, no pipeline.
-    aligned = _rows_per_vector(n_cols, y.dtype) == 1 and dy.stride(1) == 1
+    aligned = _rows_to_fold(n_cols) == 1 and dy.stride(1) == 1
     block_m, block_n = _tile(n_cols, 16384 if aligned else 8192, 128 * y.dtype.itemsize, y.dtype)
     n_tiles = _cdiv(n_cols, block_n)
     # About 8192 programs fill any GPU; each sums as many rows as that leaves it, and at most 1024 strips

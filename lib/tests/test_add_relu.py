@@ -63,7 +63,7 @@ def test_folded_rows_are_aligned_and_cost_no_traffic():
     x, bias = (t.detach() for t in inputs((1024, 97)))
     traffic = count_traffic(lambda: add_relu.add_relu_triton(x, bias))
     assert traffic.launches == 1
-    assert traffic.bytes_moved == 2 * x.nbytes + 4 * bias.nbytes
+    assert traffic.bytes_moved == 2 * x.nbytes + 16 * bias.nbytes
 
 
 def test_many_rows_are_summed_by_many_programs():

@@ -94,10 +94,10 @@ def test_no_value_yet_is_said(monkeypatch):
     shown = []
     monkeypatch.setattr(profiling, "show_figure", lambda figure, alt: shown.append(alt))
     nothing = results.Measurement(None, results.NOT_RECORDED)
-    profiling.show_plot(nothing, lambda ax, value: 1 / 0, "Lines.")
+    show.show_plot(nothing, lambda ax, value: 1 / 0, "Lines.")
     assert "not recorded yet" in shown[0]
-    assert "not recorded yet" in profiling.table_of(nothing).to_html()
-    profiling.show_plot(results.Measurement([1, 2], "here"), lambda ax, v: ax.plot(v), "Lines.")
+    assert "not recorded yet" in show.table_of(nothing).to_html()
+    show.show_plot(results.Measurement([1, 2], "here"), lambda ax, v: ax.plot(v), "Lines.")
     assert shown[1] == "Lines. here."
 
 
