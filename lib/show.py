@@ -38,7 +38,7 @@ def show_ladder(table):
     shown = table.rename(columns=_HEADINGS)
     shown["p20–p80"] = [_range(r.p20_us, r.p80_us) for r in table.itertuples()]
     shown = shown[[c for c in _HEADINGS.values() if c != "note" or table["note"].fillna("").any()]]
-    formats = {c: f for c, f in _FORMATS.items() if c in shown}
+    formats = {c: _FORMATS.get(c) for c in shown}  # None: as it is, escaped
     style = (
         style_table(shown).format(formats, na_rep="–").set_properties(**{"white-space": "nowrap"})
     )

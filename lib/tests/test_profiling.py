@@ -1,6 +1,6 @@
 """Tables, traces, regions, traffic and timelines, with what this machine has."""
 
-from lib import cheats, machine, profiling, results
+from lib import cheats, machine, profiling
 from lib.profiling import Span
 
 import matplotlib.pyplot as plt
@@ -88,17 +88,6 @@ def test_timeline_draws_one_lane_for_each():
     figure = profiling.plot_timeline(spans, "title")
     assert [t.get_text() for t in figure.axes[0].get_yticklabels()] == ["host", "device"]
     plt.close(figure)
-
-
-def test_no_value_yet_is_said(monkeypatch):
-    shown = []
-    monkeypatch.setattr(profiling, "show_figure", lambda figure, alt: shown.append(alt))
-    nothing = results.Measurement(None, results.NOT_RECORDED)
-    show.show_plot(nothing, lambda ax, value: 1 / 0, "Lines.")
-    assert "not recorded yet" in shown[0]
-    assert "not recorded yet" in show.table_of(nothing).to_html()
-    show.show_plot(results.Measurement([1, 2], "here"), lambda ax, v: ax.plot(v), "Lines.")
-    assert shown[1] == "Lines. here."
 
 
 @pytest.mark.parametrize(
