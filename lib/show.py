@@ -39,9 +39,8 @@ def show_ladder(table):
     shown["p20–p80"] = [_range(r.p20_us, r.p80_us) for r in table.itertuples()]
     shown = shown[[c for c in _HEADINGS.values() if c != "note" or table["note"].fillna("").any()]]
     formats = {c: _FORMATS.get(c) for c in shown}  # None: as it is, escaped
-    style = (
-        style_table(shown).format(formats, na_rep="–").set_properties(**{"white-space": "nowrap"})
-    )
+    style = style_table(shown).format(formats, na_rep="–", escape="html")
+    style = style.set_properties(**{"white-space": "nowrap"})
     display(style.set_caption(_caption(table)))
     if table["time_us"].notna().any():
         show_figure(plot_ladder(table), _alt_text(table))

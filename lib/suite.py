@@ -59,7 +59,7 @@ ADD_RELU = Op(
         (5 if gradients else 2) * _numel(shape) * itemsize
     ),
     flops=lambda shape, gradients: (4 if gradients else 2) * _numel(shape),
-    bench_shapes=((65536, 4096), (8192, 32768), (1048576, 64), (65536, 781)),
+    bench_shapes=((65536, 4096), (8192, 32768), (1048576, 64), (524288, 781)),
     small_shape=(257, 781),
     sources=("lib/ops/add_relu.py", "lib/ops/add_relu.cu"),
 )
