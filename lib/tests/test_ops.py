@@ -344,7 +344,8 @@ def test_bad_input_is_refused_in_a_sentence(op, version):
         "mixed dtypes": ([x.half(), *rest], TypeError),
         "a scalar": ([x[0, 0], *rest], ValueError),
         "the wrong width": ([x[:, :5], *rest], ValueError),
-        "another device": ([x.to("meta"), *rest], ValueError),
+        "mixed devices": ([x.to("meta"), *rest], ValueError),
+        "a device with no kernels": ([x.to("meta"), *(r.to("meta") for r in rest)], ValueError),
     }
     for what, (inputs, kind) in wrong.items():
         with pytest.raises(kind) as caught:
