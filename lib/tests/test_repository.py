@@ -1,0 +1,64 @@
+"""The repository around the code: pins in one place, help that is complete, nothing of one machine."""
+
+import re
+import subprocess
+import tomllib
+
+from lib import nogpu
+from lib.results import ROOT
+
+import pytest
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+MAKEFILE = (ROOT / "Makefile").read_text()
+
+
+def tracked():
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    return [ROOT / name for name in listed.stdout.splitlines() if (ROOT / name).exists()]
+
+
+def test_every_package_of_the_course_is_pinned():
+    pins = PROJECT["project"]["optional-dependencies"]["course"]
+    assert all(re.fullmatch(r"[\w-]+==[\d.]+", pin) for pin in pins)
+    assert {"torch==2.13.0", "triton==3.7.1"} <= set(pins)
+
+
+def test_versions_are_written_in_one_place():
+    environment = (ROOT / "environment.yml").read_text()
+    assert "-e .[course]" in environment
+    assert not re.search(r"(torch|triton|jupyterlab)\s*[=<>]=", environment + MAKEFILE)
+
+
+def test_declared_ranges_are_those_the_stand_ins_support():
+    from lib.nogpu.inductor import SUPPORTED
+
+    declared = {d for d in PROJECT["project"]["dependencies"] if d.startswith(("torch", "triton"))}
+    for name, ((a, b), (c, d)) in SUPPORTED.items():
+        assert f"{name}>={a}.{b},<{c}.{d + 1}" in declared
+    assert nogpu.__doc__
+
+
+def test_make_help_lists_every_target():
+    targets = set(re.search(r"^\.PHONY: (.*)", MAKEFILE, re.M)[1].split())
+    told = set(re.findall(r"^([a-z-]+):.*## ", MAKEFILE, re.M))
+    assert told == targets
+
+
+def test_nothing_tracked_names_a_folder_of_one_machine():
+    pattern = re.compile(r"(?<![\w.…/~])/(home|root|mnt|work|farm)/\w+")
+    for path in tracked():
+        if path.suffix in {".py", ".md", ".yml", ".toml", ".cu", ".h", ".json", ".ipynb"}:
+            if path.name == "test_repository.py":
+                continue
+            found = pattern.search(path.read_text())
+            assert not found, f"{path.relative_to(ROOT)}: {found[0]}"
+
+
+def test_links_of_the_readme_lead_somewhere():
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", (ROOT / "README.md").read_text())
+    missing = [link for link in links if not (ROOT / link).exists()]
+    assert links
+    assert not missing
