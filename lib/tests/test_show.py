@@ -69,6 +69,7 @@ def test_a_plot_with_no_value_yet_says_so(displayed):
 
 
 def test_figures_are_closed_and_small(displayed):
+    plt.close("all")
     figure, ax = plt.subplots()
     ax.plot(range(100))
     show.show_figure(figure, "a line")
