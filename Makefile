@@ -21,6 +21,7 @@ export PYTHONUNBUFFERED := 1
 # Notebooks of the reader's own choice: make run NB=30
 NB ?=
 OP ?=
+LAB ?=
 # Two workers suit two cores; more need memory for the C++ compiler.
 JOBS ?= 2
 
@@ -41,8 +42,8 @@ $(STAMP): pyproject.toml
 	$(VENV)/bin/python -m pip install --quiet -e ".[$$extras]"
 	@touch $@
 
-lab: $(READY)  ## open the course in JupyterLab
-	$(PY) -m jupyter lab notebooks/00_start_here.ipynb
+lab: $(READY)  ## open the course in JupyterLab; extra options in LAB="--no-browser --port 8889"
+	$(PY) -m jupyter lab $(LAB) notebooks/00_start_here.ipynb
 
 test: $(READY)  ## lint, tests, and every notebook executed; no GPU needed
 	$(PY) -m ruff check .
