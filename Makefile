@@ -43,7 +43,9 @@ $(STAMP): pyproject.toml
 	@touch $@
 
 lab: $(READY)  ## open the course in JupyterLab; extra options in LAB="--no-browser --port 8889"
-	$(PY) -m jupyter lab $(LAB) notebooks/00_start_here.ipynb
+	@# The root is the project, so that links from notebooks into lib work.
+	$(PY) -m jupyter lab --ServerApp.root_dir="$(CURDIR)" \
+		--LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb $(LAB)
 
 test: $(READY)  ## lint, tests, and every notebook executed; no GPU needed
 	$(PY) -m ruff check .
