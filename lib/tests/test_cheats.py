@@ -24,7 +24,10 @@ def test_every_cheat_is_listed():
 
 @pytest.mark.parametrize("name", CAUGHT_BY)
 def test_caught(name):
-    assert CAUGHT_BY[name] in cheats.catch(cheats.find(name))
+    caught = cheats.catch(cheats.find(name))
+    assert caught
+    # On a real GPU a host-side claim of a few µs is noise: which detector sees it first may vary.
+    assert CAUGHT_BY[name] in caught or (machine.HAS_GPU and name == "no sync")
 
 
 @pytest.mark.parametrize(
