@@ -8,6 +8,8 @@ from lib.check import check_against_float64
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 OPS = list(suite.OPS.values())
 SHAPES = [(1,), (1, 1), (0, 5), (5, 0), (2, 3, 8), (17, 33), (64, 128), (123, 781)]
@@ -74,6 +76,27 @@ def test_strides(op, version, dtype):
     for layout, strided in _layouts(x).items():
         inputs = [strided.detach().requires_grad_(), *(r.requires_grad_() for r in rest)]
         check_against_float64(version, op.eager, *inputs, name=layout)
+
+
+@versions
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    shape=st.tuples(st.integers(0, 40), st.integers(1, 60)),
+    steps=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    start=st.integers(0, 5),
+    transposed=st.booleans(),
+)
+def test_any_view(op, version, shape, steps, start, transposed):
+    """Any sliced or transposed view gives the values of its contiguous copy."""
+    (m, n), (row_step, col_step) = shape, steps
+    x, *rest = (t.detach() for t in inputs_of(op, (m, n)))
+    big = (
+        (n * col_step, start + m * row_step) if transposed else (start + m * row_step, n * col_step)
+    )
+    base = torch.full(big, float("nan"), device=x.device)
+    view = (base.t() if transposed else base)[start::row_step, ::col_step]
+    view.copy_(x)
+    assert torch.equal(version(view, *rest), version(x.contiguous(), *rest))
 
 
 @versions
