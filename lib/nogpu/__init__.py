@@ -18,11 +18,14 @@ HAS_GPU = torch.cuda.is_available()
 
 
 def install():
-    """Make this process ready: with a GPU nothing happens, without one the stand-ins are put in place.
+    """Make this process ready: with a GPU, nvcc is found; without one, the stand-ins are put in place.
 
     Raises RuntimeError when triton was imported first and so missed TRITON_INTERPRET=1.
     """
     if HAS_GPU:
+        from lib.nogpu.cuda_toolkit import use_pip_cuda
+
+        use_pip_cuda()  # where no toolkit is installed, that of pip's wheels
         return
     if "triton" in sys.modules and not sys.modules["triton"].knobs.runtime.interpret:
         raise RuntimeError(

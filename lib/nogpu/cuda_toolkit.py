@@ -60,7 +60,7 @@ def find_nvcc() -> str | None:
 def how_to_get_nvcc() -> str:
     """What to type for a compiler of the CUDA version that this PyTorch was built with."""
     version = f"=={torch.version.cuda}.*" if torch.version.cuda else ""
-    return f'pip install "cuda-toolkit[nvcc,cccl,crt]{version}" ninja'
+    return f'pip install "cuda-toolkit[nvcc,nvvm,cccl,crt]{version}" ninja'
 
 
 def use_pip_cuda() -> str | None:

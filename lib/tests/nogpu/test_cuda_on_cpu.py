@@ -584,7 +584,7 @@ def test_no_nvcc_is_said_in_a_sentence(monkeypatch):
     monkeypatch.setattr(cuda_toolkit, "_USUAL_NVCC", "/nowhere/nvcc")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert re.search(
-        r"no nvcc .* `pip install \"cuda-toolkit\[nvcc,cccl,crt\].*` *\.$", cuda.why_no_cuda()
+        r"no nvcc .* `pip install \"cuda-toolkit\[nvcc,nvvm,cccl,crt\].*` *\.$", cuda.why_no_cuda()
     )
     with pytest.raises(cuda.ToolMissing, match="no nvcc"):
         cuda.nvcc_check("__global__ void f() {}")
