@@ -18,6 +18,7 @@ from collections.abc import Callable
 
 from lib import reader
 from lib.check import CheckError, check_against_float64
+from lib.nogpu.memory import count_traffic
 
 import torch
 
@@ -161,6 +162,14 @@ def expect_op(answer, eager, make_inputs, shapes=SHAPES, dtypes=(torch.float32, 
                 raise
             except Exception as error:
                 raise Wrong(f"{at}: raised {type(error).__name__}: {str(error)[:300]}") from None
+
+
+def expect_launches(launch, exactly=None, at_least=1):
+    """Wrong unless `launch()` launches that many Triton kernels, counted in the interpreter: small inputs."""
+    found = count_traffic(launch).launches
+    if exactly is not None:
+        expect(found == exactly, f"should launch {exactly} Triton kernel, launched {found}")
+    expect(found >= at_least, f"should launch {at_least} Triton kernel or more, launched {found}")
 
 
 # --- progress ------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Exercises of notebook 00, Start here."""
 
 from lib import machine
-from lib.exercises import attempted, exercise, expect, expect_number, expect_op
+from lib.exercises import attempted, exercise, expect, expect_launches, expect_number, expect_op
 
 import torch
 
@@ -45,3 +45,4 @@ def check_silu(answer):
 
     shapes = ((1,), (2, 3), (1024,), (1025,), (17, 333))
     expect_op(answer, torch.nn.functional.silu, inputs, shapes=shapes)
+    expect_launches(lambda: answer(*inputs((5, 7), torch.float32)), exactly=1)

@@ -1,8 +1,19 @@
 """Exercises of notebook 30, add_relu."""
 
+import re
+
 from lib import machine, suite
 from lib.check import CheckError, check_against_float64
-from lib.exercises import SHAPES, Skip, Wrong, attempted, exercise, expect, expect_op
+from lib.exercises import (
+    SHAPES,
+    Skip,
+    Wrong,
+    attempted,
+    exercise,
+    expect,
+    expect_launches,
+    expect_op,
+)
 from lib.nogpu import cuda
 
 import torch
@@ -26,6 +37,7 @@ def check_add_relu6(answer):
 
     expect_op(answer, eager, _inputs)
     expect_op(answer, eager, _with_nan, shapes=((2, 3),))
+    expect_launches(lambda: answer(*_inputs((5, 7), torch.float32)), exactly=1)
 
 
 @exercise("30.2", "The smallest shape that shows it", minutes=10, level=2)
@@ -64,6 +76,7 @@ def check_bias_gradient(answer):
         return torch.where(y > 0, dy, 0).sum(0)
 
     expect_op(answer, eager, inputs, shapes=(*SHAPES, (1000, 3)))
+    expect_launches(lambda: answer(*inputs((5, 7), torch.float32)))
 
 
 @exercise("30.4", "A launch that covers everything", minutes=15, level=3)
@@ -73,7 +86,12 @@ def check_fixed_source(source):
     expect(isinstance(source, str), "fixed_source has to be the source, a string")
     if missing := cuda.cuda_build.why_no_compiler():
         raise Skip(missing)
-    expect("LAUNCH_CHECK" in source or "cudaGetLastError" in source, "the launch is not checked")
+    code = re.sub(r"//[^\n]*|/\*.*?\*/", "", source, flags=re.S)
+    behind = code.rpartition(">>>")[2]
+    expect(
+        "LAUNCH_CHECK" in behind or "cudaGetLastError" in behind,
+        "no launch check behind the launch",
+    )
     fixed = cuda.load_cuda_on_cpu(source, ["add_relu"], name="fixed", checked=True)
     for shape in [(1, 1), (8, 8), (5, 7), (17, 33), (64, 16), (3, 2000), (1500, 2)]:
         x, bias = (torch.randn(shape), torch.randn(shape[1]))

@@ -3,12 +3,13 @@
 Stands in for   a GPU running a Triton kernel. Programs run one after another, each operation as NumPy on a
                 whole tile; pointers are addresses of CPU memory.
 Differs in      order (a race between programs never shows), speed (about a thousand programs a second),
-                rounding of fused multiply-adds, and the NaN behaviour of `tl.maximum`.
+                and rounding of fused multiply-adds.
 Repairs         bfloat16 arithmetic (upstream works on the raw 16 bits) · libdevice functions (upstream has
                 none) · autotuning (upstream needs a GPU to time on; here the first config wins) · the cost of
                 helper calls (upstream patches `triton.language` again at each, and never undoes it) ·
                 `tl.reduce` with Inductor's maximum and minimum (upstream loops over elements in Python) ·
-                loop bounds computed in the kernel (triton 3.6 with NumPy from 2.4 on).
+                loop bounds computed in the kernel (triton 3.6 with NumPy from 2.4 on) ·
+                NaN in `tl.maximum`, `tl.minimum` and `tl.clamp` (compiled they drop it, upstream keeps it).
 Not repaired    float8, inline assembly, `triton.testing.do_bench`.
 """
 
@@ -40,6 +41,7 @@ def install():
     """Repair triton's interpreter for this process. Needs TRITON_INTERPRET=1 set before triton's import."""
     _repair_bfloat16()
     _repair_libdevice()
+    _repair_maximum()
     _repair_autotune()
     _repair_helper_calls()
     _repair_reduce()
@@ -117,6 +119,23 @@ def _in_float32(method, n_operands):
         return _narrow(method(self, *map(_widen, operands), *rest))
 
     return wrapped
+
+
+# --- maximum, minimum, clamp: without propagate_nan a GPU returns the operand that is no NaN ------------
+
+
+def _repair_maximum():
+    builder = upstream.InterpreterBuilder
+    keeps_nan = upstream._ir.PROPAGATE_NAN.ALL
+    builder.create_maxnumf = lambda self, a, b: self.binary_op(a, b, np.fmax)
+    builder.create_minnumf = lambda self, a, b: self.binary_op(a, b, np.fmin)
+
+    def clamp(self, x, low, high, propagate_nan):
+        if propagate_nan == keeps_nan:
+            return self.ternary_op(x, low, high, np.clip)
+        return self.create_minnumf(self.create_maxnumf(x, low), high)
+
+    builder.create_clampf = clamp
 
 
 # --- libdevice -----------------------------------------------------------------------------------------

@@ -87,6 +87,26 @@ def test_libdevice():
     torch.testing.assert_close(out, torch.tanh(x) + torch.erf(x) + x**2)
 
 
+@triton.jit
+def _nan_kernel(x_ptr, out_ptr, KEEP: tl.constexpr, N: tl.constexpr):
+    offsets = tl.arange(0, N)
+    x = tl.load(x_ptr + offsets)
+    nan: tl.constexpr = tl.PropagateNan.ALL if KEEP else tl.PropagateNan.NONE
+    tl.store(out_ptr + offsets, tl.maximum(x, 0.0, propagate_nan=nan))
+    tl.store(out_ptr + N + offsets, tl.minimum(x, 0.0, propagate_nan=nan))
+    tl.store(out_ptr + 2 * N + offsets, tl.clamp(x, -1.0, 1.0, propagate_nan=nan))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_maximum_minimum_and_clamp_drop_nan_as_compiled_code_does(dtype):
+    x, out = torch.tensor([float("nan"), 2.0], dtype=dtype), torch.empty(3, 2, dtype=dtype)
+    _nan_kernel[(1,)](x, out, KEEP=False, N=2)
+    assert out.tolist() == [[0, 2], [0, 0], [-1, 1]]
+    _nan_kernel[(1,)](x, out, KEEP=True, N=2)
+    assert out[:, 0].isnan().all()
+    assert out[:, 1].tolist() == [2, 0, 1]
+
+
 @triton.autotune([triton.Config({"BLOCK_SIZE": b}) for b in (32, 64)], key=["n"])
 @triton.jit
 def _tuned_kernel(x_ptr, n, BLOCK_SIZE: tl.constexpr):
