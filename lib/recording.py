@@ -18,6 +18,7 @@ import tempfile
 from pathlib import Path
 
 from lib import machine, results
+from lib.nogpu import recorded_code
 
 import nbformat
 
@@ -85,7 +86,8 @@ def record(path):
         raise SystemExit(
             "record needs a GPU; `make run` executes a notebook without keeping anything"
         )
-    os.environ["FUSED_KERNELS_RECORD"] = "1"
+    os.environ["FUSED_KERNELS_RECORD"] = path.stem
+    recorded_code.forget(path.stem)
     notebook = nbformat.read(path, as_version=4)
     with tempfile.TemporaryDirectory() as reader:
         os.environ["FUSED_KERNELS_READER"] = reader  # no guesses or progress of whoever records

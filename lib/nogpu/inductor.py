@@ -34,6 +34,7 @@ from types import SimpleNamespace
 from unittest import mock
 
 import lib
+from lib.nogpu import recorded_code
 from lib.nogpu.inductor_text import KernelInfo, kernel_source, kernels, normalize
 from lib.nogpu.run_output_code import graphs, run_output_code, run_training_code
 
@@ -84,15 +85,30 @@ def output_code(fn, *inputs, options=None, dynamic=False):
     fn is a function or a torch.nn.Module; inputs are tensors on any device, and anything else fn takes.
     Where an input or a parameter requires grad, the text holds the forward graphs and then the backward
     graphs. `options` and `dynamic` go to torch.compile.
+
+    Raises ValueError where nothing was compiled or an option needs a GPU. Without a GPU, and with a torch or
+    triton outside SUPPORTED, it returns the text recorded for this function and these shapes, with a warning
+    and a first line that say so, or raises UnsupportedVersion where there is none.
     """
+    settings = {"dynamic": dynamic, **(options or {})}
+    if not torch.cuda.is_available():
+        try:
+            check_versions()
+        except UnsupportedVersion:
+            if code := recorded_code.find(fn, inputs, settings):
+                return code
+            raise
+        _check_options(options or {})
+    code = _written(fn, inputs, options, dynamic)
+    recorded_code.remember(fn, inputs, settings, code)
+    return code
+
+
+def _written(fn, inputs, options, dynamic):
     if isinstance(fn, torch.nn.Module):
         fn = copy.deepcopy(fn)  # its parameters will be moved
-    if torch.cuda.is_available():
-        codes = _write_on_gpu(fn, inputs, options, dynamic)
-    else:
-        check_versions()
-        _check_options(options or {})
-        codes = _write_on_fake_gpu(fn, inputs, options, dynamic)
+    write = _write_on_gpu if torch.cuda.is_available() else _write_on_fake_gpu
+    codes = write(fn, inputs, options, dynamic)
     if not codes:
         raise ValueError(
             "output_code: Inductor compiled nothing. The function has no tensor ops, or Dynamo fell back "

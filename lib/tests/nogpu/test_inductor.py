@@ -3,10 +3,11 @@
 import os
 import subprocess
 import sys
+import time
 from collections import Counter
 
 import lib
-from lib.nogpu import inductor
+from lib.nogpu import inductor, recorded_code
 from lib.nogpu.fake_gpu import fake_gpu, grad
 from lib.nogpu.inductor import (
     graphs,
@@ -322,7 +323,62 @@ def test_unsupported_version(monkeypatch):
     with pytest.raises(
         inductor.UnsupportedVersion, match="torch 2.11 to 2.13 and triton 3.6 to 3.7"
     ):
-        output_code(softmax, torch.randn(4, 4))
+        output_code(softmax, torch.randn(4, 5))
+
+
+@no_gpu
+def test_unsupported_version_gets_the_recorded_text(code_of, monkeypatch, tmp_path):
+    monkeypatch.setattr(recorded_code, "FOLDER", tmp_path)
+    inputs, _ = make_inputs("bias_relu")
+    code, settings = code_of("bias_relu"), {"dynamic": False}
+    recorded_code.remember(bias_relu, inputs, settings, code)
+    assert not list(tmp_path.rglob("*.txt")), "kept only while a notebook is recorded"
+    monkeypatch.setenv("FUSED_KERNELS_RECORD", "21_a_notebook")
+    recorded_code.remember(bias_relu, inputs, settings, code)
+
+    monkeypatch.setattr(torch, "__version__", "2.20.0")
+    with pytest.warns(UserWarning, match="not written here: Recorded on"):
+        recorded = output_code(bias_relu, *inputs)
+    assert recorded.startswith(recorded_code.MARK)
+    assert len(recorded) < len(code)
+    assert kernels(recorded) == kernels(code)
+    expected = bias_relu(*inputs)
+    torch.testing.assert_close(run_output_code(recorded, *inputs), expected, atol=1e-5, rtol=0)
+    for other in ([inputs[0][:64], inputs[1]], [inputs[0].bfloat16(), inputs[1].bfloat16()]):
+        with pytest.raises(inductor.UnsupportedVersion):
+            output_code(bias_relu, *other)
+    with pytest.raises(inductor.UnsupportedVersion):
+        output_code(lambda x, bias: torch.relu(x + 2 * bias), *inputs)
+    recorded_code.forget("21_a_notebook")
+    assert not list(tmp_path.rglob("*.txt"))
+
+
+@no_gpu
+def test_speed(code_of):
+    """After the first function, which imports Inductor, another takes at most half a second when idle."""
+    code_of("bias_relu")
+    seconds = []
+    for n_cols in (640, 768, 896):
+        start = time.process_time()  # other processes of a busy machine aside
+        output_code(bias_relu, torch.randn(128, n_cols), torch.randn(n_cols))
+        seconds.append(time.process_time() - start)
+    assert min(seconds) <= 0.5, seconds
+
+
+FIRST = """
+import time, lib, torch
+from lib.nogpu.inductor import output_code
+x, bias = torch.randn(128, 512), torch.randn(512)
+start = time.process_time()
+output_code(lambda x, bias: torch.relu(x + bias), x, bias)
+print(time.process_time() - start)
+"""
+
+
+@no_gpu
+def test_speed_of_the_first_call():
+    done = subprocess.run([sys.executable, "-c", FIRST], capture_output=True, text=True, check=True)
+    assert float(done.stdout) <= 5, done.stdout
 
 
 # --- TORCH_LOGS -------------------------------------------------------------------------------------------

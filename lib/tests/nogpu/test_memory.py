@@ -100,3 +100,26 @@ def test_views_of_one_storage_are_told_apart():
     table = count_traffic(lambda: copy(x, y)).table()
     assert table.loc["_copy_kernel.x_ptr", "loaded"] == 4000
     assert table.loc["_copy_kernel.y_ptr", "stored"] == 4000
+
+
+@triton.jit
+def _softmax_kernel(x_ptr, y_ptr, n_cols, BLOCK_SIZE: tl.constexpr):
+    row, cols = tl.program_id(0), tl.arange(0, BLOCK_SIZE)
+    x = tl.load(x_ptr + row * n_cols + cols, mask=cols < n_cols, other=-float("inf"))
+    numerator = tl.exp(x - tl.max(x, axis=0))
+    tl.store(y_ptr + row * n_cols + cols, numerator / tl.sum(numerator, axis=0), mask=cols < n_cols)
+
+
+@pytest.mark.parametrize("shape", [(7, 781), (1, 1), (3, 1024)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_a_fused_softmax_reads_once_and_writes_once(shape, dtype):
+    """By hand: M rows of N elements of s bytes are MNs bytes read and MNs written, whatever BLOCK_SIZE."""
+    x = torch.randn(shape, device=machine.device()).to(dtype)
+    y = torch.empty_like(x)
+    (m, n), s = shape, dtype.itemsize
+    for block_size in (1024, 4096):
+        traffic = count_traffic(lambda b=block_size: _softmax_kernel[(m,)](x, y, n, BLOCK_SIZE=b))
+        assert traffic.by_argument["_softmax_kernel.x_ptr"].loaded == m * n * s
+        assert traffic.by_argument["_softmax_kernel.y_ptr"].stored == m * n * s
+        assert traffic.bytes_moved == traffic.bytes_requested == 2 * m * n * s
+    torch.testing.assert_close(y, torch.softmax(x, -1))

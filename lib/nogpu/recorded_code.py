@@ -1,0 +1,81 @@
+"""Output code kept in data/output_code: what to show where this torch's private parts are not known.
+
+While notebooks are recorded on a GPU, `output_code` leaves each text it returns here, trimmed. Later, without
+a GPU and with a torch or triton whose private parts lib.nogpu.inductor does not know, the same function with
+the same inputs gets that text back, and its first line says where and when it was recorded. Another
+function, or one changed since, has no recording.
+"""
+
+import hashlib
+import inspect
+import os
+import re
+import textwrap
+import warnings
+from pathlib import Path
+
+from lib import machine
+from lib.nogpu.inductor_text import normalize, split_graphs
+
+import torch
+
+FOLDER = Path(__file__).resolve().parents[2] / "data" / "output_code"
+MARK = "# Recorded on "
+
+
+def remember(fn, inputs, settings, code):
+    """Keep `code` when a notebook is being recorded. settings: the options of torch.compile."""
+    notebook, key = os.environ.get("FUSED_KERNELS_RECORD"), _key(fn, inputs, settings)
+    if notebook and key:
+        path = FOLDER / notebook / f"{key}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{MARK}{machine.stamp().line()}\n{trimmed(code)}")
+
+
+def forget(notebook):
+    """Delete what was kept for one notebook: its recording is about to be made again."""
+    for path in (FOLDER / notebook).glob("*.txt"):
+        path.unlink()
+
+
+def find(fn, inputs, settings):
+    """The text recorded for fn(*inputs), with a warning that says so, or None."""
+    key = _key(fn, inputs, settings)
+    for path in sorted(FOLDER.glob(f"*/{key}.txt")):
+        code = path.read_text()
+        warnings.warn(
+            f"This output code was not written here: {code.splitlines()[0].removeprefix('# ')}",
+            stacklevel=3,
+        )
+        return code
+    return None
+
+
+def trimmed(code):
+    """The text without paths, hashes and the benchmark at the end of each graph."""
+    texts = [re.split(r"(?m)^def (?:get_args|benchmark_compiled_module)\(", text)[0] for _, text in
+             split_graphs(normalize(code))]  # fmt: skip
+    return "\n".join(text.rstrip() + "\n" for text in texts)
+
+
+def _key(fn, inputs, settings):
+    """'<name>-<eight hex digits>' of fn's source and of what the inputs look like; None without a source."""
+    try:
+        what = _identity(fn)
+    except (OSError, TypeError):  # typed at a prompt, or built in
+        return None
+    text = "\0".join([what, *map(_look, inputs), repr(sorted(settings.items(), key=str))])
+    name = re.sub(r"\W+", "", getattr(fn, "__name__", type(fn).__name__)) or "function"
+    return f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def _identity(fn):
+    if isinstance(fn, torch.nn.Module):
+        return textwrap.dedent(inspect.getsource(type(fn))) + repr(fn)
+    return textwrap.dedent(inspect.getsource(fn)) + repr(inspect.getclosurevars(fn).nonlocals)
+
+
+def _look(value):
+    if not isinstance(value, torch.Tensor):
+        return repr(value)
+    return f"{tuple(value.shape)} {value.stride()} {value.dtype} {value.requires_grad}"
