@@ -105,7 +105,8 @@ def _comment_above(lines, lineno):
 
 def _describe(source):
     """Kind, size hints and the bare function of one kernel's source."""
-    function = next(node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef))
+    functions = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
+    function = functions[-1]  # above it may stand what a scan combines with
     heuristic = function.decorator_list[0]  # @triton_heuristics.pointwise(size_hints={...}, ...)
     hints = {k.arg: k.value for k in heuristic.keywords}.get("size_hints")
     size_hints = {} if hints is None else ast.literal_eval(hints)

@@ -276,6 +276,13 @@ def test_kernel_info_of_a_matmul(code_of):
     assert "out=buf0" in mm.source
 
 
+def test_a_kernel_with_a_helper_above_it():
+    code = output_code(lambda x: torch.relu(x.cumsum(1)), torch.randn(8, 64))
+    (info,) = kernels(code)
+    assert "scan" in info.kind
+    assert info.source.count("@triton.jit") == 2
+
+
 def test_kernel_source_by_position_and_name(code_of):
     code = code_of("layer_norm_gelu_training")
     for i, info in enumerate(kernels(code)):

@@ -1,0 +1,233 @@
+"""Exercises of notebook 21: read the code torch.compile writes."""
+
+import ast
+import functools
+import re
+import warnings
+
+from lib.check import CheckError, check_against_float64
+from lib.exercises import SHAPES, NotAttempted, Wrong, attempted, exercise, expect, expect_op
+from lib.nogpu.inductor import kernel_source, kernels, output_code
+
+import torch
+import torch.nn.functional as F
+
+
+def _filled_in(answers, keys):
+    """The dictionary `answers`; NotAttempted when all its values are None, Wrong when some are."""
+    expect(isinstance(answers, dict), "give a dictionary, as the cell does")
+    missing = [key for key in keys if answers.get(key) is None]
+    if len(missing) == len(keys):
+        raise NotAttempted
+    expect(not missing, f"{', '.join(missing)}: no answer yet")
+    return answers
+
+
+# --- 21.1 ----------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def kernel_in_question():
+    """The source of the kernel that exercise 21.1 asks about."""
+
+    def centred(x):
+        return (x - x.mean(dim=1, keepdim=True)) / x.amax(dim=1, keepdim=True)
+
+    return kernel_source(output_code(centred, torch.zeros(48, 3000)), 0)
+
+
+def _loads(source, pointer):
+    return re.findall(rf"tl\.load\({pointer} .*", source)
+
+
+def _facts(source):
+    """{question: (answer, where to look)}, the answers read off the text."""
+    loads = _loads(source, "in_ptr0")
+    policy = re.search(r"eviction_policy='(\w+)'", loads[-1])[1]
+    number = {
+        name: int(re.search(rf"\b{name} = (\d+)", source)[1]) for name in ("xnumel", "r0_numel")
+    }
+    running = set(re.findall(r"(?m)^    (_tmp\w+) = tl\.(?:full|zeros)", source))
+    return {
+        "rows": (number["xnumel"], "the x index counts what is kept, here rows"),
+        "row_length": (number["r0_numel"], "the r0_ index counts what is reduced"),
+        "loads_of_x": (
+            len(loads),
+            "count the loads through in_ptr0: each loop walks the whole row",
+        ),
+        "running_tiles": (
+            len(running),
+            "they are filled before the first loop, and are named _tmp",
+        ),
+        "last_policy": (policy, "look at the second loop's load"),
+    }
+
+
+@exercise("21.1", "Five questions to a kernel", minutes=8, level=1)
+def check_questions(answers):
+    facts = _facts(kernel_in_question())
+    answers = _filled_in(answers, facts)
+    for question, (want, hint) in facts.items():
+        got = answers[question]
+        expect(got == want, f"{question}: {got!r} is not right; {hint}")
+
+
+# --- 21.2 ----------------------------------------------------------------------------------------------
+
+
+def softmax_of_relu(x, bias):
+    return torch.softmax(torch.relu(x + bias), dim=1)
+
+
+def both_sums(x):
+    return x.sum(dim=0), x.sum(dim=1)
+
+
+def through_a_copy(x, y):
+    return F.gelu(x).t().contiguous() + y
+
+
+def two_layers(x, w, v):
+    return torch.relu(x @ w) @ v
+
+
+def side_by_side(x, y):
+    return torch.sigmoid(x), torch.sigmoid(y)
+
+
+# Each with the shapes of its inputs, and what to think about when the count is wrong.
+COUNTED = {
+    softmax_of_relu: ([(128, 512), (512,)], "one walk over a row serves every op in it"),
+    both_sums: ([(128, 512)], "compare the index that each sum keeps"),
+    through_a_copy: (
+        [(128, 512), (512, 128)],
+        "a copy is an op like any other: an index, a load, a store",
+    ),
+    two_layers: ([(128, 512), (512, 64), (64, 16)], "what can be fused into a matmul here?"),
+    side_by_side: (
+        [(128, 512), (128, 512)],
+        "equal index, but does one need what the other loads?",
+    ),
+}
+
+
+@functools.cache
+def _launches(fn):
+    inputs = [torch.zeros(shape) for shape in COUNTED[fn][0]]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="TensorFloat32")
+        return len(kernels(output_code(fn, *inputs)))
+
+
+@exercise("21.2", "Count before you look", minutes=10, level=2)
+def check_counts(answers):
+    answers = _filled_in(answers, [fn.__name__ for fn in COUNTED])
+    for fn, (_, hint) in COUNTED.items():
+        got, want = answers[fn.__name__], _launches(fn)
+        what = "too few" if isinstance(got, int) and got < want else "not the number"
+        expect(got == want, f"{fn.__name__}: {got!r} is {what}; {hint}")
+
+
+# --- 21.3 ----------------------------------------------------------------------------------------------
+
+
+def _hidden(x, per_row, per_column):
+    return x * torch.sigmoid(1.5 * x + per_row[:, None]) - per_column
+
+
+def _hidden_inputs(shape, dtype):
+    generator = torch.Generator().manual_seed(0)
+    shapes = (shape, shape[:1], shape[1:])
+    return [torch.randn(s, generator=generator).to(dtype) for s in shapes]
+
+
+@functools.cache
+def unknown_kernel():
+    """The source of the kernel that exercise 21.3 asks to write in PyTorch."""
+    return kernel_source(output_code(_hidden, *_hidden_inputs((96, 320), torch.float32)), 0)
+
+
+@exercise("21.3", "From the kernel back to the function", minutes=12, level=2)
+def check_unknown(answer):
+    for shape in SHAPES:  # one at a time, so that an error too is told at the smallest shape
+        try:
+            expect_op(answer, _hidden, _hidden_inputs, shapes=(shape,))
+        except RuntimeError as error:
+            raise Wrong(f"at shape {shape}: {error}") from None
+
+
+# --- 21.4 ----------------------------------------------------------------------------------------------
+
+
+def masked_accesses(source):
+    """The lines of a kernel's source whose tl.load or tl.store has a mask."""
+    position = {"tl.load": 1, "tl.store": 2}
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    found = []
+    for call in calls:
+        at = position.get(ast.unparse(call.func))
+        if at is None or len(call.args) <= at:
+            continue
+        if not (isinstance(call.args[at], ast.Constant) and call.args[at].value is None):
+            found.append(call.lineno)
+    return [source.splitlines()[line - 1].strip() for line in sorted(found)]
+
+
+def _function_and_shape(answer):
+    expect(
+        isinstance(answer, tuple) and len(answer) == 2 and callable(answer[0]),
+        "give a tuple of two: a function of one tensor, and the shape of that tensor",
+    )
+    fn, shape = answer
+    expect(
+        isinstance(shape, (tuple, list)) and all(isinstance(n, int) and n > 0 for n in shape),
+        f"the shape should be a tuple of positive whole numbers, got {shape!r}",
+    )
+    expect(torch.Size(shape).numel() <= 1 << 24, "take a shape of at most 2**24 elements")
+    expect(len(shape) > 1 and shape[0] > 1, "take a shape of several rows")
+    return fn, shape
+
+
+@exercise("21.4", "One reduction, no mask", minutes=10, level=2)
+def check_one_reduction(answer):
+    fn, shape = _function_and_shape(answer)
+    infos = kernels(output_code(fn, torch.zeros(shape)))
+    kinds = ", ".join(info.kind for info in infos)
+    expect(len(infos) == 1, f"at {tuple(shape)} the code launches {len(infos)} kernels: {kinds}")
+    expect(
+        "reduction" in kinds,
+        f"at {tuple(shape)} the kernel is {kinds}: nothing is reduced, or so little that it is written out",
+    )
+    masked = masked_accesses(infos[0].source)
+    expect(not masked, f"at {tuple(shape)} there is a mask: {''.join(masked[:1])}")
+
+
+# --- 21.5 ----------------------------------------------------------------------------------------------
+
+
+def two_kernels(x, y, x_bias, y_bias):
+    return F.gelu(x + x_bias), F.gelu(y + y_bias)
+
+
+def _two_inputs(rows, cols):
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((rows, cols), (rows, cols), (cols,), (cols,))
+    return [torch.randn(shape, generator=generator) for shape in shapes]
+
+
+@exercise("21.5", "Two kernels become one", minutes=15, level=3)
+def check_one_kernel(answer):
+    for shape in [(1, 1), (2, 3), (17, 33), (128, 512)]:
+        inputs, at = _two_inputs(*shape), f"at {shape[0]}×{shape[1]}"
+        outputs = attempted(answer(*inputs))
+        expect(
+            isinstance(outputs, (tuple, list)) and len(outputs) == 2,
+            f"{at}: return two tensors, as two_kernels does",
+        )
+        try:
+            check_against_float64(answer, two_kernels, *inputs, name=at)
+        except CheckError as error:
+            raise Wrong(str(error)) from None
+    infos = kernels(output_code(answer, *inputs))
+    names = ", ".join(info.name for info in infos)
+    expect(len(infos) == 1, f"the values are right, in {len(infos)} kernels: {names}")
