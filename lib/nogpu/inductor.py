@@ -10,7 +10,8 @@ the same text line by line, but for what `normalize` removes.
 
 Where it differs from a GPU:
     Nothing is computed, so a graph break on a tensor's value (`if x.sum() > 0`) ends the text there.
-    Nothing is timed, so mode="max-autotune" cannot choose and CUDA graphs cannot record.
+    Nothing is timed, so mode="max-autotune" cannot choose, CUDA graphs cannot record, and a matmul of odd
+    sizes is never padded (on a GPU Inductor times it both ways).
     An op that torch dispatches by asking the driver (attention) may take another route than on a GPU.
 
 From a shell the documented way is the same with and without a GPU; the script has to ask for the code
@@ -175,6 +176,7 @@ def _write_on_fake_gpu(fn, inputs, options, dynamic):
         ):
             # torch asks where an input begins, to see if it is aligned: a fake one begins at 0
             warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
+            options = {"shape_padding": False, **(options or {})}  # decided by timing
             torch.compile(fn, dynamic=dynamic, options=options)(*inputs)
     # Each backward graph was written with its forward; on a GPU they come in the order in which they run.
     backward = [code for code in codes if _is_backward(code)]

@@ -164,13 +164,13 @@ def _hook_accesses(builder):
             mask = np.broadcast_to(getattr(mask, "data", mask), pointers.data.shape)
             _running[-1].access(verb, pointers.data, mask)
 
-    def create_masked_load(self, pointers, mask, *rest):
+    def create_masked_load(self, pointers, mask, *rest, **options):
         see("loaded", pointers, mask)
-        return load(self, pointers, mask, *rest)
+        return load(self, pointers, mask, *rest, **options)
 
-    def create_masked_store(self, pointers, value, mask, *rest):
+    def create_masked_store(self, pointers, value, mask, *rest, **options):
         see("stored", pointers, mask)
-        return store(self, pointers, value, mask, *rest)
+        return store(self, pointers, value, mask, *rest, **options)
 
     def create_atomic_cas(self, pointers, *rest):
         everywhere = np.ones(pointers.data.shape, bool)

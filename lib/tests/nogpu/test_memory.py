@@ -123,3 +123,20 @@ def test_a_fused_softmax_reads_once_and_writes_once(shape, dtype):
         assert traffic.by_argument["_softmax_kernel.y_ptr"].stored == m * n * s
         assert traffic.bytes_moved == traffic.bytes_requested == 2 * m * n * s
     torch.testing.assert_close(y, torch.softmax(x, -1))
+
+
+@triton.jit
+def _descriptor_kernel(x_ptr, y_ptr, M, N, BLOCK_SIZE: tl.constexpr):
+    shape, block = [M, N], [BLOCK_SIZE, BLOCK_SIZE]
+    x = tl.make_tensor_descriptor(x_ptr, shape=shape, strides=[N, 1], block_shape=block)
+    y = tl.make_tensor_descriptor(y_ptr, shape=shape, strides=[N, 1], block_shape=block)
+    y.store([0, 0], x.load([0, 0]))
+
+
+@pytest.mark.skipif(machine.HAS_GPU, reason="a GPU needs Hopper and an allocator for this")
+def test_loads_and_stores_through_descriptors_are_counted():
+    x = torch.randn(20, 24)
+    y = torch.zeros_like(x)
+    traffic = count_traffic(lambda: _descriptor_kernel[(1,)](x, y, 20, 24, BLOCK_SIZE=32))
+    assert torch.equal(x, y)
+    assert traffic.bytes_moved == 2 * x.nbytes

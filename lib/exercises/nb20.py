@@ -1,0 +1,251 @@
+"""Exercises of notebook 20: torch.compile. The functions with public names are shown in the notebook."""
+
+import contextlib
+import io
+
+from lib import machine
+from lib.exercises import attempted, exercise, expect
+
+import torch
+
+# --- shown in the notebook -----------------------------------------------------------------------------
+
+
+def branch_on_a_size(x):
+    y = torch.relu(x)
+    if x.shape[0] > 2:
+        y = 2 * y
+    return y + 1
+
+
+def print_in_the_middle(x):
+    y = torch.relu(x)
+    print("half way")
+    return 2 * y
+
+
+def print_in_a_helper(x):
+    def shift(y):
+        z = y + 1
+        print("in the helper")
+        return torch.relu(z)
+
+    return 3 * shift(2 * x)
+
+
+def print_in_a_loop(x):
+    for k in range(3):
+        x = torch.relu(x) + k
+        print("round", k)
+    return x
+
+
+QUIZ = (branch_on_a_size, print_in_the_middle, print_in_a_helper, print_in_a_loop)
+
+
+def clip_to_norm(x, limit):
+    norm = x.norm().item()
+    if norm > limit:
+        x = x * (limit / norm)
+    print("norm", norm)
+    return x
+
+
+class Noisy(torch.nn.Module):
+    """Adds to each row a wave that moves on with every call."""
+
+    def __init__(self):
+        super().__init__()
+        self.step = 0
+
+    def forward(self, x):
+        self.step += 1
+        wave = torch.sin(torch.arange(x.shape[0], device=x.device) + 0.1 * self.step)
+        return x + wave[:, None]
+
+
+# --- what Dynamo makes of a function -------------------------------------------------------------------
+
+
+class _Counter:
+    """A backend that keeps the graphs it is given and runs them as recorded."""
+
+    def __init__(self):
+        self.graphs = []
+
+    def __call__(self, graph, example_inputs):
+        self.graphs.append(graph)
+        return graph.forward
+
+    def sizes(self):
+        return [sum(n.op.startswith("call") for n in g.graph.nodes) for g in self.graphs]
+
+
+def _graph_sizes(fn, *calls):
+    """The number of ops in each graph compiled over the calls; what fn prints is dropped."""
+    torch._dynamo.reset()
+    counter = _Counter()
+    version = torch.compile(fn, backend=counter)
+    with contextlib.redirect_stdout(io.StringIO()):
+        for args in calls:
+            version(*args)
+    return counter.sizes()
+
+
+def _ones(*shape):
+    return torch.ones(shape, device=machine.device())
+
+
+# --- 20.1 ----------------------------------------------------------------------------------------------
+
+_WHY = {
+    branch_on_a_size: "a size is a Python number when the function is compiled, so the `if` is decided then",
+    print_in_the_middle: "one part before the print, one behind it",
+    print_in_a_helper: "the break splits the helper and, around the call, its caller too",
+    print_in_a_loop: "Dynamo cannot go on in the middle of a loop, and leaves the function to Python",
+}
+
+
+@exercise("20.1", "How many graphs?", minutes=6, level=1)
+def _(numbers):
+    expect(
+        isinstance(numbers, (tuple, list)) and len(numbers) == len(QUIZ),
+        f"give a tuple of {len(QUIZ)} numbers, one for each function",
+    )
+    for fn, got in zip(QUIZ, numbers):
+        want = len(_graph_sizes(fn, (_ones(4, 8),)))
+        expect(got == want, f"{fn.__name__}: should be {want}, got {got}: {_WHY[fn]}")
+
+
+# --- 20.2 ----------------------------------------------------------------------------------------------
+
+
+def _three_ops(x):
+    return torch.relu(x + 1) * 2
+
+
+def _value_decides(x):
+    y = 2 * x
+    if y.sum() > 0:
+        return torch.relu(y)
+    return torch.sin(torch.cos(y)) + 1
+
+
+def _word_decides(x, word):
+    return x + 1 if word == "short" else torch.sin(x + 1) * 2
+
+
+def _size_cases():
+    x = _ones(4, 8)
+    yield "three ops, one call", _three_ops, [(x,)]
+    yield "three ops, the same call twice", _three_ops, [(x,), (x,)]
+    yield "a print in the middle", print_in_the_middle, [(x,)]
+    yield "two words, two versions", _word_decides, [(x, "short"), (x, "long")]
+    yield "an `if` on a positive value", _value_decides, [(x,)]
+    yield "an `if` on a negative value", _value_decides, [(-x,)]
+    for k in range(3, torch._dynamo.config.recompile_limit + 3):
+        again = f"three ops, asked for time {k} (what was compiled before is still there)"
+        yield again, _three_ops, [(x,)]
+    yield "three shapes", _three_ops, [(_ones(n, 8),) for n in (4, 5, 6)]
+    yield "a print in a loop", print_in_a_loop, [(x,)]
+
+
+@exercise("20.2", "A counting backend", minutes=10, level=2)
+def _(graph_sizes):
+    attempted(graph_sizes(_three_ops, (_ones(4, 8),)))
+    cases = [(what, fn, calls, _graph_sizes(fn, *calls)) for what, fn, calls in _size_cases()]
+    torch._dynamo.reset()
+    for what, fn, calls, want in cases:
+        with contextlib.redirect_stdout(io.StringIO()):
+            got = graph_sizes(fn, *calls)
+        expect(
+            isinstance(got, (list, tuple)),
+            f"{what}: should be a list of numbers, got {type(got).__name__}",
+        )
+        expect(list(got) == want, f"{what}: should be {want}, got {list(got)}")
+
+
+# --- 20.3 ----------------------------------------------------------------------------------------------
+
+
+def _value_and_gradient(fn, x, limit):
+    x = x.clone().requires_grad_()
+    with contextlib.redirect_stdout(io.StringIO()):
+        y = attempted(fn(x, limit))
+    expect(isinstance(y, torch.Tensor), f"should return a tensor, got {type(y).__name__}")
+    expect(y.requires_grad, "no gradient comes back to x")
+    dy = torch.linspace(-1, 1, y.numel(), device=y.device).view(y.shape)
+    (dx,) = torch.autograd.grad(y, x, dy)
+    return {"value": y.detach(), "gradient": dx}
+
+
+def _clip_cases():
+    for shape in ((1,), (2, 3), (17, 33)):
+        x = torch.linspace(-1, 2, torch.Size(shape).numel(), device=machine.device()).view(shape)
+        yield "norm above the limit", x, x.norm().item() / 2
+        yield "norm below the limit", x, x.norm().item() * 2
+        yield "zeros", torch.zeros_like(x), 1.0
+
+
+@exercise("20.3", "One graph, the same gradients", minutes=12, level=2)
+def _(clip):
+    for what, x, limit in _clip_cases():
+        got, want = (_value_and_gradient(fn, x, limit) for fn in (clip, clip_to_norm))
+        for part in want:
+            expect(
+                got[part].shape == want[part].shape
+                and torch.allclose(got[part], want[part], rtol=1e-4, atol=1e-6),
+                f"{what}, shape {tuple(x.shape)}: {part} should be {_first(want[part])}, "
+                f"got {_first(got[part])}",
+            )
+    torch._dynamo.reset()
+    with contextlib.redirect_stdout(io.StringIO()):
+        found = torch._dynamo.explain(clip)(_ones(2, 3), 1.0)
+    lines = "; ".join(f"`{b.user_stack[-1].line}`" for b in found.break_reasons)
+    expect(not lines, f"should not break, breaks at {lines}")
+    expect(found.graph_count == 1, f"should be 1 graph, got {found.graph_count}")
+
+
+def _first(t, n=4):
+    """The first numbers of a tensor as text."""
+    numbers = ", ".join(f"{v:.3g}" for v in t.flatten()[:n].tolist())
+    return f"[{numbers}{', …' if t.numel() > n else ''}]"
+
+
+# --- 20.4 ----------------------------------------------------------------------------------------------
+
+_LENGTHS = (4, 4, 5, 9, 2, 64, 33, 7, 8, 16, 3, 12, 50, 6, 21, 10, 40, 11, 13, 30)
+
+
+@exercise("20.4", "Stop it recompiling", minutes=15, level=3)
+def _(answer):
+    expect(
+        isinstance(answer, type) and issubclass(answer, torch.nn.Module),
+        "give the class, a torch.nn.Module; the checker makes modules of it",
+    )
+    attempted(answer()(_ones(2, 4)))
+    counter = _Counter()
+    torch._dynamo.reset()
+    eager, module = Noisy(), answer().to(machine.device())
+    version = torch.compile(module, backend=counter)
+    with torch.no_grad():
+        for call, n in enumerate(_LENGTHS, start=1):
+            x = _ones(n, 4)
+            _expect_rows(version(x), eager(x), f"a new module, call {call}, {n} rows")
+    n_compiles = len(counter.graphs)
+    expect(
+        n_compiles <= 2,
+        f"{len(_LENGTHS)} calls: should compile at most twice, compiled {n_compiles} times",
+    )
+    expect(n_compiles > 0, "nothing was compiled: forward has to be one graph, without breaks")
+
+
+def _expect_rows(got, want, what):
+    expect(
+        isinstance(got, torch.Tensor) and got.shape == want.shape,
+        f"{what}: should be a tensor of shape {tuple(want.shape)}",
+    )
+    expect(
+        torch.allclose(got, want, rtol=1e-4, atol=1e-4),
+        f"{what}: first column should be {_first(want[:, 0])}, got {_first(got[:, 0])}",
+    )
