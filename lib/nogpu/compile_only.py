@@ -159,7 +159,7 @@ def _jit_function(kernel):
             raise TypeError(
                 f"{_name(kernel)} is not a Triton kernel: decorate the function with @triton.jit."
             )
-    return inner if isinstance(inner, JITFunction) else JITFunction(inner.fn)
+    return inner if isinstance(inner, JITFunction) else JITFunction(inner.fn, **inner.kwargs)
 
 
 def _name(kernel):

@@ -9,6 +9,7 @@ from lib.nogpu.compile_only import (
     instruction_mix,
     signature_of,
 )
+from lib.ops import add_relu
 
 import pytest
 import torch
@@ -220,6 +221,12 @@ def test_one_and_none_become_constants(value):
     signature = signature_of(add_kernel, x, x, x, value, BLOCK_SIZE=16)
     assert signature.constexprs == {"n_elements": value, "BLOCK_SIZE": 16}
     assert "n_elements" not in signature.types
+
+
+def test_do_not_specialize_keeps_one_an_argument():
+    x, kernel = torch.zeros(64), add_relu._sum_rows_kernel
+    signature = signature_of(kernel, x, x, 1, 64, BLOCK_M=1, BLOCK_N=64)
+    assert signature.types["n_rows"] == "i32"
 
 
 def test_a_slice_is_not_divisible():

@@ -1,0 +1,395 @@
+"""Exercises of notebook 23: what is right in the interpreter and wrong on a GPU, and how one can tell.
+
+`races` and `in_order` look at what the interpreter hides by running one program after another; `SUSPECTS` are
+the kernels of exercise 23.2.
+"""
+
+import collections
+import contextlib
+import dataclasses
+import functools
+import re
+from collections.abc import Callable
+from unittest import mock
+
+from lib import machine
+from lib.check import CheckError, check_against_float64
+from lib.exercises import (
+    SHAPES,
+    Skip,
+    Wrong,
+    attempted,
+    exercise,
+    expect,
+    expect_launches,
+    expect_op,
+)
+from lib.nogpu import cuda, memory
+from lib.nogpu.compile_only import compile_for, signature_of
+from lib.nogpu.interpreter import interpreted_launches
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from triton.runtime import interpreter as upstream
+
+# --- which programs touch the same element ---------------------------------------------------------------
+
+# A method of the interpreter's builder -> what it does to memory, and where its mask stands after the pointers.
+_ACCESSES = {
+    "create_masked_load": ("load", 0, 1),
+    "create_masked_store": ("store", 0, 2),
+    "create_atomic_rmw": ("atomic", 1, 3),
+    "create_atomic_cas": ("atomic", 0, None),
+}
+_VERBS = {"load": "loads", "store": "stores", "atomic": "updates atomically"}
+
+
+def races(launch):
+    """Run `launch()` in the interpreter and list, a sentence each, what its programs do to the same element.
+
+    Two programs of one launch race when they touch one element, at least one of them writing, and not all of
+    them atomically. The answer does not depend on the order in which the programs happened to run. One
+    sentence per pointer argument, for its first such element; an empty list: no race for these inputs.
+    Not judged is what the warps of one program do to each other's elements. Works with and without a GPU; use
+    small inputs.
+    """
+    log = collections.defaultdict(list)  # the running launch -> [(what, program, addresses)]
+    with interpreted_launches(), contextlib.ExitStack() as stack:
+        for name, access in _ACCESSES.items():
+            logged = _logged(getattr(upstream.InterpreterBuilder, name), log, *access)
+            stack.enter_context(mock.patch.object(upstream.InterpreterBuilder, name, logged))
+        launch()
+    return [
+        sentence for running, accesses in log.items() for sentence in _conflicts(running, accesses)
+    ]
+
+
+def _logged(method, log, what, pointers_at, mask_at):
+    def wrapped(self, *args):
+        pointers = args[pointers_at].data
+        mask = True if mask_at is None else getattr(args[mask_at], "data", args[mask_at])
+        addresses = pointers[np.broadcast_to(mask, pointers.shape)]
+        program = np.ravel_multi_index(self.grid_idx, self.grid_dim)
+        log[memory._running[-1]].append((what, int(program), addresses.ravel()))
+        return method(self, *args)
+
+    return wrapped
+
+
+def _conflicts(running, accesses):
+    by_address = collections.defaultdict(set)  # address -> {(what, program)}
+    for what, program, addresses in accesses:
+        for address in np.unique(addresses).tolist():
+            by_address[address].add((what, program))
+    found = {}
+    for address in sorted(by_address):
+        pair = _racing_pair(by_address[address])
+        argument = running._owner(address, address)
+        if pair and argument.name not in found:
+            (what, one), (what_else, other) = pair
+            found[argument.name] = (
+                f"{running.kernel}: program {one} {_VERBS[what]} element {argument.element(address)} of"
+                f" {argument.name}, program {other} {_VERBS[what_else]} it"
+            )
+    return list(found.values())
+
+
+def _racing_pair(touched):
+    """Two accesses of one element that race, or None. touched: {(what, program)}."""
+    order = sorted(touched, key=lambda access: (access[1], access[0]))
+    for k, (what, program) in enumerate(order):
+        for what_else, other in order[k + 1 :]:
+            kinds = {what, what_else}
+            if program != other and kinds != {"load"} and kinds != {"atomic"}:
+                return (what, program), (what_else, other)
+    return None
+
+
+@contextlib.contextmanager
+def in_order(order):
+    """Inside, the interpreter runs the programs of a launch in this order: 'forward', 'reverse' or a seed.
+
+    Use it inside `interpreted_launches()` where there is a GPU. ValueError for any other order.
+    """
+    if order not in ("forward", "reverse") and not isinstance(order, int):
+        raise ValueError(f"in_order: give 'forward', 'reverse' or a whole number, not {order!r}")
+    builder = upstream.interpreter_builder
+    set_grid_idx = builder.set_grid_idx
+
+    @functools.cache
+    def permutation(n):
+        numbers = np.arange(n)
+        if order == "reverse":
+            return numbers[::-1]
+        return numbers if order == "forward" else np.random.default_rng(order).permutation(n)
+
+    def set_permuted(*index):
+        grid = builder.grid_dim
+        place = np.ravel_multi_index(index, grid)
+        chosen = permutation(int(np.prod(grid)))[place]
+        set_grid_idx(*(int(i) for i in np.unravel_index(chosen, grid)))
+
+    with mock.patch.object(builder, "set_grid_idx", set_permuted):
+        yield
+
+
+# --- 23.1 ------------------------------------------------------------------------------------------------
+
+
+def _shifted_rows(shape, dtype):
+    """Rows around +1000 and around -1000 in turn, so that no padding with 0 or so goes unseen."""
+    x = torch.randn(shape, dtype=dtype, device=machine.device())
+    x[0::2] += 1000
+    x[1::2] -= 1000
+    return (x,)
+
+
+@exercise("23.1", "What the masked lanes hold", minutes=8, level=1)
+def check_row_range(answer):
+    def eager(x):
+        return x.amax(1) - x.amin(1)
+
+    expect_op(answer, eager, _shifted_rows, dtypes=(torch.float32,))
+    expect_launches(lambda: answer(*_shifted_rows((5, 7), torch.float32)))
+
+
+# --- 23.2 ------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def count_kernel(x_ptr, count_ptr, BLOCK_SIZE: tl.constexpr):
+    # One program counts the positive numbers among BLOCK_SIZE and adds them to one counter.
+    x = tl.load(x_ptr + tl.program_id(0) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE))
+    n_positive = tl.sum((x > 0).to(tl.int32), axis=0)
+    tl.store(count_ptr, tl.load(count_ptr) + n_positive)
+
+
+@triton.jit
+def count_atomic_kernel(x_ptr, count_ptr, BLOCK_SIZE: tl.constexpr):
+    # The same with an addition that cannot be interrupted.
+    x = tl.load(x_ptr + tl.program_id(0) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE))
+    tl.atomic_add(count_ptr, tl.sum((x > 0).to(tl.int32), axis=0))
+
+
+@triton.jit
+def running_total_kernel(x_ptr, y_ptr, BLOCK_SIZE: tl.constexpr):
+    # y[k] is the sum of the tiles 0 to k; program k adds its tile to what program k - 1 has found.
+    pid = tl.program_id(0)
+    x = tl.load(x_ptr + pid * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE))
+    before = tl.load(y_ptr + pid - 1, mask=pid > 0, other=0.0)
+    tl.store(y_ptr + pid, before + tl.sum(x, axis=0))
+
+
+@triton.jit
+def shift_kernel(x_ptr, n_elements, BLOCK_SIZE: tl.constexpr):
+    # x[i] = x[i + 1], in place; the last element becomes 0.
+    offsets = tl.program_id(0) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
+    right = tl.load(x_ptr + offsets + 1, mask=offsets + 1 < n_elements, other=0.0)
+    tl.store(x_ptr + offsets, right, mask=offsets < n_elements)
+
+
+@triton.jit
+def scale_kernel(x_ptr, n_elements, BLOCK_SIZE: tl.constexpr):
+    # x[i] = 2 x[i], in place.
+    offsets = tl.program_id(0) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
+    x = tl.load(x_ptr + offsets, mask=offsets < n_elements)
+    tl.store(x_ptr + offsets, 2 * x, mask=offsets < n_elements)
+
+
+@triton.jit
+def matmul_kernel(a_ptr, b_ptr, c_ptr, K, PRECISION: tl.constexpr, BLOCK_SIZE: tl.constexpr):
+    # One program handles one (BLOCK_SIZE, BLOCK_SIZE) tile of c = a @ b, float32; a has as many rows.
+    rows, cols = tl.arange(0, BLOCK_SIZE), tl.arange(0, BLOCK_SIZE)
+    total = tl.zeros((BLOCK_SIZE, BLOCK_SIZE), dtype=tl.float32)
+    for k in range(0, K, BLOCK_SIZE):
+        a = tl.load(a_ptr + rows[:, None] * K + k + cols[None, :])
+        b = tl.load(b_ptr + (k + rows[:, None]) * BLOCK_SIZE + cols[None, :])
+        total += tl.dot(a, b, input_precision=PRECISION)
+    tl.store(c_ptr + rows[:, None] * BLOCK_SIZE + cols[None, :], total)
+
+
+@triton.jit
+def relu_kernel(x_ptr, y_ptr, n_elements, BLOCK_SIZE: tl.constexpr):
+    # y = relu(x), NaN kept.
+    offsets = tl.program_id(0) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
+    x = tl.load(x_ptr + offsets, mask=offsets < n_elements)
+    tl.store(y_ptr + offsets, tl.maximum(x, 0.0), mask=offsets < n_elements)
+
+
+@dataclasses.dataclass(frozen=True)
+class Suspect:
+    """A kernel of exercise 23.2. make() -> (arguments, constexprs, number of the result among them, truth)."""
+
+    kernel: object
+    grid: int
+    make: Callable
+
+    def run(self):
+        """(result, truth) of one launch on fresh CPU tensors: inside `interpreted_launches()` or `races`."""
+        args, constexprs, out, want = self.make()
+        self.kernel[(self.grid,)](*args, **constexprs)
+        return args[out], want
+
+    def ptx(self):
+        """The kernel compiled for an H200, as PTX."""
+        args, constexprs, *_ = self.make()
+        return compile_for(self.kernel, signature_of(self.kernel, *args, **constexprs)).ptx
+
+
+def _numbers(*shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
+def _count():
+    x = _numbers(512)
+    return (x, torch.zeros(1, dtype=torch.int32)), {"BLOCK_SIZE": 64}, 1, (x > 0).sum()[None]
+
+
+def _running_total():
+    x = _numbers(512)
+    return (x, torch.zeros(8)), {"BLOCK_SIZE": 64}, 1, x.view(8, 64).sum(1).cumsum(0)
+
+
+def _shift():
+    x = _numbers(500)
+    want = torch.cat([x[1:], torch.zeros(1)])
+    return (x, 500), {"BLOCK_SIZE": 64}, 0, want
+
+
+def _scale():
+    x = _numbers(500)
+    return (x, 500), {"BLOCK_SIZE": 64}, 0, 2 * x
+
+
+def _relu():
+    x = _numbers(500)
+    x[100] = torch.nan
+    return (x, torch.empty(500), 500), {"BLOCK_SIZE": 64}, 1, torch.relu(x)
+
+
+def _matmul(precision=None):
+    a, b = _numbers(32, 256), _numbers(256, 32)
+    constexprs = {"PRECISION": precision, "BLOCK_SIZE": 32}
+    return (a, b, torch.empty(32, 32), 256), constexprs, 2, (a.double() @ b.double()).float()
+
+
+SUSPECTS = {
+    "count": Suspect(count_kernel, 8, _count),
+    "count_atomic": Suspect(count_atomic_kernel, 8, _count),
+    "running_total": Suspect(running_total_kernel, 8, _running_total),
+    "shift": Suspect(shift_kernel, 8, _shift),
+    "scale": Suspect(scale_kernel, 8, _scale),
+    "relu": Suspect(relu_kernel, 8, _relu),
+    "matmul": Suspect(matmul_kernel, 1, _matmul),
+    "matmul_ieee": Suspect(matmul_kernel, 1, functools.partial(_matmul, "ieee")),
+}
+TOLERANCE = 1e-4
+
+
+def is_close(got, want):
+    """Within TOLERANCE everywhere, NaN where the truth has NaN."""
+    return torch.allclose(got.double(), want.double(), rtol=0, atol=TOLERANCE, equal_nan=True)
+
+
+def right_here(name):
+    """Is suspect `name` right in the interpreter? With a GPU too it is the interpreter that runs it."""
+    with interpreted_launches():
+        return is_close(*SUSPECTS[name].run())
+
+
+@functools.cache
+def _evidence(name):
+    """What shows, with no GPU, that compiled code goes wrong: sentences, none when nothing does."""
+    suspect = SUSPECTS[name]
+    found = races(suspect.run)
+    if tf32 := re.search(r"mma[.\w]*tf32[.\w]*", suspect.ptx()):
+        a, b, *_ = suspect.make()[0]
+        error = (cut_to_tf32(a) @ cut_to_tf32(b) - a.double() @ b.double()).abs().max()
+        if error > TOLERANCE:
+            found.append(
+                f"its PTX has {tf32[0]}: with inputs cut to TF32 the error is {error:.0e}, and"
+                f" {TOLERANCE:.0e} is allowed"
+            )
+    return found
+
+
+def cut_to_tf32(x):
+    """float32 -> float64 of what is left of it in TF32: 10 of its 23 bits of mantissa."""
+    return (x.contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32).double()
+
+
+@exercise("23.2", "Right here, wrong there", minutes=12, level=2)
+def check_wrong_on_a_gpu(names):
+    known = ", ".join(SUSPECTS)
+    expect(isinstance(names, (set, frozenset, list, tuple)), f"give a set of names out of: {known}")
+    unknown = [name for name in names if name not in SUSPECTS]
+    expect(not unknown, f"there is no suspect {unknown[:1]}; there are: {known}")
+    for name in sorted(names):
+        expect(
+            right_here(name), f"{name!r} is wrong in the interpreter already: a test finds it here"
+        )
+        expect(
+            _evidence(name),
+            f"{name!r} has nothing that goes wrong on a GPU: what several programs touch they only read or"
+            " touch atomically, and its PTX has no tf32",
+        )
+    missing = [n for n in SUSPECTS if n not in names and right_here(n) and _evidence(n)]
+    if missing:
+        raise Wrong(f"{len(missing)} more to find; about one of them: {_evidence(missing[0])[0]}")
+
+
+# --- 23.3 ------------------------------------------------------------------------------------------------
+
+
+def _smooth_eager(x):
+    padded = torch.nn.functional.pad(x, (1, 1))
+    return (padded[:-2] + padded[1:-1] + padded[2:]) / 3
+
+
+@exercise("23.3", "The barrier that is not there", minutes=12, level=2)
+def check_smooth_source(source):
+    expect(isinstance(source, str), "smooth_source has to be the source, a string")
+    if missing := cuda.cuda_build.why_no_compiler():
+        raise Skip(missing)
+    code = re.sub(r"//[^\n]*|/\*.*?\*/", "", source, flags=re.S)
+    expect(
+        "__shared__" in code, "keep the tile in shared memory: its barriers are what this is about"
+    )
+    smooth = cuda.load_cuda_on_cpu(source, ["smooth"], name="smooth", checked=True)
+    for n in (1, 5, 128, 129, 300, 1000):
+        x, at = torch.randn(n), f"at {n} elements"
+        try:
+            y = attempted(smooth.smooth(x))
+            check_against_float64(lambda x, y=y: y, _smooth_eager, x, name=at)
+        except CheckError as error:
+            raise Wrong(str(error)) from None
+        except RuntimeError as error:
+            raise Wrong(f"{at}: {error}") from None
+
+
+# --- 23.4 ------------------------------------------------------------------------------------------------
+
+
+@exercise("23.4", "A sum without a race", minutes=15, level=3)
+def check_column_sum(answer):
+    def inputs(shape, dtype):
+        return (torch.randn(shape, dtype=dtype, device=machine.device()),)
+
+    expect_op(answer, lambda x: x.sum(0), inputs, (*SHAPES, (1000, 3)), dtypes=(torch.float32,))
+    expect_launches(lambda: answer(*inputs((5, 7), torch.float32)))
+    for shape in ((5, 7), (65, 3), (129, 70), (1000, 40)):
+        (x,), at = inputs(shape, torch.float32), f"at {shape[0]}×{shape[1]}"
+        found = races(lambda x=x: answer(x))
+        expect(not found, f"{at} programs race ({(found or [''])[0]})")
+        with interpreted_launches():
+            forward = answer(x)
+            for order in ("reverse", 1, 2):
+                with in_order(order):
+                    differ = int((answer(x) != forward).sum())
+                expect(
+                    differ == 0,
+                    f"{at} {differ} of {x.shape[1]} sums have other bits when the programs run in another"
+                    f" order ({order}); float additions must come in a fixed order",
+                )
