@@ -1,36 +1,43 @@
-"""Where the time goes: torch.profiler as a short table, a timeline in lanes, NVTX ranges, traffic counted.
+"""Where the time goes: torch.profiler as a short table, spans for a timeline, NVTX ranges, traffic counted.
 
 Works with what there is: with a GPU the kernels and their time on it, without one the ops and their CPU time.
+More is made from events_of(profiled(fn)): see lib.bill, lib.timeline, lib.memory_plot.
 """
 
 import contextlib
 import os
-import re
+import sys
+import tempfile
 from pathlib import Path
-from typing import NamedTuple
 
+from lib import events as ev
 from lib import machine
-from lib.show import show_figure
+from lib.events import STEP
+from lib.kineto import events_of, short_name
+from lib.timeline import Span, plot_timeline, show_timeline
 
-import matplotlib.pyplot as plt
 import pandas as pd
 import torch
-from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+__all__ = [
+    "Span",
+    "events_of",
+    "op_table",
+    "plot_timeline",
+    "profiled",
+    "region",
+    "save_trace",
+    "short_name",
+    "show_timeline",
+    "trace",
+    "traffic_table",
+]
+
 # The profiler's library otherwise writes two lines to stderr for each profile.
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-
-
-class Span(NamedTuple):
-    """Something that ran from start_us to end_us in one lane of a timeline; a mark when both are equal."""
-
-    lane: str
-    name: str
-    start_us: float
-    end_us: float
 
 
 @contextlib.contextmanager
@@ -41,18 +48,46 @@ def region(name):
         yield
 
 
-def profiled(fn):
-    """The torch.profiler profile of one call of `fn`, after a call to warm up `fn` and one the profiler."""
+def profiled(fn, stack=False, memory=False):
+    """The torch.profiler profile of one call of `fn`, after a call to warm up `fn` and one the profiler.
+
+    stack: note lines of Python too, for lib.bill.syncs. memory: note allocations, for lib.memory_plot. Both
+    slow the host down, so take times from a profile without them. Raises TypeError when fn cannot be called.
+    """
+    if not callable(fn):
+        raise TypeError(f"profiled takes a function to call, got {type(fn).__name__}; use a lambda")
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * machine.HAS_GPU
+    options = {"with_stack": stack, "profile_memory": memory}
+    plan = schedule(wait=0, warmup=1, active=1)
     fn()
     _wait()
-    with profile(activities=activities, schedule=schedule(wait=0, warmup=1, active=1)) as recorded:
-        fn()
-        _wait()
-        recorded.step()  # from warming up to recording
-        fn()
-        _wait()
+    with _known_warning_dropped() if memory else contextlib.nullcontext():  # noqa: SIM117
+        with profile(activities=activities, schedule=plan, **options) as recorded:
+            fn()
+            _wait()
+            recorded.step()  # from warming up to recording
+            with record_function(STEP):
+                fn()
+            _wait()
     return recorded
+
+
+@contextlib.contextmanager
+def _known_warning_dropped():
+    """Drop the profiler's warning that it does not know memory allocated before it; pass on all else."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as written:
+        os.dup2(written.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            written.seek(0)
+            for line in written:
+                if b"Memory block of unknown size" not in line:
+                    os.write(2, line)
 
 
 def _wait():
@@ -66,22 +101,25 @@ def save_trace(fn, path):
     return f"{Path(path).name}, {Path(path).stat().st_size / 1e3:.0f} kB"
 
 
-def op_table(fn):
-    """One row per kernel (with no GPU: per op) of one call of `fn`: its calls and self µs, longest first."""
-    rows = {}
-    for event in profiled(fn).events():
-        if machine.HAS_GPU:
-            mine = event.device_type == DeviceType.CUDA and not _is_range(event)
-            name, us = short_name(event.name), event.time_range.elapsed_us()
-        else:
-            mine = event.name.startswith("aten::") and not _is_helper(event)
-            name, us = event.name.removeprefix("aten::"), event.self_cpu_time_total
+def op_table(source):
+    """One row per kernel (with no GPU: per op) of one call: its calls and self µs, longest first.
+
+    source: the function to call, or the events of a call.
+    """
+    events = ev.checked(
+        source if isinstance(source, list) else events_of(profiled(source)), whole=True
+    )
+    device, rows = ev.has_device(events), {}
+    for e in events:
+        mine = e["kind"] in ev.DEVICE if device else _is_work(e)
         if mine:
+            name = e["name"].removeprefix("aten::").split(" (")[0]
+            us = e["end_us"] - e["start_us"] if device else e["self_us"]
             calls, total = rows.get(name, (0, 0.0))
             rows[name] = calls + 1, total + us
     table = pd.DataFrame(
         [(name, calls, round(us, 1)) for name, (calls, us) in rows.items()],
-        columns=["kernel" if machine.HAS_GPU else "op", "calls", "self_us"],
+        columns=["kernel" if device else "op", "calls", "self_us"],
     )
     return table.sort_values("self_us", ascending=False, ignore_index=True)
 
@@ -90,50 +128,29 @@ def op_table(fn):
 _HELPERS = {f"aten::{n}" for n in "_to_copy copy_ empty_strided empty to result_type item".split()}
 
 
-def _is_helper(event):
-    return event.name in _HELPERS and not _is_outermost(event)
-
-
-def _is_range(event):
-    # A region: the profiler shows it on the device too, where it is no kernel.
-    return getattr(event, "is_user_annotation", False)
-
-
-def short_name(kernel):
-    """A kernel's name without namespaces and most template arguments: 'elementwise_kernel<MulFunctor>'."""
-    plain = kernel.removeprefix("void ").replace("(anonymous namespace)::", "")
-    outer, _, arguments = plain.partition("<")
-    inner = re.findall(r"\w*Functor\w*|\w+_kernel_?\w*|\w+KernelImpl", arguments.split("std::")[0])
-    name = outer.split("(")[0].split("::")[-1].strip()
-    return f"{name}<{inner[-1]}>" if inner else name
+def _is_work(event):
+    named = event["kind"] == "op" and event["name"].startswith("aten::")
+    return named and not (event["name"] in _HELPERS and event["outer"])
 
 
 def trace(fn):
     """Spans of one call of `fn` in the lanes region, host (outermost ops, waiting) and device (kernels)."""
     spans = []
-    for event in profiled(fn).events():
-        if event.name.startswith("ProfilerStep"):
-            continue
-        start, end = event.time_range.start, event.time_range.end
-        if event.device_type == DeviceType.CUDA:
-            if not _is_range(event):
-                spans.append(Span("device", short_name(event.name), start, end))
-        elif _is_range(event):
-            spans.append(Span("region", event.name, start, end))
-        elif event.name.endswith("Synchronize"):
-            spans.append(Span("host", "wait", start, end))
-        elif _is_outermost(event):
-            spans.append(Span("host", event.name.removeprefix("aten::"), start, end))
+    for e in events_of(profiled(fn)):
+        lane, name = None, e["name"]
+        if e["kind"] in ev.DEVICE:
+            lane, name = "device", name.split(" (")[0]
+        elif e["kind"] == "region":
+            lane = "region"
+        elif e["kind"] == "runtime" and ev.WAIT.match(name):
+            lane, name = "host", "wait"
+        elif e["kind"] == "op" and not e["outer"]:
+            lane, name = "host", name.removeprefix("aten::")
+        if lane:
+            spans.append(Span(lane, name, e["start_us"], e["end_us"]))
     zero = min((span.start_us for span in spans), default=0)
     shifted = [Span(s.lane, s.name, s.start_us - zero, s.end_us - zero) for s in spans]
     return sorted(shifted, key=lambda span: span.start_us)
-
-
-def _is_outermost(event):
-    parent = event.cpu_parent
-    return event.name.startswith("aten::") and (
-        parent is None or not parent.name.startswith("aten::")
-    )
 
 
 class _Traffic(TorchDispatchMode):
@@ -159,45 +176,3 @@ def traffic_table(fn):
     with _Traffic() as counted:
         fn()
     return pd.DataFrame(counted.rows, columns=["op", "bytes_read", "bytes_written"])
-
-
-_ORDER = ("region", "host", "device")  # lanes with other names come below, in order of appearance
-
-
-def plot_timeline(spans, title):
-    """A figure with one lane for each `lane` of `spans`, time in µs to the right; waiting is dotted."""
-    lanes = list(dict.fromkeys(span.lane for span in spans))
-    lanes.sort(key=lambda lane: _ORDER.index(lane) if lane in _ORDER else len(_ORDER))
-    figure, ax = plt.subplots(figsize=(8.5, 0.9 + 0.6 * len(lanes)), layout="constrained")
-    total = max((span.end_us for span in spans), default=0) or 1.0
-    for k, span in enumerate(spans):
-        y, width = lanes.index(span.lane), span.end_us - span.start_us
-        if width == 0:
-            ax.plot(span.start_us, y - 0.47, "v", color="black", markersize=5, clip_on=False)
-            continue
-        style = {"color": ("#cfdcec", "#a9c1dd")[k % 2], "linewidth": 0.7}
-        if span.name == "wait":
-            style = {"color": "white", "linestyle": ":"}
-        ax.barh(y, width, left=span.start_us, height=0.62, edgecolor="black", **style)
-        label = _label(span.name, room=int(width / total * 118))
-        ax.text(span.start_us + width / 2, y, label, ha="center", va="center", fontsize=8)
-    ax.set_yticks(range(len(lanes)), lanes)
-    ax.set(ylim=(len(lanes) - 0.45, -0.65), xlim=(0, total * 1.01), xlabel="time, µs")
-    ax.set_title(title, fontsize="medium")
-    ax.spines[["top", "right"]].set_visible(False)
-    return figure
-
-
-def _label(name, room):
-    """As much of a name as `room` characters hold: all, what stands in <>, the beginning, or nothing."""
-    inner = name.partition("<")[2].rstrip(">")
-    for text in (name, inner):
-        if text and len(text) <= room:
-            return text
-    return "" if room < 8 or name.startswith("launch ") else (inner or name)[: room - 1] + "…"
-
-
-def show_timeline(spans, title):
-    """Display `plot_timeline` with the spans listed in the alt text."""
-    told = "; ".join(f"{s.lane}: {s.name} {s.start_us:.0f}–{s.end_us:.0f}" for s in spans[:40])
-    show_figure(plot_timeline(spans, title), f"Timeline in µs, {title}. {told}.")

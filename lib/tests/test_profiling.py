@@ -1,9 +1,11 @@
 """Tables, traces, regions, traffic and timelines, with what this machine has."""
 
-from lib import cheats, machine, profiling
-from lib.profiling import Span
+import json
+import os
 
-import matplotlib.pyplot as plt
+from lib import cheats, machine, profiling, trimming
+from lib.tests.profiles import event, gpu_step, step
+
 import pytest
 import torch
 
@@ -18,6 +20,27 @@ def test_op_table_counts_launches(x):
     assert by_hand["calls"].sum() == 8
     assert list(by_hand["self_us"]) == sorted(by_hand["self_us"], reverse=True)
     assert profiling.op_table(lambda: cheats.gelu(x))["calls"].sum() == 1
+
+
+def test_op_table_of_recorded_events():
+    on_gpu = profiling.op_table(json.loads(json.dumps(gpu_step())))
+    rows = [["gemm", 2, 60.0], ["Memcpy DtoH", 1, 1.0]]
+    assert list(on_gpu.columns) == ["kernel", "calls", "self_us"]
+    assert on_gpu.to_numpy().tolist() == rows
+    ops = [e for e in gpu_step() if e["kind"] in ("step", "op")]
+    on_cpu = profiling.op_table([*ops, event("op", 90, 91, "aten::empty", outer="aten::mm")])
+    assert list(on_cpu.columns) == ["op", "calls", "self_us"]
+    assert on_cpu["op"].tolist()[0] == "linear"
+    assert "empty" not in set(on_cpu["op"])  # memory for another op
+
+
+def test_op_table_refuses_what_it_cannot_count():
+    with pytest.raises(ValueError, match="trimmed for a plot"):
+        profiling.op_table(trimming.trimmed(gpu_step()))
+    with pytest.raises(ValueError, match="needs stream"):
+        profiling.op_table([step(), {"kind": "kernel", "name": "k", "start_us": 0, "end_us": 1}])
+    with pytest.raises(TypeError, match="takes a function to call, got Tensor; use a lambda"):
+        profiling.op_table(torch.ones(1))
 
 
 def test_trace_starts_at_zero_and_has_every_op(x):
@@ -79,20 +102,39 @@ def test_short_name(kernel, short):
     assert profiling.short_name(kernel) == short
 
 
-def test_timeline_draws_one_lane_for_each():
-    spans = [
-        Span("host", "launch", 0, 5),
-        Span("device", "k", 5, 50),
-        Span("device", "event", 50, 50),
-    ]
-    figure = profiling.plot_timeline(spans, "title")
-    assert [t.get_text() for t in figure.axes[0].get_yticklabels()] == ["host", "device"]
-    plt.close(figure)
+def test_profiled_calls_three_times_and_takes_only_what_can_be_called():
+    calls = []
+    profiling.profiled(lambda: calls.append(1))
+    assert len(calls) == 3
+    with pytest.raises(TypeError, match="takes a function to call, got int; use a lambda"):
+        profiling.profiled(3)
 
 
-@pytest.mark.parametrize(
-    ("room", "label"),
-    [(40, "elementwise_kernel<MulFunctor>"), (12, "MulFunctor"), (8, "MulFunc…"), (5, "")],
-)
-def test_labels_fit(room, label):
-    assert profiling._label("elementwise_kernel<MulFunctor>", room) == label
+def test_a_profile_of_memory_writes_nothing_but_what_others_write(capfd):
+    kept = [torch.ones(64)]
+
+    def release():
+        kept.clear()  # memory from before the profile: the profiler warns of it
+        kept.append(torch.ones(64))
+        os.write(2, b"someone else\n")
+
+    profiling.profiled(release, memory=True)
+    written = capfd.readouterr().err
+    assert "unknown size" not in written
+    assert written.count("someone else") == 3
+
+
+def test_an_error_in_a_profile_of_memory_is_passed_on(capfd):
+    calls = []
+
+    def fails():
+        calls.append(1)
+        if len(calls) == 2:  # the first call is no part of the profile
+            os.write(2, b"before it failed\n")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        profiling.profiled(fails, memory=True)
+    assert "before it failed" in capfd.readouterr().err
+    os.write(2, b"works again\n")
+    assert "works again" in capfd.readouterr().err
