@@ -33,7 +33,7 @@ _TORCH_NAME = {
         "tanh erf erfc exp exp2 expm1 log log2 log1p log10 sqrt rsqrt sin cos tan atan asin acos sinh cosh"
         " abs floor ceil trunc pow atan2 fmod isnan isinf signbit lgamma copysign hypot erfinv"
     ).split()
-} | {"rint": "round", "nearbyint": "round"}
+} | {"rint": "round", "nearbyint": "round", "fast_expf": "exp", "fast_dividef": "div"}
 
 
 @functools.cache
