@@ -1,0 +1,196 @@
+"""Exercises of notebook 10: build DLRM from scratch."""
+
+import random
+
+from lib import machine
+from lib.check import check_against_float64
+from lib.exercises import Wrong, attempted, exercise, expect
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+# --- 10.1 ----------------------------------------------------------------------------------------------
+
+_BATCHES = (
+    ("one row, one table", [[3]], 16),
+    ("the same row twice", [[3], [3]], 16),
+    ("row 3 of two tables", [[3, 3]], 16),
+    ("three rows, two tables, dim 8", [[0, 7], [0, 7], [5, 7]], 8),
+)
+
+
+@exercise("10.1", "Bytes of the lookups", minutes=8, level=1)
+def _(lookup_bytes):
+    for what, rows, dim in _BATCHES:
+        _expect_bytes(lookup_bytes, torch.tensor(rows), dim, what)
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randint(40, (64, 26), generator=generator)
+    _expect_bytes(lookup_bytes, rows, 16, "64 rows, 26 tables")
+
+
+def _expect_bytes(lookup_bytes, rows, dim, what):
+    """The right answer from sets of (table, row), one by one."""
+    distinct = {(table, row) for ids in rows.tolist() for table, row in enumerate(ids)}
+    want = 4 * dim * len(distinct)
+    got = attempted(lookup_bytes(rows, dim))
+    if isinstance(got, torch.Tensor) and got.numel() == 1:
+        got = got.item()
+    expect(isinstance(got, (int, float)), f"{what}: should be a number, got {type(got).__name__}")
+    expect(got == want, f"{what}: should be {want:,} bytes, got {got:,}")
+
+
+# --- 10.2 ----------------------------------------------------------------------------------------------
+
+
+class CInt(int):
+    """An integer whose / // and % cut toward zero, as in C, CUDA and Triton. +, - and * give a CInt again."""
+
+    def __add__(self, other):
+        return CInt(int(self) + int(other))
+
+    def __sub__(self, other):
+        return CInt(int(self) - int(other))
+
+    def __rsub__(self, other):
+        return CInt(int(other) - int(self))
+
+    def __mul__(self, other):
+        return CInt(int(self) * int(other))
+
+    def __neg__(self):
+        return CInt(-int(self))
+
+    def __pos__(self):
+        return self
+
+    def __abs__(self):
+        return CInt(abs(int(self)))
+
+    def __floordiv__(self, other):
+        return _quotient(self, other)
+
+    def __rfloordiv__(self, other):
+        return _quotient(other, self)
+
+    def __mod__(self, other):
+        return CInt(int(self) - int(_quotient(self, other)) * int(other))
+
+    def __rmod__(self, other):
+        return CInt(other) % self
+
+    __radd__, __rmul__, __truediv__, __rtruediv__ = __add__, __mul__, __floordiv__, __rfloordiv__
+
+
+def _quotient(a, b):
+    a, b = int(a), int(b)
+    size = abs(a) // abs(b)
+    return CInt(size if (a < 0) == (b < 0) else -size)
+
+
+# -11 is -10 after the + 1, a multiple of 10: where one addition too many shows
+_TOKENS = (0, 8, 9, 2**32 - 1, -1, -2, -11, -12, -(2**31), -(2**40))
+
+
+@exercise("10.2", "A modulus hash for C", minutes=8, level=1)
+def _(row_of):
+    for cardinality in (10, 1, 3, 10131227):
+        for token in _TOKENS:
+            what = f"token {token}, cardinality {cardinality}"
+            got = attempted(row_of(CInt(token), CInt(cardinality)))
+            expect(isinstance(got, int), f"{what}: should be an integer, got {type(got).__name__}")
+            want = (token + 1) % cardinality
+            expect(got == want, f"{what}: should be row {want}, got {int(got)}")
+
+
+# --- 10.3 ----------------------------------------------------------------------------------------------
+
+_VOCABULARIES = (
+    ("vocabulary [7]", [7], [7]),
+    ("vocabulary [7]", [7], [3, 8]),
+    ("vocabulary [2, 5, 9]", [2, 5, 9], [2, 5, 9]),
+    ("vocabulary [2, 5, 9]", [2, 5, 9], [-1, 3, 10, 2**32 - 1]),
+    ("vocabulary [-1, 4], missing token known", [-1, 4], [-1, 4, 0]),
+    ("an empty vocabulary", [], [0, 1]),
+    ("an empty batch", [2, 5], []),
+)
+
+
+@exercise("10.3", "Strangers to the OOV row", minutes=12, level=2)
+def _(index_rows):
+    for what, vocabulary, ids in _VOCABULARIES:
+        _expect_rows(index_rows, vocabulary, ids, what)
+    rng = random.Random(0)
+    vocabulary = sorted(rng.sample(range(2**32), 3000))
+    ids = [rng.choice(vocabulary) + rng.choice((0, 0, 1)) for _ in range(200)]
+    largest = _expect_rows(index_rows, vocabulary, ids, "3000 tokens, 200 ids")
+    expect(
+        largest < 200 * 3000,
+        f"200 ids and 3000 tokens made a tensor of {largest:,} elements, that is B·V; compare less",
+    )
+
+
+def _expect_rows(index_rows, vocabulary, ids, what):
+    """Wrong unless the rows are those of a dictionary; the most elements of a tensor made on the way."""
+    device = machine.device()
+    tensors = [torch.tensor(x, dtype=torch.int64, device=device) for x in (ids, vocabulary)]
+    with _Largest() as seen:
+        got = attempted(index_rows(*tensors))
+    expect(isinstance(got, torch.Tensor), f"should be a tensor, got {type(got).__name__}")
+    expect(got.dtype == torch.int64, f"{what}: should be int64, got {got.dtype}")
+    row_of = {token: row for row, token in enumerate(vocabulary, start=1)}
+    want = [row_of.get(token, 0) for token in ids]
+    expect(got.shape == (len(ids),), f"{what}: should be {(len(ids),)}, got {tuple(got.shape)}")
+    for token, row, right in zip(ids, got.tolist(), want):
+        expect(row == right, f"{what}, id {token}: should be row {right}, got {row}")
+    return seen.elements
+
+
+class _Largest(TorchDispatchMode):
+    """The most elements of any tensor that an operation gave."""
+
+    def __init__(self):
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        result = op(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor):
+            self.elements = max(self.elements, result.numel())
+        return result
+
+
+# --- 10.4 ----------------------------------------------------------------------------------------------
+
+
+def _pairs(vectors):
+    """(B, F, D) → (B, F(F - 1)/2), one product at a time: slow, and plain."""
+    n = vectors.shape[1]
+    products = [(vectors[:, a] * vectors[:, b]).sum(1) for a in range(n) for b in range(a + 1, n)]
+    return torch.stack(products, dim=1) if products else vectors.new_zeros(len(vectors), 0)
+
+
+def _backward_by_autograd(dpairs, vectors):
+    with torch.enable_grad():
+        leaf = vectors.detach().requires_grad_()
+        (gradient,) = torch.autograd.grad((_pairs(leaf) * dpairs).sum(), leaf)
+    return gradient
+
+
+@exercise("10.4", "The interaction, backward", minutes=15, level=3)
+def _(interaction_backward):
+    generator = torch.Generator().manual_seed(0)
+    for shape in ((1, 2, 1), (1, 3, 2), (2, 4, 3), (3, 27, 16)):
+        n_rows, n_vectors, _ = shape
+        n_pairs = n_vectors * (n_vectors - 1) // 2
+        sizes = ((n_rows, n_pairs), shape)
+        inputs = [torch.randn(s, generator=generator).to(machine.device()) for s in sizes]
+        at = f"at B, F, D = {shape}"
+        got = attempted(interaction_backward(*(x.clone() for x in inputs)))
+        expect(isinstance(got, torch.Tensor), f"{at}: should be a tensor, got {type(got).__name__}")
+        expect(got.shape == shape, f"{at}: should have shape {shape}, got {tuple(got.shape)}")
+        try:
+            check_against_float64(
+                interaction_backward, _backward_by_autograd, *inputs, gradients=False, name=at
+            )
+        except RuntimeError as error:
+            raise Wrong(f"{at}: raised {type(error).__name__}: {str(error)[:300]}") from None

@@ -1,0 +1,235 @@
+"""Exercises of notebook 11, with what they start from: functions that wait, a module that copies."""
+
+import copy
+
+from lib import machine
+from lib.bill import syncs
+from lib.exercises import Wrong, attempted, exercise, expect
+from lib.profiling import events_of, profiled, traffic_table
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+
+def _expect_no_sync(fn, *tensors):
+    """Wrong, with the ops by name, when fn(*tensors) waits for a GPU, or would wait if there were one."""
+    found = syncs(events_of(profiled(lambda: fn(*tensors))))
+    names = ", ".join(f"{row['op'] or row['call']} ×{row['times']}" for row in found)
+    expect(not found, f"the values are right, but the host waits for the device: {names}")
+    # On a CPU, .tolist() is no op. A tensor on 'meta' has no data: whoever looks at its numbers fails.
+    _without_data(lambda: fn(*(tensor.to("meta") for tensor in tensors)))
+
+
+def _without_data(call):
+    try:
+        return call()
+    except (RuntimeError, NotImplementedError) as error:
+        raise Wrong(
+            "the values are right, but on tensors that have a shape and no data (device 'meta') it fails: "
+            f"does it look at the numbers? {str(error).splitlines()[0][:200]}"
+        ) from None
+
+
+def _expect_same(got, want, what, rtol=0.0):
+    expect(isinstance(got, torch.Tensor), f"{what}: should be a tensor, got {type(got).__name__}")
+    expect(got.dtype == want.dtype, f"{what}: should be {want.dtype}, got {got.dtype}")
+    same = got.shape == want.shape and torch.allclose(got, want, rtol=rtol, atol=0)
+    expect(same, f"{what}: should be {_told(want)}, got {_told(got)}")
+
+
+def _told(tensor):
+    values = [round(v, 4) for v in tensor.flatten()[:6].tolist()]
+    return f"{values}{' …' if tensor.numel() > 6 else ''} of shape {tuple(tensor.shape)}"
+
+
+# --- 11.1 ----------------------------------------------------------------------------------------------
+
+
+def suspect(x, weight):
+    n_rows = x.shape[0]  # line 1
+    y = torch.relu(x @ weight)  # line 2
+    large = y[y > 1.0]  # line 3
+    sign = torch.where(y.sum() > 0, 1.0, -1.0)  # line 4
+    y = y * sign / n_rows  # line 5
+    if y.max() > 0.5:  # line 6
+        y = y.clamp(max=0.5)  # line 7
+    return y, large.sum()  # line 8
+
+
+_WHY = {
+    1: "a shape is known to the host",
+    2: "it queues two kernels and returns",
+    4: "torch.where chooses on the device",
+    5: "a Python number and a tensor on the device: one more kernel",
+    7: "it queues a kernel and returns",
+    8: "the sum stays on the device until somebody reads it",
+}
+
+
+@exercise("11.1", "Name the lines that wait", minutes=6, level=1)
+def check_waiting_lines(lines):
+    expect(
+        isinstance(lines, (tuple, list, set)) and all(type(n) is int for n in lines),
+        "give the numbers of the lines, as (1, 2)",
+    )
+    for n in sorted(lines):
+        expect(1 <= n <= 8, f"there is no line {n}")
+        expect(n not in _WHY, f"line {n} does not wait: {_WHY.get(n)}")
+    missing = {3, 6} - set(lines)
+    expect(len(missing) < 2, "no line at all? The profile shows that the host waits")
+    hint = "one of the ops in the profile is a tensor asked for its truth, the other for its size"
+    expect(not missing, f"one line more waits: {hint}")
+
+
+# --- 11.2 ----------------------------------------------------------------------------------------------
+
+
+def clip_and_wait(gradients, max_norm):
+    """Scale all gradients down together, so that their common norm is at most max_norm."""
+    norm = torch.stack([g.norm() for g in gradients]).norm().item()
+    if norm > max_norm:
+        return [g * (max_norm / norm) for g in gradients]
+    return gradients
+
+
+def _gradients(scale):
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(3,), (2, 5), (4, 4)]
+    made = [scale * torch.randn(shape, generator=generator) for shape in shapes]
+    return [g.to(machine.device()) for g in made]
+
+
+@exercise("11.2", "Clip without looking", minutes=10, level=2)
+def check_clip(clip):
+    for what, scale, max_norm in (
+        ("gradients below the limit", 0.01, 1.0),
+        ("gradients above the limit", 10.0, 1.0),
+        ("a limit of 0.5", 1.0, 0.5),
+        ("gradients of zero", 0.0, 1.0),
+    ):
+        want = clip_and_wait(_gradients(scale), max_norm)
+        got = attempted(clip(_gradients(scale), max_norm))
+        expect(isinstance(got, (list, tuple)), "return a list of gradients")
+        expect(len(got) == len(want), f"should return {len(want)} gradients, got {len(got)}")
+        for k in range(len(want)):
+            _expect_same(got[k], want[k], f"{what}, tensor {k}", rtol=1e-4)
+    _expect_no_sync(lambda *gradients: clip(list(gradients), 1.0), *_gradients(10.0))
+
+
+# --- 11.3 ----------------------------------------------------------------------------------------------
+
+
+def _places(vocabulary, ids):
+    """What a dictionary finds: 1 + the token's place, 0 for a token that is not there."""
+    places = {token: k + 1 for k, token in enumerate(vocabulary)}
+    return torch.tensor([places.get(token, 0) for token in ids])
+
+
+_CASES = (
+    ("one token, which is there", [7], [7]),
+    ("one token, asked for its neighbours", [7], [6, 8]),
+    ("tokens larger than all of the vocabulary", [2, 5, 9], [9, 10, 2**40]),
+    ("a missing token, -1, and smaller ones", [-1, 2, 5], [-1, -2, -(2**40)]),
+    ("tokens between those of the vocabulary", [2, 5, 9], [2, 3, 5, 6, 9]),
+    ("tokens of 32 bits", [3, 2**31, 2**32 - 1], [2**32 - 1, 2**31, 2**31 - 1, 3, 3 - 2**31]),
+)
+
+
+@exercise("11.3", "Look up rows without waiting", minutes=15, level=2)
+def check_rows_of(rows_of):
+    # Values on the CPU: on a GPU an index out of bounds would end the reader's session.
+    for what, vocabulary, ids in _CASES:
+        at = f"{what}: vocabulary {vocabulary}, ids {ids}"
+        try:
+            got = attempted(rows_of(torch.tensor(vocabulary), torch.tensor(ids)))
+        except IndexError as error:
+            raise Wrong(f"{at}: raised IndexError: {error}") from None
+        _expect_same(got, _places(vocabulary, ids), at)
+    vocabulary, ids = torch.arange(0, 4000, 2), torch.arange(500)
+    want = _places(vocabulary.tolist(), ids.tolist())
+    _expect_same(rows_of(vocabulary, ids), want, "2,000 tokens, 500 ids")
+    vocabulary, ids = vocabulary.to(machine.device()), ids.to(machine.device())
+    _expect_no_sync(rows_of, vocabulary, ids)
+    largest = int(traffic_table(lambda: rows_of(vocabulary, ids))["bytes_written"].max())
+    expect(
+        largest <= vocabulary.nbytes,
+        f"an op writes {largest:,} bytes for 500 ids: is each compared with the whole vocabulary?",
+    )
+
+
+# --- 11.4 ----------------------------------------------------------------------------------------------
+
+
+class Standardize(nn.Module):
+    """Columns of dense (B, 13) with mean 0 and deviation 1, outliers cut off at 5."""
+
+    def __init__(self, mean, deviation):
+        super().__init__()
+        self.mean = list(mean)
+        self.deviation = torch.tensor(deviation)
+        self.register_buffer("limit", torch.tensor(5.0))
+
+    def forward(self, dense):
+        mean = torch.tensor(self.mean, device=dense.device)
+        z = (dense - mean) / self.deviation.to(dense.device)
+        return z.clamp(-self.limit, self.limit)
+
+
+_FROM_DATA = ("tensor", "as_tensor", "asarray", "new_tensor")
+
+
+class _FromHost(TorchFunctionMode):
+    """Notes each call that would copy to a GPU; the device 'meta', of tensors without data, stands for it."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        name = getattr(func, "__name__", "")
+        if isinstance(result, torch.Tensor) and result.is_meta:
+            # A tensor with no dimension may stay on the host: its number is an argument of the kernel.
+            tensors = [a for a in args if isinstance(a, torch.Tensor)]
+            from_cpu = any(t.device.type == "cpu" and t.dim() for t in tensors)
+            if from_cpu or (name in _FROM_DATA and all(t is not args[-1] for t in tensors)):
+                self.rows.append({"call": name, "bytes": result.nbytes})
+        return result
+
+
+def copies_per_step(module, *inputs):
+    """[{call, bytes}, …]: the copies from the host that a call of `module` makes once it is on a GPU.
+
+    Needs none: a copy of the module and its inputs go to the device 'meta', and what still has to follow them
+    in the second call is counted. Made for modules that do not look at their values.
+    """
+    module = copy.deepcopy(module).to("meta")
+    inputs = [tensor.to("meta") for tensor in inputs]
+    module(*inputs)
+    with _FromHost() as found:
+        module(*inputs)
+    return found.rows
+
+
+def _dense(n_rows=5):
+    generator = torch.Generator().manual_seed(0)
+    return (3 * torch.randn(n_rows, 13, generator=generator)).to(machine.device())
+
+
+@exercise("11.4", "Find the copies of each step", minutes=15, level=3)
+def check_on_device(make):
+    mean, deviation = [0.25 * k for k in range(13)], [0.1 + 0.2 * k for k in range(13)]
+    module = make(mean, deviation).to(machine.device())
+    dense = _dense()
+    got = attempted(module(dense))
+    want = Standardize(mean, deviation).to(machine.device())(dense)
+    _expect_same(got, want, "5 rows", rtol=1e-5)
+    parameters = [name for name, _ in module.named_parameters()]
+    expect(not parameters, f"an optimizer would change {parameters}; use buffers")
+    rows = _without_data(lambda: copies_per_step(module, dense))
+    told = ", ".join(f"{row['call']} of {row['bytes']} bytes" for row in rows)
+    expect(not rows, f"the values are right, but each call copies to the device: {told}")
+    other = make([1.0] * 13, [2.0] * 13).to(machine.device())
+    other.load_state_dict(module.state_dict())
+    _expect_same(other(dense), want, "another one after load_state_dict", rtol=1e-5)

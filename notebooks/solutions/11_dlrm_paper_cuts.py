@@ -1,0 +1,36 @@
+"""Solutions to the exercises of notebook 11."""
+
+# %%
+import lib  # noqa: F401  before torch, as everywhere in the course
+
+import torch
+from torch import nn
+
+# %% 11.1 a mask as an index: the host needs the size of the result; `if tensor`: it needs the truth
+waiting_lines = (3, 6)
+
+
+# %% 11.2 the branch becomes a factor, which is 1 below the limit; max_norm / 0 is inf, and that is clamped too
+def clip(gradients, max_norm):
+    norm = torch.stack([g.norm() for g in gradients]).norm()
+    factor = (max_norm / norm).clamp(max=1.0)
+    return [g * factor for g in gradients]
+
+
+# %% 11.3 searchsorted says where the token would stand; whether it stands there is one comparison
+def rows_of(vocabulary, ids):
+    place = torch.searchsorted(vocabulary, ids).clamp(max=len(vocabulary) - 1)
+    return torch.where(vocabulary[place] == ids, place + 1, 0)
+
+
+# %% 11.4 two copies: the list of means, and deviations in a plain attribute, which .to(device) leaves behind
+class OnDevice(nn.Module):
+    def __init__(self, mean, deviation):
+        super().__init__()
+        self.register_buffer("mean", torch.tensor(mean))
+        self.register_buffer("deviation", torch.tensor(deviation))
+        self.register_buffer("limit", torch.tensor(5.0))
+
+    def forward(self, dense):
+        z = (dense - self.mean) / self.deviation
+        return z.clamp(-self.limit, self.limit)
