@@ -57,10 +57,11 @@ def _places(node):
 
 def is_readers(file):
     """True for a file that is no library: a notebook's cell, the project's own code, a script."""
-    if file.startswith((_ROOT + "/", *_OURS)):
-        return not file.removeprefix(_ROOT + "/").startswith(_OURS)
+    # installed files first: an environment may lie inside the project
     if file.startswith("<frozen") or file.startswith(_INSTALLED) or "torchinductor" in file:
         return False
+    if file.startswith((_ROOT + "/", *_OURS)):
+        return not file.removeprefix(_ROOT + "/").startswith(_OURS)
     return file.split("/")[0].removesuffix(".py") not in _NOT_THE_READERS
 
 
