@@ -1,0 +1,207 @@
+"""Exercises of notebook 12: the compiled DLRM."""
+
+import copy
+
+from lib import dlrm, machine
+from lib.exercises import attempted, exercise, expect
+from lib.nogpu import inductor
+
+import torch
+import torch.nn.functional as F
+
+_DIM = 16
+
+
+def _tensor(values, **options):
+    return torch.tensor(values, device=machine.device(), **options)
+
+
+# --- 12.1 ----------------------------------------------------------------------------------------------
+
+
+def _lookup_kernels(n_tables, options):
+    arch = dlrm.SparseArch((50,) * n_tables, _DIM).requires_grad_(False)
+    rows = torch.zeros(64, n_tables, dtype=torch.int64)
+    return inductor.kernels(inductor.output_code(arch, rows, options=options))
+
+
+@exercise("12.1", "Move the limit", minutes=8, level=1)
+def _(options):
+    expect(
+        isinstance(options, dict) and options,
+        f"give a dictionary, {{'name of the option': value}}, got {options!r}",
+    )
+    for n_tables in (9, 26):
+        found = len(_lookup_kernels(n_tables, options))
+        expect(found == 1, f"{n_tables} tables: should be 1 kernel, is {found}")
+
+
+# --- 12.2 ----------------------------------------------------------------------------------------------
+
+_SIZE = 8
+
+
+class _Watched(torch.nn.Module):
+    """A DLRM that notes how many rows it is called with."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model, self.seen = model, []
+
+    def forward(self, dense, sparse):
+        self.seen.append(len(dense))
+        return self.model(dense, sparse)
+
+
+def _small_model():
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = dlrm.DLRM(dlrm.ModulusHash((5, 3)), dlrm.Architecture("tiny", (8, 4), (8, 1)))
+    return model.to(machine.device())
+
+
+def _batch(n_rows):
+    generator = torch.Generator().manual_seed(n_rows)
+    dense = torch.rand(n_rows, 13, generator=generator)
+    sparse = torch.randint(0, 1000, (n_rows, 2), generator=generator)
+    labels = (torch.arange(n_rows) % 3 == 0).float()
+    return [t.to(machine.device()) for t in (dense, sparse, labels)]
+
+
+def _loss(model, dense, sparse, labels, size):
+    return F.binary_cross_entropy_with_logits(model(dense, sparse), labels)
+
+
+def _loss_and_gradients(fn, model, batch):
+    model.zero_grad(set_to_none=True)
+    loss = attempted(fn(model, *batch, _SIZE))
+    expect(
+        isinstance(loss, torch.Tensor) and loss.numel() == 1,
+        f"should return the loss, a tensor with one number, got {type(loss).__name__}",
+    )
+    expect(loss.requires_grad, "no gradient comes back to the model")
+    loss.backward()
+    found = {"the loss": loss.detach().reshape(())}
+    return found | {f"the gradient of {n}": p.grad for n, p in model.model.named_parameters()}
+
+
+@exercise("12.2", "Pad the last batch", minutes=15, level=2)
+def _(padded_loss):
+    for n_rows in (_SIZE, 1, 3, _SIZE - 1):
+        at = f"{n_rows} real rows, size {_SIZE}"
+        model, batch = _Watched(_small_model()), _batch(n_rows)
+        before = [t.clone() for t in batch]
+        want = _loss_and_gradients(_loss, model, batch)
+        model.seen.clear()
+        got = _loss_and_gradients(padded_loss, model, batch)
+        expect(
+            model.seen == [_SIZE],
+            f"{at}: the model should be called once, with {_SIZE} rows; "
+            f"it was called with {model.seen or 'none'}",
+        )
+        for name in want:
+            _expect_same(f"{at}: {name}", got[name], want[name])
+        same = all(torch.equal(a, b) for a, b in zip(batch, before))
+        expect(same, f"{at}: the batch itself should be left as it was")
+
+
+def _expect_same(what, got, want):
+    expect(got is not None, f"{what}: there is none")
+    close = got.shape == want.shape and torch.allclose(got, want, rtol=1e-4, atol=1e-6)
+    expect(close, f"{what} should be {_first(want)}, is {_first(got)}")
+
+
+def _first(t, n=4):
+    """The first numbers of a tensor as text."""
+    numbers = ", ".join(f"{v:.4g}" for v in t.flatten()[:n].tolist())
+    return f"[{numbers}{', …' if t.numel() > n else ''}]"
+
+
+# --- 12.3 ----------------------------------------------------------------------------------------------
+
+
+def _arch(num_rows):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(len(num_rows))
+        return dlrm.SparseArch(num_rows, _DIM).to(machine.device())
+
+
+def _last_rows(num_rows):
+    """(2, T) rows: the last of each table, and the first."""
+    return _tensor([[n - 1 for n in num_rows], [0 for _ in num_rows]], dtype=torch.int64)
+
+
+def _all_tables(parts):
+    return torch.cat(list(parts))
+
+
+@exercise("12.3", "One table", minutes=20, level=3)
+def _(answer):
+    expect(
+        isinstance(answer, type) and issubclass(answer, torch.nn.Module),
+        "give the class, a torch.nn.Module; the checker makes modules of it",
+    )
+    for num_rows in ((3,), (3, 2), (1, 5, 1, 4), (7,) * 26):
+        _check_one_table(answer, num_rows)
+    arch = _arch((7,) * 26)
+    _check_moves(answer(copy.deepcopy(arch)).to(machine.device()))
+    module = answer(arch).requires_grad_(False)
+    rows = torch.zeros(64, 26, dtype=torch.int64)
+    kernels = inductor.kernels(inductor.output_code(module, rows))
+    expect(len(kernels) == 1, f"26 tables: should be 1 kernel, is {len(kernels)}")
+
+
+def _check_one_table(answer, num_rows):
+    at, arch, rows = f"tables of {num_rows} rows", _arch(num_rows), _last_rows(num_rows)
+    if len(num_rows) > 5:
+        at = f"{len(num_rows)} tables of {num_rows[0]} rows"
+    module = answer(copy.deepcopy(arch)).to(machine.device())
+    got, want = attempted(module(rows)), arch(rows)
+    expect(isinstance(got, torch.Tensor), f"{at}: should return a tensor, got {type(got).__name__}")
+    expect(
+        got.shape == want.shape,
+        f"{at}: shape should be {tuple(want.shape)}, is {tuple(got.shape)}",
+    )
+    for b, k in [(b, k) for b in range(2) for k in range(len(num_rows))]:
+        expect(
+            torch.equal(got[b, k], want[b, k]),
+            f"{at}, row {rows[b, k].item()} of table {k}: should be {_first(want[b, k])}, "
+            f"is {_first(got[b, k])}",
+        )
+    _check_parameter(at, module, arch, got, want)
+
+
+def _check_parameter(at, module, arch, got, want):
+    shapes = [tuple(p.shape) for p in module.parameters()]
+    whole = (sum(t.num_embeddings for t in arch.tables), _DIM)
+    expect(shapes == [whole], f"{at}: should have one parameter, {whole}; has {shapes}")
+    weights = torch.linspace(-1, 2, want.numel(), device=want.device).view(want.shape)
+    expect(got.requires_grad, f"{at}: no gradient comes back to the parameter")
+    (got * weights).sum().backward()
+    (want * weights).sum().backward()
+    (parameter,) = module.parameters()
+    _expect_same(
+        f"{at}: the gradient", parameter.grad, _all_tables(t.weight.grad for t in arch.tables)
+    )
+
+
+def _check_moves(module):
+    """On the device 'meta' nothing is computed, but devices have to agree."""
+    tensors = [n for n, v in _attributes(module) if isinstance(v, torch.Tensor)]
+    expect(
+        not tensors,
+        f"the tensor {', '.join(tensors)} stays behind when the module moves: make it a buffer",
+    )
+    moved = module.to("meta")
+    try:
+        moved(torch.zeros(2, 26, dtype=torch.int64, device="meta"))
+    except Exception as error:
+        told = next(iter(str(error).splitlines()), "")[:200]
+        expect(False, f"moved to another device it fails: {type(error).__name__}: {told}")
+
+
+def _attributes(module):
+    """(name, value) of all that a module and its parts hold outside parameters and buffers."""
+    for name, part in module.named_modules():
+        for key, value in vars(part).items():
+            yield f"{name}.{key}".lstrip("."), value

@@ -1,0 +1,165 @@
+"""Plausible wrong answers to the exercises of notebook 12: <answer>__<what is wrong>."""
+
+import torch
+import torch.nn.functional as F
+
+# --- 12.1 options
+
+options__another_kind_of_fusion = {"combo_kernels": True}
+options__one_too_few = {"max_pointwise_cat_inputs": 25}
+options__enough_for_nine_only = {"max_pointwise_cat_inputs": 9}
+options__another_limit = {"max_fusion_size": 1000}
+options__no_such_option = {"max_stack_inputs": 26}
+options__the_name_alone = "max_pointwise_cat_inputs"
+
+# --- 12.2 padded_loss
+
+
+def _pad(dense, sparse, labels, size):
+    missing = size - len(labels)
+    return (
+        F.pad(dense, (0, 0, 0, missing)),
+        F.pad(sparse, (0, 0, 0, missing)),
+        F.pad(labels, (0, missing)),
+    )
+
+
+def padded_loss__mean_of_all_rows(model, dense, sparse, labels, size):
+    dense, sparse, labels = _pad(dense, sparse, labels, size)
+    return F.binary_cross_entropy_with_logits(model(dense, sparse), labels)
+
+
+def padded_loss__divided_by_size(model, dense, sparse, labels, size):
+    n_rows = len(labels)
+    dense, sparse, labels = _pad(dense, sparse, labels, size)
+    logits = model(dense, sparse)[:n_rows]
+    losses = F.binary_cross_entropy_with_logits(logits, labels[:n_rows], reduction="sum")
+    return losses / size
+
+
+def padded_loss__not_padded(model, dense, sparse, labels, size):
+    return F.binary_cross_entropy_with_logits(model(dense, sparse), labels)
+
+
+def padded_loss__scaled_afterwards(model, dense, sparse, labels, size):
+    n_rows = len(labels)
+    dense, sparse, labels = _pad(dense, sparse, labels, size)
+    return F.binary_cross_entropy_with_logits(model(dense, sparse), labels) * size / n_rows
+
+
+def padded_loss__first_row_repeated_and_counted(model, dense, sparse, labels, size):
+    which = torch.arange(size, device=labels.device)
+    which = torch.where(which < len(labels), which, 0)
+    logits = model(dense[which], sparse[which])
+    return F.binary_cross_entropy_with_logits(logits, labels[which])
+
+
+def padded_loss__two_calls(model, dense, sparse, labels, size):
+    n_rows = len(labels)
+    dense, sparse, _ = _pad(dense, sparse, labels, size)
+    model(dense, sparse)
+    return F.binary_cross_entropy_with_logits(model(dense, sparse)[:n_rows], labels)
+
+
+def padded_loss__a_number(model, dense, sparse, labels, size):
+    n_rows = len(labels)
+    dense, sparse, _ = _pad(dense, sparse, labels, size)
+    return F.binary_cross_entropy_with_logits(model(dense, sparse)[:n_rows], labels).item()
+
+
+def padded_loss__logits_masked_by_zero(model, dense, sparse, labels, size):
+    n_rows = len(labels)
+    dense, sparse, labels = _pad(dense, sparse, labels, size)
+    real = (torch.arange(size, device=labels.device) < n_rows).float()
+    losses = F.binary_cross_entropy_with_logits(
+        model(dense, sparse) * real, labels, reduction="none"
+    )
+    return losses.sum() / n_rows
+
+
+# --- 12.3 OneTable
+
+
+class _Base(torch.nn.Module):
+    def __init__(self, sparse_arch):
+        super().__init__()
+        tables = [table.weight.detach() for table in sparse_arch.tables]
+        self.weight = torch.nn.Parameter(torch.cat(tables))
+        sizes = torch.tensor([len(table) for table in tables])
+        self.register_buffer("starts", self.make_starts(sizes))
+
+    def make_starts(self, sizes):
+        return sizes.cumsum(0) - sizes
+
+    def forward(self, rows):
+        return F.embedding(rows + self.starts, self.weight)
+
+
+class OneTable__no_starts(_Base):
+    def forward(self, rows):
+        return F.embedding(rows, self.weight)
+
+
+class OneTable__one_row_late(_Base):
+    def make_starts(self, sizes):
+        return sizes.cumsum(0) - sizes + torch.arange(len(sizes)).clamp(max=1)
+
+    def forward(self, rows):
+        return F.embedding((rows + self.starts).clamp(max=len(self.weight) - 1), self.weight)
+
+
+class OneTable__first_size_for_all(_Base):
+    def make_starts(self, sizes):
+        return torch.arange(len(sizes)) * sizes[0]
+
+    def forward(self, rows):
+        return F.embedding((rows + self.starts).clamp(max=len(self.weight) - 1), self.weight)
+
+
+class OneTable__the_26_tables_again(torch.nn.Module):
+    def __init__(self, sparse_arch):
+        super().__init__()
+        self.arch = sparse_arch
+
+    def forward(self, rows):
+        return self.arch(rows)
+
+
+class OneTable__put_together_in_each_call(torch.nn.Module):
+    def __init__(self, sparse_arch):
+        super().__init__()
+        self.tables = torch.nn.ParameterList(t.weight for t in sparse_arch.tables)
+
+    def forward(self, rows):
+        sizes = torch.tensor([len(t) for t in self.tables], device=rows.device)
+        return F.embedding(rows + sizes.cumsum(0) - sizes, torch.cat(list(self.tables)))
+
+
+class OneTable__no_parameter(_Base):
+    def __init__(self, sparse_arch):
+        super().__init__(sparse_arch)
+        weight = self.weight.detach()
+        del self.weight
+        self.register_buffer("weight", weight)
+
+
+class OneTable__starts_stay_behind(torch.nn.Module):
+    def __init__(self, sparse_arch):
+        super().__init__()
+        tables = [table.weight.detach() for table in sparse_arch.tables]
+        self.weight = torch.nn.Parameter(torch.cat(tables))
+        sizes = torch.tensor([len(table) for table in tables], device=self.weight.device)
+        self.starts = sizes.cumsum(0) - sizes
+
+    def forward(self, rows):
+        return F.embedding(rows + self.starts, self.weight)
+
+
+class OneTable__flat(_Base):
+    def forward(self, rows):
+        return super().forward(rows).flatten(1)
+
+
+class OneTable__trained_without_gradient(_Base):
+    def forward(self, rows):
+        return F.embedding(rows + self.starts, self.weight.detach())
