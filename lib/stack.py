@@ -1,5 +1,6 @@
 """Which line of Python an event of a profile comes from, told without the folders of this machine."""
 
+import collections
 import linecache
 import re
 import sys
@@ -22,8 +23,16 @@ def lines_of(profile):
     """
     with_stack = getattr(profile, "with_stack", False)
     found = _python_nodes(profile) if with_stack else []
-    nodes = {(node.start_time_ns, node.name): node for node in found}
-    return lambda start_ns, name: _told(nodes.get((start_ns, name)))
+    nodes = collections.defaultdict(list)
+    for node in found:
+        nodes[node.name].append(node)
+
+    def line_of(start_ns, name):
+        # the trace rounds its times, to a microsecond at worst
+        near = [n for n in nodes[name] if abs(n.start_time_ns - start_ns) <= 1000]
+        return _told(min(near, key=lambda n: abs(n.start_time_ns - start_ns), default=None))
+
+    return line_of
 
 
 def _python_nodes(profile):
