@@ -100,7 +100,10 @@ def peak_mib(fn):
 
 
 def versions_of(op):
-    """{'eager': …, 'compiled': …, then the op's own versions}: the rungs of its ladder, in order."""
+    """{'eager': …, 'compiled': …, then the op's own versions}: the rungs of its ladder, in order.
+
+    In-place versions are no rung: each run would have another x, or a copy to pay.
+    """
     return {"eager": op.eager, "compiled": _compiled(op.eager), **op.versions}
 
 
@@ -124,14 +127,14 @@ def _call(version, inputs, gradients):
     if not gradients:
         detached = [i.detach() for i in inputs]
         return lambda: version(*detached)
-    dy = torch.randn_like(version(*inputs))
+    leaves = [i for i in inputs if i.requires_grad]
+    dys = [torch.randn_like(y) for y in _outputs(version(*inputs))]
+    # grad and not backward: that would copy a gradient which is dy itself into .grad
+    return lambda: torch.autograd.grad(_outputs(version(*inputs)), leaves, dys)
 
-    def forward_backward():
-        for i in inputs:
-            i.grad = None
-        version(*inputs).backward(dy)
 
-    return forward_backward
+def _outputs(result):
+    return list(result) if isinstance(result, (tuple, list)) else [result]
 
 
 def _why_skipped(name):
@@ -151,8 +154,11 @@ def _checked(name, version, op, inputs, gradients):
     return found.version_error, ""
 
 
-def measure(op, shape, dtype, gradients, versions=None, progress=None):
-    """One row (a dictionary with COLUMNS) per version, each checked and then timed on this GPU."""
+def measure(op, shape, dtype, gradients, versions=None, progress=None, timed=None):
+    """One row (a dictionary with COLUMNS) per version, each checked and then timed on this GPU.
+
+    timed: the versions to time, where checks had to fix what is random in them.
+    """
     rows = []
     itemsize = torch.empty(0, dtype=dtype).element_size()
     bytes_moved = op.bytes_moved(shape, itemsize, gradients)
@@ -169,7 +175,8 @@ def measure(op, shape, dtype, gradients, versions=None, progress=None):
                 "note": note,
             }
             if not note:
-                row |= _timed(_call(version, inputs, gradients), bytes_moved)
+                run_it = (timed or {}).get(name, version)
+                row |= _timed(_call(run_it, inputs, gradients), bytes_moved)
         rows.append(row)
         del inputs
         torch.cuda.empty_cache()
@@ -200,21 +207,24 @@ def fit(op, shape, dtype):
     return shape
 
 
-def ladder(op, shape=None, dtype=torch.float32, gradients=False, versions=None):
+def ladder(op, shape=None, dtype=torch.float32, gradients=False, versions=None, configuration=None):
     """The ladder of one op: a DataFrame with COLUMNS, one row per version and place of measurement.
 
-    op: an entry of lib.suite or its name. With a GPU, `shape` (default: the op's first bench shape, made to
-    fit) is checked and timed here, and the recorded rows stand beside it. With no GPU, versions are checked on
-    the op's small shape and the times are the recorded ones for `shape`.
+    op: an entry of lib.suite or its name; configuration: one of its labels, the first by default. With a GPU,
+    `shape` (default: the op's first bench shape, made to fit) is checked and timed here, and the recorded rows
+    stand beside it. With no GPU, versions are checked on the op's small shape and the times are the recorded
+    ones for `shape`.
     """
     op = suite.find(op) if isinstance(op, str) else op
     shape = tuple(shape or op.bench_shapes[0])
-    recorded = _recorded_rows(op, shape, dtype, gradients)
+    recorded = _recorded_rows(op, shape, dtype, gradients, configuration)
+    timed = versions_of(op.unfixed().configured(configuration)) if op.random else None
+    op = op.configured(configuration)
     if versions is not None:
         recorded = [row for row in recorded if row["version"] in versions]
     if machine.HAS_GPU:
         shape = fit(op, shape, dtype)
-        rows = measure(op, shape, dtype, gradients, versions) + recorded
+        rows = measure(op, shape, dtype, gradients, versions, timed=timed) + recorded
     else:
         rows = _checked_here(op, dtype, gradients, versions, recorded)
     table = pd.DataFrame(rows).reindex(columns=COLUMNS)
@@ -236,11 +246,14 @@ def _checked_here(op, dtype, gradients, versions, recorded):
     return rows
 
 
-def _recorded_rows(op, shape, dtype, gradients):
+def _recorded_rows(op, shape, dtype, gradients, configuration=None):
     record = results.load(op.name)
     if record is None:
         return []
+    # Rows of the first configuration, the op's own, carry no label.
+    label = None if configuration == next(iter(op.configurations)) else configuration
     wanted = {"shape": list(shape), "dtype": _name(dtype), "gradients": gradients}
+    wanted |= {"configuration": label}
     rows = [r for r in record["rows"] if all(r.get(k) == v for k, v in wanted.items())]
     old = ", before the code last changed" if results.is_stale(record) else ""
     return [{**r, "where": results.where(record) + old} for r in rows]
@@ -255,23 +268,37 @@ def _name(dtype):
 
 
 def run(op, quick=False):
-    """Every shape, dtype and pass of one op on this GPU, as rows for data/results, with a progress bar."""
-    shapes = op.bench_shapes[:1] if quick else op.bench_shapes
-    cases = list(itertools.product(shapes, op.dtypes, (False, True)))
+    """Every shape, dtype and pass of one op on this GPU, as rows for data/results, with a progress bar.
+
+    Configurations after the first are measured on the first shape, and their rows carry their label.
+    """
     rows = []
-    with tqdm(cases, unit="case", desc=op.name) as progress:
-        for shape, dtype, gradients in progress:
+    with tqdm(_cases(op, quick), unit="case", desc=op.name) as progress:
+        for label, shape, dtype, gradients in progress:
             fitted = fit(op, shape, dtype)
-            for row in measure(op, fitted, dtype, gradients, progress=progress):
-                rows.append(
-                    {"shape": list(fitted), "dtype": _name(dtype), "gradients": gradients, **row}
-                )
-    return rows + _host_rows(op)
+            case = {"shape": list(fitted), "dtype": _name(dtype), "gradients": gradients}
+            if label is not None:
+                case["configuration"] = label
+            timed = versions_of(op.unfixed().configured(label)) if op.random else None
+            chosen = op.configured(label)
+            measured = measure(chosen, fitted, dtype, gradients, progress=progress, timed=timed)
+            rows += [{**case, **row} for row in measured]
+    return rows + _host_rows(op.unfixed().configured())
 
 
-def _host_rows(op, shape=(64, 64)):
+def _cases(op, quick):
+    """(label, shape, dtype, gradients) of everything that `run` measures; the label of the first is None."""
+    others = [] if quick else list(op.configurations)[1:]
+    shapes = op.bench_shapes[:1] if quick else op.bench_shapes
+    passes = (False, True)
+    # The first configuration last: whoever reads the rows without their labels ends with its figures.
+    cases = [*itertools.product(others, op.bench_shapes[:1], op.dtypes, passes)]
+    return cases + [*itertools.product([None], shapes, op.dtypes, passes)]
+
+
+def _host_rows(op):
     """Host time per call on a shape so small that nothing else counts."""
-    rows = []
+    rows, shape = [], op.host_shape
     for name, version in versions_of(op).items():
         if _why_skipped(name):
             continue
@@ -311,7 +338,16 @@ def main(argv=None):
 
 def _print(rows):
     table = pd.DataFrame(rows)
-    columns = ["shape", "dtype", "gradients", "version", "time_us", "p20_us", "p80_us"]
+    columns = [
+        "configuration",
+        "shape",
+        "dtype",
+        "gradients",
+        "version",
+        "time_us",
+        "p20_us",
+        "p80_us",
+    ]
     columns += ["launches", "ceiling_pct", "peak_mib", "error_vs_float64", "host_us", "note"]
     print(table.reindex(columns=columns).to_string(index=False, na_rep="–"))
 

@@ -17,12 +17,17 @@ def main():
             "sanitize needs a GPU; with none, the tests run every kernel under the checkers"
         )
     for op in suite.OPS.values():
-        for name, version in op.versions.items():
-            for shape in SHAPES:
-                for dtype in op.dtypes:
-                    version(*op.inputs(shape, dtype, machine.device())).sum().backward()
-            torch.cuda.synchronize()
-            print(op.name, name, "ran")
+        for label in op.configurations:
+            _launch_all(op.configured(label), label)
+
+
+def _launch_all(op, label):
+    for name, version in op.all_versions().items():
+        for shape in SHAPES:
+            for dtype in op.dtypes:
+                version(*op.inputs(shape, dtype, machine.device())).sum().backward()
+        torch.cuda.synchronize()
+        print(op.name, label, name, "ran")
 
 
 if __name__ == "__main__":

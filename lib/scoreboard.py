@@ -26,7 +26,8 @@ def shares(op, gpu=results.REFERENCE_GPU):
         return None
     found = {}
     for row in record["rows"]:
-        if row["shape"] == list(op.bench_shapes[0]) and row.get("ceiling_pct"):
+        first = row["shape"] == list(op.bench_shapes[0]) and row.get("configuration") is None
+        if first and row.get("ceiling_pct"):
             group = found.setdefault((row["dtype"], row["gradients"]), {})
             group[row["version"]] = row["ceiling_pct"]
     return found, record
@@ -53,7 +54,7 @@ def _draw_op(ax, op, groups, record):
         x = [i + 0.2 * (k - 1.5) for i in range(len(groups))]
         height = [group.get(version, 0) for group in groups.values()]
         bars = ax.bar(x, height, 0.2, color=color, hatch=hatch, edgecolor="black", label=version)
-        ax.bar_label(bars, [f"{h:.0f}" for h in height], fontsize=7)
+        ax.bar_label(bars, [f"{h:.0f}" if h else "" for h in height], fontsize=7)
     ax.axhline(100, color="black", linestyle="--", linewidth=1)
     ax.set_xticks(range(len(groups)), labels, fontsize="small")
     shape = "×".join(map(str, op.bench_shapes[0]))

@@ -161,7 +161,8 @@ def _hook_accesses(builder):
 
     def see(verb, pointers, mask):
         if _running:
-            mask = np.broadcast_to(getattr(mask, "data", mask), pointers.data.shape)
+            # a bool combined with a scalar arrives as integers, which would be taken for indices
+            mask = np.broadcast_to(getattr(mask, "data", mask), pointers.data.shape).astype(bool)
             _running[-1].access(verb, pointers.data, mask)
 
     def create_masked_load(self, pointers, mask, *rest, **options):

@@ -1,0 +1,90 @@
+"""Exercises of notebook 34, bias_gelu_dropout_add."""
+
+import itertools
+
+from lib import machine
+from lib.exercises import (
+    Wrong,
+    attempted,
+    exercise,
+    expect,
+    expect_launches,
+    expect_number,
+    expect_op,
+)
+from lib.ops.bias_gelu_dropout_add import keep_mask
+
+import torch
+
+_SEEDS = (0, 2**40 + 7)
+
+
+@exercise("34.1", "The p that you get", minutes=8, level=1)
+def check_p_that_you_get(answer):
+    for bits, p in itertools.product((1, 8, 16, 32), (0.0, 1.0, 0.5, 0.1, 0.3, 0.99999, 1e-6)):
+        want = round(p * 2**bits) / 2**bits
+        got = attempted(answer(p, bits))
+        what = f"p = {p} with {bits} bits"
+        expect_number(got, want, what, rel=1e-12)
+
+
+@exercise("34.2", "The smallest size that shows it", minutes=7, level=1)
+def check_rows_that_overflow(rows):
+    expect(
+        isinstance(rows, int) and not isinstance(rows, bool) and rows > 0,
+        "give a positive whole number of rows",
+    )
+    last, largest = rows * 4096 - 1, 2**31 - 1
+    expect(last > largest, f"with {rows} rows the last index is {last}, which int32 can hold")
+    expect(
+        last - 4096 <= largest,
+        f"with {rows} rows it goes wrong, but with one row less it does too: the last index is {last - 4096}",
+    )
+
+
+@exercise("34.3", "One mask for every tile", minutes=15, level=2)
+def check_keep_flags(answer):
+    for n, block_size, p, seed in itertools.product(
+        (1, 8, 100, 3001), (8, 64, 1024), (0.0, 0.25, 0.5, 1.0), _SEEDS
+    ):
+        at = f"at n_elements = {n}, p = {p}, seed {seed}, block_size {block_size}"
+        got = attempted(answer(n, p, _tensor(seed), block_size))
+        expect(isinstance(got, torch.Tensor), f"{at}: should be a tensor, got {type(got).__name__}")
+        expect(got.shape == (n,), f"{at}: shape is {tuple(got.shape)}, should be ({n},)")
+        expect(got.dtype == torch.bool, f"{at}: dtype is {got.dtype}, should be torch.bool")
+        differ = (got.cpu() != keep_mask((n,), p, seed)).nonzero().flatten().tolist()
+        if differ:
+            raise Wrong(
+                f"{at}: {len(differ)} of {n} flags are not keep_mask's; the first is element {differ[0]}"
+            )
+    expect_launches(lambda: answer(100, 0.5, _tensor(7), 64), exactly=1)
+
+
+def _tensor(seed):
+    return torch.tensor([seed], dtype=torch.int64, device=machine.device())
+
+
+@exercise("34.4", "Drop whole rows", minutes=20, level=3)
+def check_drop_path(answer):
+    for p, seed in ((0.5, 0), (0.25, 2**40 + 7), (0.0, 3)):
+
+        def eager(x, branch, p=p, seed=seed):
+            keep = keep_mask((x.shape[0], 1), p, seed, x.device)
+            return x + torch.where(keep, branch, 0) / (1 - p)
+
+        def given(x, branch, p=p, seed=seed):
+            return answer(x, branch, p, _tensor(seed))
+
+        shapes = ((1, 1), (2, 3), (8, 8), (17, 33), (129, 100), (700, 3))
+        expect_op(given, eager, _rows_and_branch, shapes=shapes)
+        expect_launches(
+            lambda given=given: given(*_rows_and_branch((5, 7), torch.float32)), exactly=1
+        )
+
+
+def _rows_and_branch(shape, dtype):
+    generator = torch.Generator(device=machine.device()).manual_seed(0)
+    return tuple(
+        torch.randn(shape, dtype=dtype, device=machine.device(), generator=generator)
+        for _ in range(2)
+    )

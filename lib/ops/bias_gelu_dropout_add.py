@@ -1,0 +1,463 @@
+"""bias_gelu_dropout_add: y = dropout(gelu(x + bias), p) + residual, one pass over memory instead of four.
+
+Shapes    x, residual, y: (..., N), x and residual with any strides, y contiguous; bias: (N,).
+Dtypes    float32, float16, bfloat16 (computed in float32) and float64; all three alike. GELU is the tanh form.
+Traffic   M rows of N elements of s bytes. Forward: fused 3MNs; eager 9MNs and a mask.
+          Backward: fused 3MNs (dy, x, dx); the gradient of residual is dy itself, nothing is moved for it.
+Dropout   Element i, counted row by row, has 16 random bits: lane i % 8 of Philox4x32-7 (Salmon et al.,
+          Parallel Random Numbers: As Easy as 1, 2, 3, 2011) with the seed as key and i // 8 as counter. It is
+          dropped where they are below round(65536 p): all bits of a Philox call are used, and p counts in
+          1/65536. The mask is a function of seed and i alone: the same for every tile, stride, dtype and GPU.
+Backward  dx = dy · keep / (1 - p) · gelu'(x + bias); dbias = dx summed over rows. The mask is drawn again
+          from the seed: x, bias and the seed are saved, no mask.
+Copy it   this file. MIT licence.
+"""
+
+import functools
+import math
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+
+# With TRITON_INTERPRET=1 kernels run on CPU tensors; otherwise they need a GPU.
+_ON_CPU = triton.knobs.runtime.interpret
+_INTERPRETED = tl.constexpr(_ON_CPU)
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+
+def bias_gelu_dropout_add_eager(x, bias, residual, p=0.1, seed=None):
+    z = F.gelu(x + bias, approximate="tanh")
+    if seed is None:
+        return F.dropout(z, p) + residual
+    keep = keep_mask(z.shape, p, seed, z.device)
+    share_kept = max(1 - _threshold(p) / 65536, 1 / 65536)  # all dropped: any number but 0 does
+    return torch.where(keep, z, 0.0) / share_kept + residual
+
+
+def keep_mask(shape, p, seed, device="cpu"):
+    """The mask that the kernels draw for `seed`, in plain PyTorch: True where an element is kept."""
+    n = math.prod(shape)
+    key = int(seed)
+    group = torch.arange(-(-n // 8), device=device)
+    c = [group & 0xFFFFFFFF, group >> 32, torch.zeros_like(group), torch.zeros_like(group)]
+    k0, k1 = key & 0xFFFFFFFF, (key >> 32) & 0xFFFFFFFF
+    for _ in range(7):
+        (h0, l0), (h1, l1) = _mul_32(c[0], 0xD2511F53), _mul_32(c[2], 0xCD9E8D57)
+        c = [h1 ^ c[1] ^ k0, l1, h0 ^ c[3] ^ k1, l0]
+        k0, k1 = (k0 + 0x9E3779B9) & 0xFFFFFFFF, (k1 + 0xBB67AE85) & 0xFFFFFFFF
+    words = torch.stack(c, dim=-1)  # (n / 8, 4)
+    lanes = torch.stack([words & 0xFFFF, words >> 16], dim=-1).flatten()[:n]
+    return (lanes >= _threshold(p)).view(shape)
+
+
+def _mul_32(a, b):
+    """High and low 32 bits of a · b; in two steps, as int64 has no room for 64 unsigned bits."""
+    low, high = a * (b & 0xFFFF), a * (b >> 16)
+    low, carry = low + ((high & 0xFFFF) << 16), high >> 16
+    return carry + (low >> 32), low & 0xFFFFFFFF
+
+
+def _threshold(p):
+    """Random bits below it, of 65536 values, drop their element."""
+    return round(65536 * p)
+
+
+@triton.jit
+def _exponent(z):
+    # -2u·log₂e = -z·(2.302… + 0.102… z²), where u = √(2/π)·(z + 0.044715 z³)
+    return z * (-2.302208198144325 - 0.10294323957952347 * (z * z))
+
+
+@triton.jit
+def _reciprocal(x):
+    # One approximate instruction: plain division takes care of denormals, seven instructions an element more.
+    # Triton's interpreter has no libdevice.
+    if x.dtype == tl.float64 or _INTERPRETED:
+        y = 1.0 / x
+    else:
+        y = libdevice.fast_dividef(tl.full((1, 1), 1.0, tl.float32), x)
+    return y
+
+
+@triton.jit
+def _gelu_fast(z):
+    # gelu(z) = z·sigmoid(2u), which does not overflow as tanh(u) by (e²ᵘ-1)/(e²ᵘ+1) does
+    return z * _reciprocal(1.0 + tl.exp2(_exponent(z)))
+
+
+@triton.jit
+def _gelu_slope(z):
+    # s = sigmoid(2u) = 1 / (1 + e⁻²ᵘ); gelu'(z) = s + z·s·(1 - s)·2u'. 1 - s is s·e⁻²ᵘ, as the difference would
+    # lose its digits where s is near 1; the minimum keeps s·s·e⁻²ᵘ from being 0·inf, and z = -inf stays NaN.
+    e = tl.exp2(tl.minimum(_exponent(z), 100.0))
+    s = _reciprocal(1.0 + e)
+    return s + z * (s * s) * e * (1.5957691216057308 + 0.21406444881780076 * (z * z))
+
+
+@triton.jit
+def _kept(seed_ptr, threshold, rows, first_col, n_cols, first, EIGHTS: tl.constexpr,
+          BLOCK_N: tl.constexpr):  # fmt: skip
+    # (BLOCK_M, BLOCK_N): which elements stay, from 16 random bits for each place in the whole tensor.
+    # Bits and threshold are compared 16 places higher up, where what is below them cannot change the answer:
+    # the upper half of a word is compared as it is.
+    seed, least = tl.load(seed_ptr), threshold.to(tl.uint32) << 16
+    if EIGHTS:  # n_cols is a multiple of 8: one Philox call for eight neighbours
+        columns = (first + first_col) // 8 + tl.arange(0, BLOCK_N // 8)
+        group = (rows * (n_cols // 8))[:, None] + columns[None, :]  # int64: counts past 2**31
+        a, b, c, d = _philox(seed, group)
+        words = tl.join(tl.join(a, c), tl.join(b, d))  # (..., 2, 2): a, b, c, d in order
+        bits = tl.join(words << 16, words)
+        return tl.reshape(bits, (rows.shape[0], BLOCK_N)) >= least
+    index = (first + rows * n_cols)[:, None] + (first_col + tl.arange(0, BLOCK_N))[None, :]
+    group, lane = index // 8, index % 8
+    a, b, c, d = _philox(seed, group)
+    word = tl.where(lane < 4, tl.where(lane < 2, a, b), tl.where(lane < 6, c, d))
+    return tl.where(lane % 2 == 0, word << 16, word) >= least
+
+
+@triton.jit
+def _philox(seed, counter):
+    # Seven rounds: the fewest that pass every test of the paper, where ten are its margin of safety
+    return tl.philox(seed, counter.to(tl.uint32), (counter >> 32).to(tl.uint32), 0, 0, n_rounds=7)
+
+
+@triton.jit(do_not_specialize=["n_rows", "first", "threshold"])
+def _bias_gelu_dropout_add_fwd_kernel(
+    x_ptr, bias_ptr, residual_ptr, y_ptr, seed_ptr, n_rows, n_cols, first, threshold,
+    stride_xm, stride_xn, stride_rm, stride_rn,
+    SOME_DROPPED: tl.constexpr, ALL_DROPPED: tl.constexpr, EIGHTS: tl.constexpr, COMPUTE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    # One program handles a tile of x, (BLOCK_M, BLOCK_N). Neighbours take neighbouring columns.
+    n_tiles = tl.cdiv(n_cols, BLOCK_N)
+    pid_m, pid_n = tl.program_id(0) // n_tiles, tl.program_id(0) % n_tiles
+    # int64: row * stride passes 2**31 from 8 GiB of float32 on
+    rows = pid_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    first_col = pid_n.to(tl.int64) * BLOCK_N
+    cols = first_col + tl.arange(0, BLOCK_N)
+    mask = (rows < n_rows)[:, None] & (cols < n_cols)[None, :]
+
+    x = tl.load(x_ptr + rows[:, None] * stride_xm + cols[None, :] * stride_xn, mask=mask)
+    residual = tl.load(
+        residual_ptr + rows[:, None] * stride_rm + cols[None, :] * stride_rn, mask=mask
+    )
+    bias = tl.load(bias_ptr + cols, mask=cols < n_cols)
+    z = x.to(COMPUTE) + bias.to(COMPUTE)[None, :]
+    y = _gelu_fast(z)
+    if ALL_DROPPED:
+        y = tl.zeros_like(z)
+    elif SOME_DROPPED:
+        scale = 65536.0 / (65536 - threshold).to(COMPUTE)
+        kept = _kept(seed_ptr, threshold, rows, first_col, n_cols, first, EIGHTS, BLOCK_N)
+        y = tl.where(kept, y * scale, 0.0)
+    y += residual.to(COMPUTE)
+
+    tl.store(y_ptr + rows[:, None] * n_cols + cols[None, :], y, mask=mask)
+
+
+@triton.jit(do_not_specialize=["n_rows", "first", "threshold", "rows_per_program"])
+def _bias_gelu_dropout_add_bwd_kernel(
+    dy_ptr, x_ptr, bias_ptr, dx_ptr, partial_ptr, seed_ptr, n_rows, n_cols, first, threshold,
+    stride_dym, stride_dyn, stride_xm, stride_xn, rows_per_program,
+    HAS_DX: tl.constexpr, HAS_DBIAS: tl.constexpr,
+    SOME_DROPPED: tl.constexpr, ALL_DROPPED: tl.constexpr, EIGHTS: tl.constexpr,
+    NUM_STAGES: tl.constexpr, COMPUTE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    # One program handles rows_per_program rows of BLOCK_N columns, BLOCK_M rows at a time, and adds
+    # them up on the way: its row of partial, (programs down, n_cols), is its share of dbias.
+    n_tiles = tl.cdiv(n_cols, BLOCK_N)
+    pid_m, pid_n = tl.program_id(0) // n_tiles, tl.program_id(0) % n_tiles
+    first_col = pid_n.to(tl.int64) * BLOCK_N
+    cols = first_col + tl.arange(0, BLOCK_N)
+    bias = tl.load(bias_ptr + cols, mask=cols < n_cols).to(COMPUTE)
+    total = tl.zeros((BLOCK_M, BLOCK_N), dtype=COMPUTE)
+
+    for start in tl.range(0, rows_per_program, BLOCK_M, num_stages=NUM_STAGES):
+        rows = pid_m.to(tl.int64) * rows_per_program + start + tl.arange(0, BLOCK_M)
+        mask = (rows < n_rows)[:, None] & (cols < n_cols)[None, :]
+        dy_offsets = rows[:, None] * stride_dym + cols[None, :] * stride_dyn
+        dy = tl.load(dy_ptr + dy_offsets, mask=mask, other=0.0).to(COMPUTE)
+        x_offsets = rows[:, None] * stride_xm + cols[None, :] * stride_xn
+        x = tl.load(x_ptr + x_offsets, mask=mask, other=0.0).to(COMPUTE)
+        # A factor of 0 and not a choice of 0: where the slope is NaN so is dx, as in torch
+        if ALL_DROPPED:
+            dy *= 0.0
+        elif SOME_DROPPED:
+            scale = 65536.0 / (65536 - threshold).to(COMPUTE)
+            kept = _kept(seed_ptr, threshold, rows, first_col, n_cols, first, EIGHTS, BLOCK_N)
+            dy *= tl.where(kept, scale, 0.0)
+        dx = dy * _gelu_slope(x + bias[None, :])
+        if HAS_DX:
+            tl.store(dx_ptr + rows[:, None] * n_cols + cols[None, :], dx, mask=mask)
+        total += dx  # 0 outside: dy is
+
+    if HAS_DBIAS:
+        sums = tl.sum(total, axis=0)
+        tl.store(partial_ptr + pid_m.to(tl.int64) * n_cols + cols, sums, mask=cols < n_cols)
+
+
+@triton.jit(do_not_specialize=["n_rows"])
+def _sum_rows_kernel(
+    partial_ptr, out_ptr, n_rows, n_cols, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
+):
+    # One program handles BLOCK_N columns of partial, (n_rows, n_cols), from top to bottom.
+    cols = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    total = tl.zeros((BLOCK_M, BLOCK_N), dtype=partial_ptr.dtype.element_ty)
+    for start in range(0, n_rows, BLOCK_M):
+        rows = start + tl.arange(0, BLOCK_M).to(tl.int64)
+        mask = (rows < n_rows)[:, None] & (cols < n_cols)[None, :]
+        total += tl.load(partial_ptr + rows[:, None] * n_cols + cols[None, :], mask=mask, other=0.0)
+    tl.store(out_ptr + cols, tl.sum(total, axis=0), mask=cols < n_cols)
+
+
+def _cdiv(a, b):
+    return -(-a // b)  # triton.cdiv is the same, and costs 2 µs a call on the host
+
+
+@functools.cache
+def _flat_tile(n_cols, elements, widest):
+    """BLOCK_M, BLOCK_N: a tile of so many elements, its rows at most `widest` long and at least 8."""
+    block_n = max(8, min(triton.next_power_of_2(n_cols), widest))
+    return max(1, elements // block_n), block_n
+
+
+@functools.cache
+def _rows_to_fold(n_cols):
+    """How many rows of n_cols elements, taken together, are a multiple of 16 elements long.
+
+    16 elements rather than 16 bytes: only of multiples of 16 does Triton know, for any size given at run time,
+    that masks and offsets leave 16-byte loads whole.
+    """
+    return 16 // math.gcd(n_cols, 16)
+
+
+def _compute_dtype(dtype):
+    return tl.float64 if dtype == torch.float64 else tl.float32
+
+
+def _aligned(*matrices):
+    """(fold, matrices) pairs that cover all rows of these (M, N) matrices; a None among them stays None.
+
+    A width of 781, say, lets rows begin off any 16-byte boundary, and loads shrink to one element; 16 such rows
+    on end are 12496 elements, a good width. So many contiguous rows are folded, and at most 15 left over.
+    """
+    n_rows, n_cols = matrices[0].shape
+    fold = _rows_to_fold(n_cols)
+    if fold == 1 or n_rows < 1024 or not all(m is None or m.is_contiguous() for m in matrices):
+        return [(1, matrices)]
+    top = n_rows // fold * fold
+    wide = (top // fold, fold * n_cols)
+    folded = [(fold, [None if m is None else m[:top].view(wide) for m in matrices])]
+    rest = [(1, [None if m is None else m[top:] for m in matrices])] if top < n_rows else []
+    return folded + rest
+
+
+def _forward(x, bias, residual, p, seed):
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    if y.numel() == 0:
+        return y
+    n_cols, bias, first = x.shape[-1], bias.contiguous(), 0
+    matrices = (t.reshape(-1, n_cols) for t in (x, residual, y))  # (M, N); views if strides allow
+    for fold, (x_piece, residual_piece, y_piece) in _aligned(*matrices):
+        wide_bias = bias if fold == 1 else bias.repeat(fold)
+        _launch_forward(x_piece, wide_bias, residual_piece, y_piece, p, seed, first)
+        first += x_piece.numel()
+    return y
+
+
+def _launch_forward(x, bias, residual, y, p, seed, first):
+    n_rows, n_cols = x.shape
+    threshold = _threshold(p)
+    block_m, block_n = _flat_tile(n_cols, 2048, 1024)
+    with torch.cuda.device_of(x):  # else the launch goes to the current GPU, not to x's
+        _bias_gelu_dropout_add_fwd_kernel[(_cdiv(n_rows, block_m) * _cdiv(n_cols, block_n),)](
+            x, bias, residual, y, seed, n_rows, n_cols, first, threshold,
+            *x.stride(), *residual.stride(),
+            SOME_DROPPED=threshold > 0, ALL_DROPPED=threshold == 65536, EIGHTS=n_cols % 8 == 0,
+            COMPUTE=_compute_dtype(x.dtype), BLOCK_M=block_m, BLOCK_N=block_n, num_warps=2,
+        )  # fmt: skip
+
+
+def _backward(dy, x, bias, p, seed, has_dx=True, has_dbias=True):
+    n_cols = x.shape[-1]
+    dx = torch.empty_like(x, memory_format=torch.contiguous_format) if has_dx else None
+    if x.numel() == 0:
+        return dx, x.new_zeros(n_cols) if has_dbias else None
+    # y.sum().backward() sends a dy of strides 0, which is read as it is
+    dy, x, bias = dy.reshape(-1, n_cols), x.reshape(-1, n_cols), bias.contiguous()
+    out = None if dx is None else dx.view(-1, n_cols)
+    sums, first = [], 0
+    for fold, (dy_piece, x_piece, dx_piece) in _aligned(dy, x, out):
+        wide_bias = bias if fold == 1 else bias.repeat(fold)
+        piece = (dy_piece, x_piece, wide_bias, dx_piece)
+        sums.append(_launch_backward(*piece, p, seed, first, has_dbias))
+        first += x_piece.numel()
+    if not has_dbias:
+        return dx, None
+    sums = [s.view(-1, n_cols) for s in sums]
+    return dx, _sum_rows(sums[0] if len(sums) == 1 else torch.cat(sums), x.dtype)
+
+
+def _launch_backward(dy, x, bias, dx, p, seed, first, has_dbias):
+    """Write dx unless it is None. Returns what each strip of rows adds to dbias, (strips, N), or None."""
+    n_rows, n_cols = x.shape
+    threshold = _threshold(p)
+    block_m, block_n = _flat_tile(n_cols, 2048, 64)
+    n_tiles = _cdiv(n_cols, block_n)
+    # About 4096 programs fill any GPU; each sums as many rows as that leaves it, and at most 1024 strips
+    # keep the second sum short.
+    strips = max(1, min(_cdiv(4096, n_tiles), 1024))
+    rows_per_program = _cdiv(_cdiv(n_rows, strips), block_m) * block_m
+    strips = _cdiv(n_rows, rows_per_program)
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    partial = torch.empty((strips, n_cols), dtype=wide, device=x.device) if has_dbias else None
+    with torch.cuda.device_of(x):
+        _bias_gelu_dropout_add_bwd_kernel[(strips * n_tiles,)](
+            dy, x, bias, dx, partial, seed, n_rows, n_cols, first, threshold,
+            *dy.stride(), *x.stride(), rows_per_program,
+            HAS_DX=dx is not None, HAS_DBIAS=has_dbias, SOME_DROPPED=threshold > 0,
+            ALL_DROPPED=threshold == 65536, EIGHTS=n_cols % 8 == 0,
+            NUM_STAGES=3, COMPUTE=_compute_dtype(x.dtype), BLOCK_M=block_m, BLOCK_N=block_n,
+            num_warps=4,
+        )  # fmt: skip
+    return partial
+
+
+def _sum_rows(partial, dtype):
+    """partial summed over its rows, in one launch and in a fixed order: the same bits in every run."""
+    out = torch.empty(partial.shape[1], dtype=dtype, device=partial.device)
+    with torch.cuda.device_of(partial):
+        _sum_rows_kernel[(_cdiv(partial.shape[1], 32),)](
+            partial, out, *partial.shape, BLOCK_M=64, BLOCK_N=32, num_warps=8
+        )
+    return out
+
+
+def _check(name, x, bias, residual, p):
+    """Raise TypeError or ValueError, saying what to do, unless the tensors fit and 0 <= p <= 1."""
+    tensors = {"x": x, "bias": bias, "residual": residual}
+    for label, t in tensors.items():
+        if not isinstance(t, torch.Tensor):
+            raise TypeError(f"{name}: {label} must be a torch.Tensor, got {type(t).__name__}")
+        if t.dtype not in _DTYPES:
+            raise TypeError(
+                f"{name}: {label} must be a floating-point tensor, got {t.dtype}; use .float()"
+            )
+    if not x.dtype == bias.dtype == residual.dtype:
+        raise TypeError(
+            f"{name}: x is {x.dtype}, bias {bias.dtype} and residual {residual.dtype}; cast them to one dtype"
+        )
+    if x.dim() == 0 or bias.dim() != 1 or bias.shape[0] != x.shape[-1] or residual.shape != x.shape:
+        raise ValueError(
+            f"{name}: bias must have one element for each column of x (..., N), and residual x's shape, "
+            f"got x {tuple(x.shape)}, bias {tuple(bias.shape)} and residual {tuple(residual.shape)}"
+        )
+    if not x.device == bias.device == residual.device:
+        raise ValueError(
+            f"{name}: x is on {x.device}, bias on {bias.device} and residual on {residual.device}; "
+            "move them to one device"
+        )
+    if x.device.type != ("cpu" if _ON_CPU else "cuda"):
+        where = "the CPU (TRITON_INTERPRET=1 is set)" if _ON_CPU else "a GPU"
+        raise ValueError(
+            f"{name}: x must be on {where}, got {x.device}; use bias_gelu_dropout_add_eager there"
+        )
+    if isinstance(p, bool) or not isinstance(p, (int, float)) or not 0 <= p <= 1:
+        raise ValueError(f"{name}: p must be a number from 0 to 1, the share to drop, got {p!r}")
+
+
+def _seed_tensor(name, seed, device):
+    """The seed as an int64 tensor of one element on `device`: fresh when None, and never copied to the host."""
+    if seed is None:
+        # From torch's generator of this device: torch.manual_seed, checkpointing and CUDA graphs all work.
+        return torch.randint(2**63 - 1, (1,), dtype=torch.int64, device=device)
+    if isinstance(seed, int) and not isinstance(seed, bool):
+        return torch.full((1,), seed, dtype=torch.int64, device=device)
+    if (
+        isinstance(seed, torch.Tensor) and seed.dtype == torch.int64 and seed.numel() == 1
+        and seed.device == device
+    ):  # fmt: skip
+        return seed
+    raise ValueError(
+        f"{name}: seed must be None, an int, or an int64 tensor of one element on {device}, got {seed!r}"
+    )
+
+
+class _BiasGeluDropoutAdd(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, bias, residual, p, seed):
+        ctx.p = p
+        ctx.save_for_backward(x, bias, seed)
+        return _forward(x, bias, residual, p, seed)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable  # a second derivative raises instead of being wrong
+    def backward(ctx, dy):
+        x, bias, seed = ctx.saved_tensors
+        wanted = ctx.needs_input_grad
+        dx = dbias = None
+        if wanted[0] or wanted[1]:
+            dx, dbias = _backward(dy, x, bias, ctx.p, seed, *wanted[:2])
+        return dx, dbias, dy if wanted[2] else None, None, None
+
+
+def bias_gelu_dropout_add_triton(x, bias, residual, p=0.1, seed=None):
+    """dropout(gelu(x + bias), p) + residual in one Triton kernel, with gradients for all three tensors.
+
+    x, residual: (..., N), any strides; bias: (N,), all of one dtype and device. p: share of elements that are
+    dropped, 0 to 1, rounded to 1/65536; what is kept is divided by the share kept. seed: None draws a new one
+    from torch's generator of the device, without waiting for the GPU; an int or an int64 tensor of one element
+    fixes the mask. Returns y of x's shape, contiguous. For inference pass p=0.
+    Works under torch.compile (as the op fused_kernels::bias_gelu_dropout_add), autocast, checkpointing and
+    CUDA graphs (each replay drops other elements); not under torch.vmap, and not twice differentiable:
+    both raise.
+    Raises TypeError for a wrong dtype, ValueError for a wrong shape, device, p or seed.
+    """
+    _check("bias_gelu_dropout_add_triton", x, bias, residual, p)
+    seed = _seed_tensor("bias_gelu_dropout_add_triton", seed, x.device)
+    if torch.compiler.is_compiling():
+        return bias_gelu_dropout_add_op(x, bias, residual, p, seed)
+    return _BiasGeluDropoutAdd.apply(x, bias, residual, p, seed)
+
+
+@torch.library.custom_op("fused_kernels::bias_gelu_dropout_add", mutates_args=())
+def bias_gelu_dropout_add_op(
+    x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, p: float, seed: torch.Tensor
+) -> torch.Tensor:
+    """For torch.compile and torch.export: one node of the graph, which nothing looks into."""
+    _check("bias_gelu_dropout_add_op", x, bias, residual, p)
+    return _forward(x, bias, residual, p, seed)
+
+
+@torch.library.custom_op("fused_kernels::bias_gelu_dropout_add_backward", mutates_args=())
+def _backward_op(
+    dy: torch.Tensor, x: torch.Tensor, bias: torch.Tensor, p: float, seed: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return _backward(dy, x, bias, p, seed)
+
+
+@bias_gelu_dropout_add_op.register_fake
+def _(x, bias, residual, p, seed):
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+@_backward_op.register_fake
+def _(dy, x, bias, p, seed):
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device), torch.empty_like(bias)
+
+
+def _setup_context(ctx, inputs, output):
+    x, bias, _, ctx.p, seed = inputs
+    ctx.save_for_backward(x, bias, seed)
+
+
+def _op_backward(ctx, dy):
+    x, bias, seed = ctx.saved_tensors
+    dx, dbias = _backward_op(dy, x, bias, ctx.p, seed)
+    return dx, dbias, dy, None, None
+
+
+bias_gelu_dropout_add_op.register_autograd(_op_backward, setup_context=_setup_context)

@@ -1,0 +1,356 @@
+"""rope: rotary position embedding of q and k in one launch, in place or out of place.
+
+Shapes    q: (B, S, Hq, D), k: (B, S, Hk, D), any strides; layout="bhsd" takes (B, H, S, D).
+          cos, sin: (positions, R / 2) float32, R even and at most D: columns from R on pass through.
+Dtypes    q and k float32, float16 or bfloat16 (rotated in float32) or float64; cos and sin float32 or float64.
+Rotation  (x1, x2) -> (x1·cos - x2·sin, x2·cos + x1·sin), with x1, x2 = x[i], x[i + R/2] (halves, as in GPT-NeoX
+          and Llama) or x[2i], x[2i + 1] (interleaved=True, as in the paper: Su et al., RoFormer, 2021).
+Traffic   2(q + k) bytes each way, in place as out of place; cos and sin are read once for all heads.
+Backward  the same kernel with sin negated: a rotation back. Saves cos and sin only.
+Copy it   this file. MIT licence.
+"""
+
+import functools
+
+import torch
+import triton
+import triton.language as tl
+
+# With TRITON_INTERPRET=1 kernels run on CPU tensors; otherwise they need a GPU.
+_ON_CPU = triton.knobs.runtime.interpret
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+_LAYOUTS = ("bshd", "bhsd")
+
+
+def rope_tables(n_positions, rotary_dim, base=10000.0, device=None, dtype=torch.float32):
+    """cos and sin, (n_positions, rotary_dim / 2). Pair i at position m turns by m·base^(-2i / rotary_dim).
+
+    Computed in float64: in float32 an angle of 16384 radians would be off by a thousandth.
+    """
+    i = torch.arange(0, rotary_dim, 2, dtype=torch.float64, device=device)
+    m = torch.arange(n_positions, dtype=torch.float64, device=device)
+    angles = torch.outer(m, base ** (-i / rotary_dim))
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def rope_eager(q, k, cos, sin, position_offset=0, interleaved=False, layout="bshd"):
+    def rotate(x):
+        heads_dim, seq = (2, x.shape[1]) if layout == "bshd" else (1, x.shape[2])
+        c, s = (
+            t[position_offset : position_offset + seq].to(x.dtype).unsqueeze(heads_dim - 1)
+            for t in (cos, sin)
+        )  # (S, 1, R/2) or (1, S, R/2)
+        r = 2 * cos.shape[1]
+        pairs, rest = x[..., :r], x[..., r:]
+        if interleaved:
+            x1, x2 = pairs[..., ::2], pairs[..., 1::2]
+            y = torch.stack([x1 * c - x2 * s, x2 * c + x1 * s], dim=-1).flatten(-2)
+        else:
+            x1, x2 = pairs.chunk(2, dim=-1)
+            y = torch.cat([x1 * c - x2 * s, x2 * c + x1 * s], dim=-1)
+        return torch.cat([y, rest], dim=-1)
+
+    return rotate(q), rotate(k)
+
+
+@triton.jit
+def _rotate_tile(
+    x_ptr, y_ptr, c, s, token_x, token_y, tokens_inside, heads, n_heads, stride_xh, stride_yh,
+    R: tl.constexpr, D: tl.constexpr, INTERLEAVED: tl.constexpr, COPY_REST: tl.constexpr,
+    COMPUTE: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_REST: tl.constexpr,
+):  # fmt: skip
+    # A tile of tokens by heads by columns; token_x, token_y: where a token begins; c, s: (tokens, 1, BLOCK_R).
+    x_rows = x_ptr + token_x[:, None, None] + (heads * stride_xh)[None, :, None]
+    y_rows = y_ptr + token_y[:, None, None] + (heads * stride_yh)[None, :, None]
+    inside = tokens_inside[:, None, None] & (heads < n_heads)[None, :, None]
+    if INTERLEAVED:
+        cols = tl.arange(0, 2 * BLOCK_R)[None, None, :]
+        mask = inside & (cols < R)
+        x = tl.load(x_rows + cols, mask=mask, other=0.0)
+        pairs = tl.reshape(x, (token_x.shape[0], heads.shape[0], BLOCK_R, 2))
+        x1, x2 = tl.split(pairs)
+        x1, x2 = x1.to(COMPUTE), x2.to(COMPUTE)
+        y = tl.join(x1 * c - x2 * s, x2 * c + x1 * s)
+        tl.store(y_rows + cols, tl.reshape(y, x.shape), mask=mask)
+    else:
+        cols = tl.arange(0, BLOCK_R)[None, None, :]
+        mask = inside & (cols < R // 2)
+        x1 = tl.load(x_rows + cols, mask=mask).to(COMPUTE)
+        x2 = tl.load(x_rows + cols + R // 2, mask=mask).to(COMPUTE)
+        tl.store(y_rows + cols, x1 * c - x2 * s, mask=mask)
+        tl.store(y_rows + cols + R // 2, x2 * c + x1 * s, mask=mask)
+    if COPY_REST:
+        rest = R + tl.arange(0, BLOCK_REST)[None, None, :]
+        mask = inside & (rest < D)
+        tl.store(y_rows + rest, tl.load(x_rows + rest, mask=mask), mask=mask)
+
+
+@triton.jit(do_not_specialize=["n_tokens", "n_seq", "position_offset"])
+def _rope_kernel(
+    q_ptr, k_ptr, q_out_ptr, k_out_ptr, cos_ptr, sin_ptr, n_tokens, n_seq, position_offset,
+    n_q_heads, n_k_heads, stride_qb, stride_qs, stride_qh, stride_kb, stride_ks, stride_kh,
+    stride_qob, stride_qos, stride_qoh, stride_kob, stride_kos, stride_koh,
+    R: tl.constexpr, D: tl.constexpr, BACK: tl.constexpr, INTERLEAVED: tl.constexpr,
+    COPY_REST: tl.constexpr, COMPUTE: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_REST: tl.constexpr,
+):  # fmt: skip
+    # One program handles BLOCK_T tokens of BLOCK_H heads, of q or of k. Neighbours take the other heads of the
+    # same tokens: in memory they follow, and their cos and sin are in the cache.
+    q_groups, k_groups = tl.cdiv(n_q_heads, BLOCK_H), tl.cdiv(n_k_heads, BLOCK_H)
+    group = tl.program_id(0) % (q_groups + k_groups)
+    tokens = tl.program_id(0) // (q_groups + k_groups) * BLOCK_T + tl.arange(0, BLOCK_T)
+    inside = tokens < n_tokens
+    # int64: batch * stride passes 2**31 elements
+    batch, seq = (tokens // n_seq).to(tl.int64), (tokens % n_seq).to(tl.int64)
+    cols = tl.arange(0, BLOCK_R)[None, None, :]
+    table = ((position_offset + seq) * (R // 2))[:, None, None] + cols
+    table_mask = inside[:, None, None] & (cols < R // 2)
+    c = tl.load(cos_ptr + table, mask=table_mask, other=0.0).to(COMPUTE)
+    s = tl.load(sin_ptr + table, mask=table_mask, other=0.0).to(COMPUTE)
+    if BACK:
+        s = -s
+    if group < q_groups:
+        _rotate_tile(
+            q_ptr, q_out_ptr, c, s, batch * stride_qb + seq * stride_qs,
+            batch * stride_qob + seq * stride_qos, inside,
+            group * BLOCK_H + tl.arange(0, BLOCK_H).to(tl.int64), n_q_heads, stride_qh, stride_qoh,
+            R, D, INTERLEAVED, COPY_REST, COMPUTE, BLOCK_R, BLOCK_REST,
+        )  # fmt: skip
+    else:
+        _rotate_tile(
+            k_ptr, k_out_ptr, c, s, batch * stride_kb + seq * stride_ks,
+            batch * stride_kob + seq * stride_kos, inside,
+            (group - q_groups) * BLOCK_H + tl.arange(0, BLOCK_H).to(tl.int64), n_k_heads, stride_kh,
+            stride_koh, R, D, INTERLEAVED, COPY_REST, COMPUTE, BLOCK_R, BLOCK_REST,
+        )  # fmt: skip
+
+
+def _cdiv(a, b):
+    return -(-a // b)  # triton.cdiv is the same, and costs 2 µs a call on the host
+
+
+def _power_of_2(n):
+    return 1 << max(0, n - 1).bit_length()  # so is triton.next_power_of_2
+
+
+@functools.cache
+def _head_tile(fewest_heads, rotary_dim, itemsize):
+    """BLOCK_T, BLOCK_H: tokens and heads whose first halves are one 16-byte load for each of 64 threads."""
+    rows = max(1, 1024 // (itemsize * _power_of_2(rotary_dim // 2)))
+    block_h = min(rows, 4, _power_of_2(fewest_heads))
+    return rows // block_h, block_h
+
+
+def _launch(q, k, q_out, k_out, cos, sin, position_offset, interleaved, layout, back):
+    """Rotate q into q_out and k into k_out, which may be q and k; back: with sin negated."""
+    in_place = q_out is q
+    cos, sin = (
+        cos.contiguous(),
+        sin.contiguous(),
+    )  # a slice of wider tables has gaps between its rows
+    if layout == "bhsd":  # the kernel sees (B, S, H, D), by strides
+        q, k, q_out, k_out = (t.transpose(1, 2) for t in (q, k, q_out, k_out))
+    n_batch, n_seq, n_q_heads, head_dim = q.shape
+    n_k_heads, rotary_dim, n_tokens = k.shape[2], 2 * cos.shape[1], n_batch * n_seq
+    if n_tokens == 0 or n_q_heads + n_k_heads == 0:
+        return
+    block_t, block_h = _head_tile(min(n_q_heads, n_k_heads), rotary_dim, q.itemsize)
+    n_groups = _cdiv(n_q_heads, block_h) + _cdiv(n_k_heads, block_h)
+    with torch.cuda.device_of(q):  # else the launch goes to the current GPU, not to q's
+        _rope_kernel[(_cdiv(n_tokens, block_t) * n_groups,)](
+            q, k, q_out, k_out, cos, sin, n_tokens, n_seq, position_offset, n_q_heads, n_k_heads,
+            *q.stride()[:3], *k.stride()[:3], *q_out.stride()[:3], *k_out.stride()[:3],
+            R=rotary_dim, D=head_dim, BACK=back, INTERLEAVED=interleaved,
+            COPY_REST=rotary_dim < head_dim and not in_place,
+            COMPUTE=tl.float64 if q.dtype == torch.float64 else tl.float32,
+            BLOCK_T=block_t, BLOCK_H=block_h, BLOCK_R=_power_of_2(rotary_dim // 2),
+            BLOCK_REST=_power_of_2(head_dim - rotary_dim), num_warps=2,
+        )  # fmt: skip
+
+
+def _rotated(q, k, cos, sin, position_offset, interleaved, layout, back=False):
+    # The kernel reads a head's elements side by side; .sum().backward() sends strides of 0
+    q, k = (t if t.stride(-1) == 1 else t.contiguous() for t in (q, k))
+    q_out, k_out = torch.empty_like(q), torch.empty_like(k)
+    _launch(q, k, q_out, k_out, cos, sin, position_offset, interleaved, layout, back)
+    return q_out, k_out
+
+
+def _check(name, q, k, cos, sin, position_offset, layout):
+    """Raise TypeError or ValueError, saying what to do, unless the tensors fit together."""
+    for label, t in {"q": q, "k": k, "cos": cos, "sin": sin}.items():
+        if not isinstance(t, torch.Tensor):
+            raise TypeError(f"{name}: {label} must be a torch.Tensor, got {type(t).__name__}")
+        if t.dtype not in _DTYPES:
+            raise TypeError(
+                f"{name}: {label} must be a floating-point tensor, got {t.dtype}; use .float()"
+            )
+    if layout not in _LAYOUTS:
+        raise ValueError(f"{name}: layout must be one of {_LAYOUTS}, got {layout!r}")
+    if q.dtype != k.dtype:
+        raise TypeError(f"{name}: q is {q.dtype} and k {k.dtype}; cast one of them")
+    if cos.dtype not in (torch.float32, torch.float64) or sin.dtype != cos.dtype:
+        raise TypeError(
+            f"{name}: cos is {cos.dtype} and sin {sin.dtype}; both must be float32 (bfloat16 has no digits "
+            "left for positions past 256); rope_tables makes them"
+        )
+    _check_shapes(name, q, k, cos, sin, position_offset, layout)
+    if len({t.device for t in (q, k, cos, sin)}) > 1:
+        raise ValueError(
+            f"{name}: q is on {q.device}, k on {k.device}, cos on {cos.device} and sin on {sin.device}; "
+            "move them to one device"
+        )
+    if q.device.type != ("cpu" if _ON_CPU else "cuda"):
+        where = "the CPU (TRITON_INTERPRET=1 is set)" if _ON_CPU else "a GPU"
+        raise ValueError(f"{name}: q must be on {where}, got {q.device}; use rope_eager there")
+    if torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad):
+        raise ValueError(f"{name}: there is no gradient for cos and sin; pass them detached")
+
+
+def _check_shapes(name, q, k, cos, sin, position_offset, layout):
+    seq_dim = layout.index("s")
+    if q.dim() != 4 or k.dim() != 4 or any(q.shape[d] != k.shape[d] for d in (0, seq_dim, 3)):
+        raise ValueError(
+            f"{name}: q and k must be ({', '.join(layout.upper())}), alike but for the number of heads, "
+            f"got q {tuple(q.shape)} and k {tuple(k.shape)}"
+        )
+    if cos.dim() != 2 or cos.shape != sin.shape or not 0 < 2 * cos.shape[1] <= q.shape[3]:
+        raise ValueError(
+            f"{name}: cos and sin must be (positions, R / 2) with R at most q's last size {q.shape[3]}, "
+            f"got cos {tuple(cos.shape)} and sin {tuple(sin.shape)}"
+        )
+    if isinstance(position_offset, bool) or not isinstance(position_offset, int):
+        raise TypeError(f"{name}: position_offset must be an int, got {position_offset!r}")
+    last = position_offset + q.shape[seq_dim]
+    if position_offset < 0 or last > cos.shape[0]:
+        raise ValueError(
+            f"{name}: positions {position_offset} to {last - 1} are asked for, and cos has rows 0 to "
+            f"{cos.shape[0] - 1}; make longer tables with rope_tables"
+        )
+
+
+def _overlaps_itself(t):
+    """Whether elements of t may be one in memory: where a step is no longer than all shorter ones together."""
+    reach = 0
+    for step, size in sorted((s, n) for s, n in zip(t.stride(), t.shape) if n > 1):
+        if step <= reach:
+            return True
+        reach += step * (size - 1)
+    return False
+
+
+def _check_writable(name, q, k):
+    compiling = (
+        torch.compiler.is_compiling()
+    )  # addresses are known when the op runs, which asks again
+    if not compiling and q.numel() and q.data_ptr() == k.data_ptr():
+        raise ValueError(f"{name}: q and k begin in the same memory; pass a copy of one of them")
+    for label, t in {"q": q, "k": k}.items():
+        if t.stride(-1) != 1 or _overlaps_itself(t):
+            raise ValueError(
+                f"{name}: {label} has strides {t.stride()}; in place it needs memory of its own for "
+                "each element, side by side in the last dimension: pass a contiguous copy, or use rope_triton"
+            )
+        if torch.is_grad_enabled() and t.requires_grad and (t.is_leaf or t._is_view()):
+            raise ValueError(
+                f"{name}: {label} requires grad and is a {'leaf' if t.is_leaf else 'view'}; autograd cannot "
+                "follow a change in place of it: use rope_triton"
+            )
+
+
+class _Rope(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, cos, sin, position_offset, interleaved, layout, in_place):
+        ctx.save_for_backward(cos, sin)
+        ctx.how = (position_offset, interleaved, layout)
+        if in_place:
+            ctx.mark_dirty(q, k)
+            _launch(q, k, q, k, cos, sin, *ctx.how, back=False)
+            return q, k
+        return _rotated(q, k, cos, sin, *ctx.how)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable  # a second derivative raises instead of being wrong
+    def backward(ctx, dq, dk):
+        # into new tensors: dq and dk may be in use elsewhere
+        return *_rotated(dq, dk, *ctx.saved_tensors, *ctx.how, back=True), *[None] * 6
+
+
+def rope_triton(q, k, cos, sin, position_offset=0, interleaved=False, layout="bshd"):
+    """q and k rotated by their positions, as new tensors, in one Triton kernel; with gradients for both.
+
+    q: (B, S, Hq, D), k: (B, S, Hk, D), or with layout="bhsd" (B, Hq, S, D) and (B, Hk, S, D), any strides.
+    cos, sin: float32 (positions, R / 2), from rope_tables, R at most D. The token at place s has position
+    position_offset + s. interleaved: pairs are neighbours (2i, 2i + 1) instead of halves (i, i + R/2).
+    Works under torch.compile (as the op fused_kernels::rope), autocast and CUDA graphs; not under torch.vmap,
+    and not twice differentiable: both raise.
+    Raises TypeError for a wrong dtype, ValueError for a wrong shape, device or position.
+    """
+    _check("rope_triton", q, k, cos, sin, position_offset, layout)
+    if torch.compiler.is_compiling():
+        return rope_op(q, k, cos, sin, position_offset, interleaved, layout)
+    return _Rope.apply(q, k, cos, sin, position_offset, interleaved, layout, False)
+
+
+def rope_triton_(q, k, cos, sin, position_offset=0, interleaved=False, layout="bshd"):
+    """rope_triton that writes into q and k, and returns them: no memory of its own, the same traffic.
+
+    Where gradients are needed, q and k must be neither leaves nor views (ValueError): there use rope_triton.
+    """
+    _check("rope_triton_", q, k, cos, sin, position_offset, layout)
+    if torch.compiler.is_compiling():
+        rope_op_(
+            q, k, cos, sin, position_offset, interleaved, layout
+        )  # which checks strides and memory
+        return q, k
+    _check_writable("rope_triton_", q, k)
+    return _Rope.apply(q, k, cos, sin, position_offset, interleaved, layout, True)
+
+
+@torch.library.custom_op("fused_kernels::rope", mutates_args=())
+def rope_op(
+    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor,
+    position_offset: int, interleaved: bool, layout: str,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """rope for torch.compile and torch.export: one node of the graph, which nothing looks into."""
+    _check("rope_op", q, k, cos, sin, position_offset, layout)
+    return _rotated(q, k, cos, sin, position_offset, interleaved, layout)
+
+
+@torch.library.custom_op("fused_kernels::rope_", mutates_args=("q", "k"))
+def rope_op_(
+    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor,
+    position_offset: int, interleaved: bool, layout: str,
+) -> None:  # fmt: skip
+    """rope in place, for torch.compile in inference; it says that it changes q and k."""
+    _check("rope_op_", q, k, cos, sin, position_offset, layout)
+    _check_writable("rope_op_", q, k)
+    _launch(q, k, q, k, cos, sin, position_offset, interleaved, layout, back=False)
+
+
+@torch.library.custom_op("fused_kernels::rope_backward", mutates_args=())
+def _rope_backward_op(
+    dq: torch.Tensor, dk: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor,
+    position_offset: int, interleaved: bool, layout: str,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    return _rotated(dq, dk, cos, sin, position_offset, interleaved, layout, back=True)
+
+
+def _fake_outputs(q, k, *_):
+    return tuple(torch.empty_like(t if t.stride(-1) == 1 else t.contiguous()) for t in (q, k))
+
+
+rope_op.register_fake(_fake_outputs)
+_rope_backward_op.register_fake(_fake_outputs)
+
+
+def _setup_context(ctx, inputs, output):
+    _, _, cos, sin, *ctx.how = inputs
+    ctx.save_for_backward(cos, sin)
+
+
+def _op_backward(ctx, dq, dk):
+    return *_rope_backward_op(dq, dk, *ctx.saved_tensors, *ctx.how), *[None] * 5
+
+
+rope_op.register_autograd(_op_backward, setup_context=_setup_context)

@@ -1,0 +1,128 @@
+"""Plausible wrong answers to the exercises of notebook 34, named <answer>__<why>: each must be rejected."""
+
+import math
+
+from lib.ops.bias_gelu_dropout_add import keep_mask
+
+import torch
+import triton
+import triton.language as tl
+
+
+def p_that_you_get__as_asked(p, bits):
+    return p
+
+
+def p_that_you_get__rounds_down(p, bits):
+    return math.floor(p * 2**bits) / 2**bits
+
+
+def p_that_you_get__one_value_too_few(p, bits):
+    return round(p * (2**bits - 1)) / (2**bits - 1)
+
+
+def p_that_you_get__the_threshold(p, bits):
+    return round(p * 2**bits)
+
+
+rows_that_overflow__still_fits = 2**31 // 4096
+rows_that_overflow__unsigned = 2**32 // 4096 + 1
+rows_that_overflow__not_rows = 2**31
+rows_that_overflow__float = 524289.0
+
+
+@triton.jit
+def _flags_kernel(
+    seed_ptr, out_ptr, n_elements, threshold, LOCAL: tl.constexpr, SWAPPED: tl.constexpr,
+    N_ROUNDS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+):  # fmt: skip
+    first = tl.program_id(0) * BLOCK_SIZE
+    seed, calls = tl.load(seed_ptr), tl.arange(0, BLOCK_SIZE // 8)
+    if LOCAL:
+        seed += tl.program_id(0)
+    else:
+        calls += first // 8
+    a, b, c, d = tl.randint4x(seed, calls, N_ROUNDS)
+    words = (
+        tl.join(tl.join(a, b), tl.join(c, d)) if SWAPPED else tl.join(tl.join(a, c), tl.join(b, d))
+    )
+    bits = tl.reshape(tl.join(words & 0xFFFF, words >> 16), (BLOCK_SIZE,))
+    offsets = first + tl.arange(0, BLOCK_SIZE)
+    tl.store(out_ptr + offsets, bits >= threshold, mask=offsets < n_elements)
+
+
+def _flags(n_elements, p, seed, block_size, local=False, swapped=False, n_rounds=7, above=0):
+    out = torch.empty(n_elements, dtype=torch.bool, device=seed.device)
+    _flags_kernel[(triton.cdiv(n_elements, block_size),)](
+        seed, out, n_elements, round(65536 * p) + above,
+        LOCAL=local, SWAPPED=swapped, N_ROUNDS=n_rounds, BLOCK_SIZE=block_size,
+    )  # fmt: skip
+    return out
+
+
+def keep_flags__by_place_in_the_tile(n_elements, p, seed, block_size):
+    return _flags(n_elements, p, seed, block_size, local=True)
+
+
+def keep_flags__lanes_in_another_order(n_elements, p, seed, block_size):
+    return _flags(n_elements, p, seed, block_size, swapped=True)
+
+
+def keep_flags__ten_rounds(n_elements, p, seed, block_size):
+    return _flags(n_elements, p, seed, block_size, n_rounds=10)
+
+
+def keep_flags__dropped_rather_than_kept(n_elements, p, seed, block_size):
+    return ~_flags(n_elements, p, seed, block_size)
+
+
+def keep_flags__integers(n_elements, p, seed, block_size):
+    return _flags(n_elements, p, seed, block_size).to(torch.int8)
+
+
+def keep_flags__no_kernel(n_elements, p, seed, block_size):
+    return keep_mask((n_elements,), p, seed, seed.device)
+
+
+@triton.jit
+def _drop_path_kernel(
+    x_ptr, branch_ptr, y_ptr, keep_ptr, n_elements, n_cols, scale, BLOCK_SIZE: tl.constexpr
+):
+    offsets = tl.program_id(0) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
+    mask = offsets < n_elements
+    x = tl.load(x_ptr + offsets, mask=mask).to(tl.float32)
+    branch = tl.load(branch_ptr + offsets, mask=mask).to(tl.float32)
+    keep = tl.load(keep_ptr + offsets // n_cols, mask=mask)
+    tl.store(y_ptr + offsets, x + tl.where(keep != 0, branch * scale, 0.0), mask=mask)
+
+
+def _drop_path(x, branch, keep, scale, per_row=True):
+    y, n = torch.empty_like(x), x.numel()
+    _drop_path_kernel[(triton.cdiv(n, 1024),)](
+        x, branch, y, keep.to(torch.int8), n, x.shape[1] if per_row else 1, scale, BLOCK_SIZE=1024
+    )
+    return y
+
+
+def drop_path__no_scale(x, branch, p, seed):
+    return _drop_path(x, branch, keep_mask(x.shape[:1], p, seed, x.device), 1.0)
+
+
+def drop_path__element_by_element(x, branch, p, seed):
+    keep = keep_mask(x.shape, p, seed, x.device).flatten()
+    return _drop_path(x, branch, keep, 1 / (1 - p), per_row=False)
+
+
+def drop_path__first_element_of_each_row(x, branch, p, seed):
+    keep = keep_mask(x.shape, p, seed, x.device)[:, 0].contiguous()
+    return _drop_path(x, branch, keep, 1 / (1 - p))
+
+
+def drop_path__eager(x, branch, p, seed):
+    keep = keep_mask((x.shape[0], 1), p, seed, x.device)
+    return x + torch.where(keep, branch, 0) / (1 - p)
+
+
+def drop_path__drops_x_too(x, branch, p, seed):
+    keep = keep_mask((x.shape[0], 1), p, seed, x.device)
+    return torch.where(keep, x + branch / (1 - p), 0)

@@ -1,0 +1,62 @@
+"""Solutions to the exercises of notebook 34."""
+
+# %%
+import lib  # noqa: F401  before triton: with no GPU it switches the interpreter on
+
+import torch
+import triton
+import triton.language as tl
+
+
+# %% 34.1 the threshold is a whole number of 2**bits
+def p_that_you_get(p, bits):
+    return round(p * 2**bits) / 2**bits
+
+
+# %% 34.2 2**31 = 524288 · 4096, so the last index of 524288 rows is 2**31 - 1, the largest int32: one row more
+rows_that_overflow = 524289
+
+
+# %% 34.3 the counter is the number of the call in the whole tensor, not in the tile; no program_id in the seed
+@triton.jit
+def keep_flags_kernel(seed_ptr, out_ptr, n_elements, threshold, BLOCK_SIZE: tl.constexpr):
+    first = tl.program_id(0).to(tl.int64) * BLOCK_SIZE
+    calls = first // 8 + tl.arange(0, BLOCK_SIZE // 8)
+    a, b, c, d = tl.randint4x(tl.load(seed_ptr), calls, 7)
+    words = tl.join(tl.join(a, c), tl.join(b, d))
+    bits = tl.reshape(tl.join(words & 0xFFFF, words >> 16), (BLOCK_SIZE,))
+    offsets = first + tl.arange(0, BLOCK_SIZE)
+    tl.store(out_ptr + offsets, bits >= threshold, mask=offsets < n_elements)
+
+
+def keep_flags(n_elements, p, seed, block_size):
+    out = torch.empty(n_elements, dtype=torch.bool, device=seed.device)
+    grid = (triton.cdiv(n_elements, block_size),)
+    keep_flags_kernel[grid](seed, out, n_elements, round(65536 * p), BLOCK_SIZE=block_size)
+    return out
+
+
+# %% 34.4 one program per row: its call is row // 8, its lane row % 8, a half of word lane // 2
+@triton.jit
+def drop_path_kernel(
+    x_ptr, branch_ptr, y_ptr, seed_ptr, n_cols, threshold, scale, BLOCK_SIZE: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    lane = row % 8
+    a, b, c, d = tl.randint4x(tl.load(seed_ptr), row // 8, 7)
+    word = tl.where(lane < 4, tl.where(lane < 2, a, b), tl.where(lane < 6, c, d))
+    keep = tl.where(lane % 2 == 0, word & 0xFFFF, word >> 16) >= threshold
+    for start in range(0, n_cols, BLOCK_SIZE):
+        cols = start + tl.arange(0, BLOCK_SIZE)
+        mask = cols < n_cols
+        y = tl.load(x_ptr + row * n_cols + cols, mask=mask).to(tl.float32)
+        branch = tl.load(branch_ptr + row * n_cols + cols, mask=mask).to(tl.float32)
+        y += tl.where(keep, branch * scale, 0.0)
+        tl.store(y_ptr + row * n_cols + cols, y, mask=mask)
+
+
+def drop_path(x, branch, p, seed):
+    y, (n_rows, n_cols) = torch.empty_like(x), x.shape
+    threshold, scale = round(65536 * p), 1 / (1 - p)
+    drop_path_kernel[(n_rows,)](x, branch, y, seed, n_cols, threshold, scale, BLOCK_SIZE=1024)
+    return y
