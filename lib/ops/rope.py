@@ -144,10 +144,8 @@ def _head_tile(fewest_heads, rotary_dim, itemsize):
 def _launch(q, k, q_out, k_out, cos, sin, position_offset, interleaved, layout, back):
     """Rotate q into q_out and k into k_out, which may be q and k; back: with sin negated."""
     in_place = q_out is q
-    cos, sin = (
-        cos.contiguous(),
-        sin.contiguous(),
-    )  # a slice of wider tables has gaps between its rows
+    # a slice of wider tables has gaps between its rows
+    cos, sin = cos.contiguous(), sin.contiguous()
     if layout == "bhsd":  # the kernel sees (B, S, H, D), by strides
         q, k, q_out, k_out = (t.transpose(1, 2) for t in (q, k, q_out, k_out))
     n_batch, n_seq, n_q_heads, head_dim = q.shape
@@ -239,12 +237,29 @@ def _overlaps_itself(t):
     return False
 
 
+def _share_memory(a, b):
+    """Whether an element of a may be one of b. Views of one packed tensor, side by side in each row, are apart.
+
+    Steps that both have alike are taken off, the longest first, until what is left of one lies in the gap
+    before the other; where that cannot be seen, the answer is yes.
+    """
+    a, b = sorted((a, b), key=lambda t: t.data_ptr())
+    apart = (b.data_ptr() - a.data_ptr()) / a.itemsize
+    steps_a, steps_b = (
+        sorted((s, n) for s, n in zip(t.stride(), t.shape) if n > 1) for t in (a, b)
+    )
+    room = float("inf")
+    while True:
+        reach_a, reach_b = (1 + sum(s * (n - 1) for s, n in steps) for steps in (steps_a, steps_b))
+        if reach_a <= apart and apart + reach_b <= room:
+            return False
+        if not steps_a or not steps_b or steps_a[-1] != steps_b[-1]:
+            return True
+        room, _ = steps_a.pop()
+        steps_b.pop()
+
+
 def _check_writable(name, q, k):
-    compiling = (
-        torch.compiler.is_compiling()
-    )  # addresses are known when the op runs, which asks again
-    if not compiling and q.numel() and q.data_ptr() == k.data_ptr():
-        raise ValueError(f"{name}: q and k begin in the same memory; pass a copy of one of them")
     for label, t in {"q": q, "k": k}.items():
         if t.stride(-1) != 1 or _overlaps_itself(t):
             raise ValueError(
@@ -256,6 +271,10 @@ def _check_writable(name, q, k):
                 f"{name}: {label} requires grad and is a {'leaf' if t.is_leaf else 'view'}; autograd cannot "
                 "follow a change in place of it: use rope_triton"
             )
+    if q.numel() and k.numel() and _share_memory(q, k):
+        raise ValueError(
+            f"{name}: q and k share memory; pass a copy of one of them, or use rope_triton"
+        )
 
 
 class _Rope(torch.autograd.Function):
@@ -299,9 +318,12 @@ def rope_triton_(q, k, cos, sin, position_offset=0, interleaved=False, layout="b
     """
     _check("rope_triton_", q, k, cos, sin, position_offset, layout)
     if torch.compiler.is_compiling():
-        rope_op_(
-            q, k, cos, sin, position_offset, interleaved, layout
-        )  # which checks strides and memory
+        arguments = (q, k, cos, sin, position_offset, interleaved, layout)
+        if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad):
+            # copied back: of a copy the compiler knows the gradient, of a change within an op it does not
+            q_out, k_out = rope_op(*arguments)
+            return q.copy_(q_out), k.copy_(k_out)
+        rope_op_(*arguments)  # which checks strides and memory
         return q, k
     _check_writable("rope_triton_", q, k)
     return _Rope.apply(q, k, cos, sin, position_offset, interleaved, layout, True)

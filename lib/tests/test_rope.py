@@ -589,8 +589,7 @@ def test_compile_fullgraph(version):
     compiled = torch.compile(model, fullgraph=True)
     for case in [SMALL, (1, 5, 3, 1, 16, 16)]:
         inputs = tensors(case)
-        if version is rope_triton:
-            check_against_float64(compiled, definition, *inputs)
+        check_against_float64(compiled, definition, *inputs)
         with torch.no_grad():
             for a, b in zip(compiled(*inputs), definition(*inputs)):
                 assert_close(a, b)
@@ -616,6 +615,70 @@ def test_compiled_in_place_writes_into_its_arguments():
     for a, b, t in zip(got, want, (q, k)):
         assert a.data_ptr() == t.data_ptr()
         assert_close(t, b)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compiled_in_place_has_gradients(backend):
+    """An op that changes its arguments cannot tell the compiler its gradient: silently, it would have none."""
+    torch._dynamo.reset()
+
+    def model(rotate):
+        def run(q, k, cos, sin):
+            a, b = q * 2, k.square()
+            returned = rotate(a, b, cos, sin)
+            return (a**3).sum() + b.sin().sum() + (returned[0] * returned[1][:, :, :1]).sum()
+
+        return run
+
+    def definition(q, k, cos, sin):
+        a, b = rope_eager(q * 2, k.square(), cos, sin)
+        return (a**3).sum() + b.sin().sum() + (a * b[:, :, :1]).sum()
+
+    got = tensors()
+    want = [t.detach().requires_grad_(t.requires_grad) for t in got]
+    torch.compile(model(rope_triton_), fullgraph=True, backend=backend)(*got).backward()
+    definition(*want).backward()
+    for a, b in zip(got[:2], want[:2]):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+def test_in_place_within_one_packed_tensor(layout):
+    """q and k side by side in each token, as a fused projection leaves them, share no element."""
+    qkv = torch.randn(2, 7, 8, 16, device=machine.device())
+    qkv = qkv if layout == "bshd" else qkv.transpose(1, 2).contiguous()
+    q, k, v = qkv.split([4, 2, 2], dim=layout.index("h"))
+    cos, sin = rope_tables(7, 16, device=machine.device())
+    want, untouched = rope_eager(q, k, cos, sin, layout=layout), v.clone()
+    rope_triton_(q, k, cos, sin, layout=layout)
+    assert_close(q, want[0])
+    assert_close(k, want[1])
+    assert torch.equal(v, untouched)
+
+
+@pytest.mark.parametrize(
+    ("q_heads", "k_heads", "shared"),
+    [
+        ((0, 4), (4, 6), False),
+        ((0, 4), (3, 5), True),
+        ((4, 8), (2, 4), False),
+        ((2, 6), (0, 3), True),
+    ],
+)
+def test_in_place_sees_which_heads_are_shared(q_heads, k_heads, shared):
+    x = torch.randn(2, 7, 8, 16, device=machine.device())
+    q, k = x[:, :, slice(*q_heads)], x[:, :, slice(*k_heads)]
+    tables = rope_tables(7, 16, device=machine.device())
+    before = x.clone()
+    if not shared:
+        want = rope_eager(q, k, *tables)
+        rope_triton_(q, k, *tables)
+        assert_close(q, want[0])
+        assert_close(k, want[1])
+        return
+    with pytest.raises(ValueError, match="share memory"):
+        rope_triton_(q, k, *tables)
+    assert torch.equal(x, before), "refused, and written all the same"
 
 
 # --- traffic -------------------------------------------------------------------------------------------------
