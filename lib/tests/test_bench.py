@@ -1,0 +1,45 @@
+"""What a benchmark checks and times; the times themselves need a GPU."""
+
+from lib import bench, machine, suite
+from lib.check import check_against_float64
+
+import pytest
+import torch
+
+
+@pytest.mark.parametrize(
+    ("shape", "most", "want"),
+    [
+        ((100, 10), None, (100, 10)),
+        ((100, 10), 1000, (100, 10)),
+        ((100, 10), 999, (99, 10)),
+        ((100, 10), 5, (1, 10)),
+        ((4, 8, 16), 256, (2, 8, 16)),
+    ],
+)
+def test_fewer_rows(shape, most, want):
+    assert bench._fewer_rows(shape, most) == want
+
+
+def test_a_function_kept_out_of_the_compiler_still_runs():
+    """The mask of dropout's definition: compiled it takes a minute, and it is only there for checks."""
+    op = suite.BIAS_GELU_DROPOUT_ADD.configured()
+    inputs = op.inputs((8, 16), torch.float32, machine.device())
+    compiled = torch.compile(op.eager, backend="eager", dynamic=False)
+    (mask,) = op.not_compiled
+    with bench._really_compiled(op.not_compiled):
+        check_against_float64(compiled, op.eager, *inputs, name="compiled")
+        frames = torch._dynamo.utils.counters["graph_break"]
+        assert frames, "the mask was compiled with the rest"
+    assert suite.bias_gelu_dropout_add.keep_mask is mask
+
+
+@pytest.mark.skipif(not machine.HAS_GPU, reason="needs a GPU")
+@pytest.mark.parametrize("name", suite.OPS)
+def test_launches_repeat_what_a_call_launches(name):
+    op = suite.find(name).configured()
+    inputs = [t.detach() for t in op.inputs(op.host_shape, torch.float32, "cuda")]
+    again = bench.triton_launches(lambda: op.versions["triton"](*inputs))
+    launched = bench.kernels_launched(again)
+    assert launched
+    assert set(launched) <= set(bench.kernels_launched(lambda: op.versions["triton"](*inputs)))
