@@ -25,7 +25,7 @@ LAB ?=
 # Two workers suit two cores; more need memory for the C++ compiler.
 JOBS ?= 2
 
-.PHONY: help lab test test-gpu sanitize run record bench text notebooks progress clean
+.PHONY: help lab test test-gpu sanitize run record bench sweep text notebooks progress clean
 .DEFAULT_GOAL := help
 
 help:  ## print this help
@@ -69,6 +69,9 @@ record: $(READY)  ## execute on this GPU, keep outputs and results: make record 
 
 bench: $(READY)  ## time every version on this GPU, save to data/results: make bench [OP=add_relu]
 	$(PY) -m lib.bench $(if $(OP),--op $(OP))
+
+sweep: $(READY)  ## bias_gelu_dropout_add over sizes, shares dropped and dtypes, as CSV, JSON and a plot; needs a GPU
+	$(PY) -m lib.dropout_sweep
 
 text: $(READY)  ## a notebook as a Python file to edit, in notebooks/text: make text NB=30
 	@mkdir -p notebooks/text

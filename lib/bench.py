@@ -13,6 +13,8 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import os
+import statistics
 import sys
 import time
 from unittest import mock
@@ -65,17 +67,21 @@ def time_us(fn, rep_ms=200):
     return Timing(*(1e3 * ms for ms in quantiles))
 
 
-def host_us(fn, n_calls=500):
-    """Host time of one call in µs, launches included and not waited for: what a small op costs."""
-    for _ in range(20):
-        fn()
+def host_us(fn, n_calls=100, n_repeats=7):
+    """Host time of one call in µs, launches included and not waited for: what a small op costs.
+
+    The median of n_repeats means: a host has other things to do now and then.
+    """
+    fn()
+    means = []
+    for _ in range(n_repeats):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(n_calls):
+            fn()
+        means.append((time.perf_counter() - start) / n_calls * 1e6)
     torch.cuda.synchronize()
-    start = time.perf_counter()
-    for _ in range(n_calls):
-        fn()
-    elapsed = time.perf_counter() - start
-    torch.cuda.synchronize()
-    return elapsed / n_calls * 1e6
+    return statistics.median(means)
 
 
 def triton_launches(fn):
@@ -99,6 +105,8 @@ def triton_launches(fn):
 
 def kernels_launched(fn):
     """The names of the GPU kernels that one call of `fn` launches, in order, from torch.profiler."""
+    # Else what listens to launches stays after the first profile, and each launch costs the host more.
+    os.environ.setdefault("TEARDOWN_CUPTI", "1")
     from torch.profiler import ProfilerActivity, profile
 
     fn()
@@ -158,12 +166,13 @@ def _call(version, inputs, gradients):
         detached = [i.detach() for i in inputs]
         return lambda: version(*detached)
     leaves = [i for i in inputs if i.requires_grad]
-    dys = [torch.randn_like(y) for y in _outputs(version(*inputs))]
+    dys = [torch.randn_like(y) for y in outputs(version(*inputs))]
     # grad and not backward: that would copy a gradient which is dy itself into .grad
-    return lambda: torch.autograd.grad(_outputs(version(*inputs)), leaves, dys)
+    return lambda: torch.autograd.grad(outputs(version(*inputs)), leaves, dys)
 
 
-def _outputs(result):
+def outputs(result):
+    """The tensors that a version returns, as a list: one, or those of a tuple."""
     return list(result) if isinstance(result, (tuple, list)) else [result]
 
 
@@ -313,7 +322,9 @@ def run(op, quick=False):
 
     Configurations after the first are measured on the first shape, and their rows carry their label.
     """
-    rows = []
+    rows = _host_rows(
+        op.unfixed().configured()
+    )  # first: later the process has more to do than launches
     with tqdm(_cases(op, quick), unit="case", desc=op.name) as progress:
         for label, shape, dtype, gradients in progress:
             fitted = fit(op, shape, dtype)
@@ -324,7 +335,7 @@ def run(op, quick=False):
             chosen = op.configured(label)
             measured = measure(chosen, fitted, dtype, gradients, progress=progress, timed=timed)
             rows += [{**case, **row} for row in measured]
-    return rows + _host_rows(op.unfixed().configured())
+    return rows
 
 
 def _cases(op, quick):

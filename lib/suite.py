@@ -29,6 +29,7 @@ class Op:
     not_compiled: functions of the definition that checks keep out of torch.compile, as it would take a minute.
     checked_elements: benchmarks check shapes larger than this with fewer rows; None: whole.
     generic: its inputs are (..., N) matrices and parameters, as lib/tests/test_ops.py takes them.
+    odd_shapes: small ones that hurt, for compute-sanitizer.
     host_shape: so small that a call costs what the host does.
     """
 
@@ -53,6 +54,7 @@ class Op:
     not_compiled: tuple = ()
     checked_elements: int | None = None
     generic: bool = True
+    odd_shapes: tuple = ((1, 1), (5, 7), (17, 33), (64, 128), (123, 781), (257, 4096))
     host_shape: tuple = (64, 64)
 
     def unfixed(self):
@@ -231,6 +233,16 @@ SOFTMAX = Op(
     flops=lambda shape, gradients: (9 if gradients else 5) * _numel(shape),
     bench_shapes=((131072, 1024), (16384, 8192), (4096, 32768), (1024, 131072), (65536, 781)),
     small_shape=(257, 781),
+    odd_shapes=(
+        (1, 1),
+        (5, 7),
+        (17, 33),
+        (64, 128),
+        (123, 781),
+        (67, 4099),
+        (9, 32761),
+        (5, 70001),
+    ),
     sources=("lib/ops/softmax.py", "lib/ops/softmax.cu"),
 )
 
@@ -286,6 +298,7 @@ ROPE = Op(
     inputs=_packed_qkv,
     generic=False,
     host_shape=(1, 16, 4, 2, 64),
+    odd_shapes=((1, 1, 1, 1, 2), (2, 5, 3, 1, 6), (2, 17, 4, 2, 64), (3, 123, 5, 5, 80)),
     # each way: read q and k, write both
     bytes_moved=lambda shape, itemsize, gradients: (
         (4 if gradients else 2) * _rotated_elements(shape) * itemsize

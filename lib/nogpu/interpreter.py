@@ -50,6 +50,9 @@ def install():
     from lib.nogpu import memory
 
     memory.install()
+    # At its import the compiler makes a list of triton.language's functions. An interpreted launch replaces
+    # some while it runs, tl.static_assert too: were that the first import, the compiler would not know it.
+    import triton.compiler.code_generator  # noqa: F401
 
 
 # --- bfloat16: held as uint16; compute in float32 and round back, as the hardware does -------------------

@@ -235,7 +235,9 @@ def _check(name, x, bias):
 
 def _needs_gradient(*tensors):
     """Whether autograd has to hear of this call; where not, leaving it out saves a third of the host's time."""
-    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+    # torch.func, vmap among it: autograd.Function says what of it does not work
+    transformed = torch._C._functorch.peek_interpreter_stack() is not None
+    return transformed or torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
 
 
 class _AddReLU(torch.autograd.Function):

@@ -37,11 +37,13 @@ def bias_gelu_dropout_add_eager(x, bias, residual, p=0.1, seed=None):
     return torch.where(keep, z, 0.0) / share_kept + residual
 
 
-def keep_mask(shape, p, seed, device="cpu"):
-    """The mask that the kernels draw for `seed`, in plain PyTorch: True where an element is kept."""
-    n = math.prod(shape)
-    key = int(seed)
-    group = torch.arange(-(-n // 8), device=device)
+def keep_mask(shape, p, seed, device="cpu", first=0):
+    """The mask that the kernels draw for `seed`, in plain PyTorch: True where an element is kept.
+
+    first: for a part of a larger tensor, how many elements come before it.
+    """
+    n, key = math.prod(shape), int(seed)
+    group = torch.arange(first // 8, -(-(first + n) // 8), device=device)
     c = [group & 0xFFFFFFFF, group >> 32, torch.zeros_like(group), torch.zeros_like(group)]
     k0, k1 = key & 0xFFFFFFFF, (key >> 32) & 0xFFFFFFFF
     for _ in range(7):
@@ -49,7 +51,7 @@ def keep_mask(shape, p, seed, device="cpu"):
         c = [h1 ^ c[1] ^ k0, l1, h0 ^ c[3] ^ k1, l0]
         k0, k1 = (k0 + 0x9E3779B9) & 0xFFFFFFFF, (k1 + 0xBB67AE85) & 0xFFFFFFFF
     words = torch.stack(c, dim=-1)  # (n / 8, 4)
-    lanes = torch.stack([words & 0xFFFF, words >> 16], dim=-1).flatten()[:n]
+    lanes = torch.stack([words & 0xFFFF, words >> 16], dim=-1).flatten()[first % 8 :][:n]
     return (lanes >= _threshold(p)).view(shape)
 
 
@@ -388,7 +390,9 @@ def _seed_tensor(name, seed, device):
 
 def _needs_gradient(*tensors):
     """Whether autograd has to hear of this call; where not, leaving it out saves a third of the host's time."""
-    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+    # torch.func, vmap among it: autograd.Function says what of it does not work
+    transformed = torch._C._functorch.peek_interpreter_stack() is not None
+    return transformed or torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
 
 
 class _BiasGeluDropoutAdd(torch.autograd.Function):

@@ -1,12 +1,14 @@
 // softmax: y = exp(x - max) / sum over the last dimension, the forward pass in CUDA C++.
 //
 // Shapes    x, y: (M, N); float, double, half (computed in float), bfloat16 (in float). Columns are contiguous.
-// Traffic   M N elements of s bytes: 2 M N s; in rows of more than 1024 columns x is read a second time, from L2
-//           while the rows at work fit in it.
+// Traffic   M N elements of s bytes: 2 M N s; block_per_row_kernel reads x a second time, from L2 while the rows
+//           at work fit in it.
 // warp_per_row_kernel: a row of up to 1024 columns, held in the registers of one warp: no thread waits for another
 // warp. block_per_row_kernel: one thread block reads a row of any length piece by piece, keeping maximum and sum
 // up to date (online softmax), and then once more, backwards, as its end is what a cache still has.
-// Both read 16 bytes at a time. A row that starts off a 16-byte boundary has a head and a tail of at most
+// cluster_per_row_kernel (Hopper and later): the thread blocks of a cluster hold a long row together, each a part,
+// and tell each other its maximum and sum through shared memory: the row is read once.
+// All read 16 bytes at a time. A row that starts off a 16-byte boundary has a head and a tail of at most
 // VEC - 1 elements each, its ends: those are read one by one, one for each of so many threads.
 #include <climits>
 #include <cmath>
@@ -18,6 +20,11 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <torch/types.h>
+
+#ifndef CUDA_ON_CPU
+#include <cooperative_groups.h>
+#include <cuda_pipeline_primitives.h>
+#endif
 
 constexpr unsigned FULL_WARP = 0xffffffffu;
 constexpr int LONGEST_OF_A_WARP = 1024;  // columns: 32 values in each of 32 threads
@@ -233,6 +240,99 @@ __global__ void __launch_bounds__(1024) block_per_row_kernel(
   if (row.end >= 0) y[row.end] = T(exponential(end[0] - zero) * scale);
 }
 
+#ifndef CUDA_ON_CPU  // a compiler for the CPU has no clusters: there block_per_row_kernel takes these rows
+constexpr int CLUSTER_THREADS = 256;
+constexpr int64_t PART_BYTES = 65536;    // of a row in one thread block, unless 8 of them are too few
+constexpr int64_t MOST_PART_BYTES = 163840;
+
+// The thread blocks of a cluster take turns at the vectors of its row, and a thread at those of its block: it copies
+// them to shared memory, asynchronously, so that all are in flight together, and reads back what it has copied.
+template <typename T, int VEC>
+__global__ void __launch_bounds__(CLUSTER_THREADS) cluster_per_row_kernel(
+    const T* __restrict__ x, T* __restrict__ y, int64_t n_cols, int64_t x_row_stride) {
+#if __CUDA_ARCH__ >= 900
+  using Vec = Vector<T, VEC>;
+  extern __shared__ uint4 memory[];
+  Vec* held = reinterpret_cast<Vec*>(memory) + threadIdx.x;
+  __shared__ Part<float> parts[8];  // of all blocks of the cluster, written by them
+  const auto cluster = cooperative_groups::this_cluster();
+  const int n_blocks = cluster.num_blocks(), n_threads = n_blocks * CLUSTER_THREADS;
+  const int t = cluster.block_rank() * CLUSTER_THREADS + threadIdx.x;
+  cluster.barrier_arrive();  // this block runs: from now on its shared memory may be written
+  const int64_t i = blockIdx.x / n_blocks;
+  x += i * x_row_stride;
+  y += i * n_cols;
+  const Row<VEC> row(shift_of<T, VEC>(x), n_cols, t, n_threads);
+  const Vec* from = reinterpret_cast<const Vec*>(x + row.head) + t;
+  Vec* to = reinterpret_cast<Vec*>(y + row.head) + t;
+  const int n_held = row.vectors > t ? (row.vectors - t - 1) / n_threads + 1 : 0;
+
+#pragma unroll 4
+  for (int v = 0; v < n_held; ++v) {
+    __pipeline_memcpy_async(held + v * CLUSTER_THREADS, from + v * n_threads, sizeof(Vec));
+  }
+  __pipeline_commit();
+  const float end[1] = {row.end >= 0 ? float(x[row.end]) : -INFINITY};
+  Part<float> part{-INFINITY, 0.0f};
+  part.add(end);
+  __pipeline_wait_prior(0);
+#pragma unroll 2
+  for (int v = 0; v < n_held; ++v) {
+    const Vec loaded = held[v * CLUSTER_THREADS];
+    float value[VEC];
+#pragma unroll
+    for (int j = 0; j < VEC; ++j) value[j] = float(loaded.item[j]);
+    part.add(value);
+  }
+  part = add_up_block(part);
+  cluster.barrier_wait();  // for the start of all blocks
+  if (threadIdx.x < n_blocks) *cluster.map_shared_rank(&parts[cluster.block_rank()], threadIdx.x) = part;
+  cluster.sync();
+  part = parts[0];
+  for (int b = 1; b < n_blocks; ++b) part.add(parts[b]);
+
+  const float zero = reference(part.top), scale = 1.0f / part.sum;
+#pragma unroll 2
+  for (int v = 0; v < n_held; ++v) {
+    const Vec loaded = held[v * CLUSTER_THREADS];
+    Vec result;
+#pragma unroll
+    for (int j = 0; j < VEC; ++j) result.item[j] = T(exponential(float(loaded.item[j]) - zero) * scale);
+    to[v * n_threads] = result;
+  }
+  if (row.end >= 0) y[row.end] = T(exponential(end[0] - zero) * scale);
+#endif
+}
+
+// Whether clusters took the rows. A power of two of blocks to a cluster, at most 8, which every GPU with clusters has.
+template <typename T, int VEC>
+bool launch_clusters(const T* from, T* to, const torch::Tensor& x, cudaStream_t stream) {
+  int major = 0;
+  C10_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, x.get_device()));
+  if (major < 9) return false;
+  int64_t blocks = 1;
+  while (blocks < 8 && blocks * PART_BYTES < x.size(1) * int64_t(sizeof(T))) blocks *= 2;
+  const int64_t round = blocks * CLUSTER_THREADS * VEC;  // elements that all threads take at once
+  const int64_t bytes = (x.size(1) + round - 1) / round * CLUSTER_THREADS * VEC * sizeof(T);
+  if (bytes > MOST_PART_BYTES || x.size(0) * blocks > INT_MAX) return false;
+
+  auto* kernel = cluster_per_row_kernel<T, VEC>;
+  C10_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+  cudaLaunchAttribute attribute;
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {static_cast<unsigned>(blocks), 1, 1};
+  cudaLaunchConfig_t config = {};
+  config.gridDim = static_cast<unsigned>(x.size(0) * blocks);
+  config.blockDim = CLUSTER_THREADS;
+  config.dynamicSmemBytes = bytes;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  C10_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, from, to, x.size(1), x.stride(0)));
+  return true;
+}
+#endif
+
 template <typename T, int VEC>
 void launch(const torch::Tensor& x, torch::Tensor& y) {
   const int64_t n_rows = x.size(0), n_cols = x.size(1);
@@ -247,6 +347,11 @@ void launch(const torch::Tensor& x, torch::Tensor& y) {
     const int cols = static_cast<int>(n_cols);
     warp_per_row_kernel<T, VEC><<<blocks, block, 0, stream>>>(from, to, n_rows, cols, x.stride(0));
   } else {
+#ifndef CUDA_ON_CPU
+    if constexpr (VEC > 1 && sizeof(T) < 8) {
+      if (launch_clusters<T, VEC>(from, to, x, stream)) return;
+    }
+#endif
     int threads = 128;  // about four vectors a thread and pass, in flight together
     while (threads < 1024 && threads * 4 * VEC < n_cols) threads *= 2;
     block_per_row_kernel<T, VEC><<<blocks, threads, 0, stream>>>(from, to, n_cols, x.stride(0));

@@ -249,8 +249,12 @@ def _compute_dtype(dtype):
 
 
 @functools.cache
-def _n_multiprocessors(device):
-    return 4 if _ON_CPU else torch.cuda.get_device_properties(device).multi_processor_count
+def _multiprocessors(device):
+    """How many the GPU has, and the bytes of shared memory that a program can have in one."""
+    if _ON_CPU:
+        return 4, 2**18
+    properties = torch.cuda.get_device_properties(device)
+    return properties.multi_processor_count, properties.shared_memory_per_block_optin
 
 
 @functools.cache
@@ -289,18 +293,19 @@ def _launch_forward(x, y):
     n_rows, n_cols = x.shape
     compute = _compute_dtype(x.dtype)
     with torch.cuda.device_of(x):  # else the launch goes to the current GPU, not to x's
-        if n_cols > _LONGEST_TILE:
+        tile, num_warps = _row_tile(n_cols, x.itemsize, x.is_contiguous())
+        if tile["BLOCK_N"] > _LONGEST_TILE:
             grid, memory, tile = _parts(n_rows, n_cols, x.device, 2, torch.int64)
             for phase in _phases():
                 _softmax_parts_fwd_kernel[grid](
                     x, y, *memory, n_cols, x.stride(0), PHASE=phase, COMPUTE=compute, **tile, num_warps=8,
                 )  # fmt: skip
             return
-        tile, num_warps = _row_tile(n_cols, x.itemsize, x.is_contiguous())
         programs, stages = _cdiv(n_rows, tile["BLOCK_M"]), 0
-        if n_cols > 16384 and x.itemsize == 2:
-            # One program fills a multiprocessor: what it waits for has to be on its way beforehand.
-            programs, stages, num_warps = min(n_rows, _n_multiprocessors(x.device)), 3, 16
+        count, shared_bytes = _multiprocessors(x.device)
+        if n_cols > 16384 and x.itemsize == 2 and shared_bytes >= 2 * 65536 + 1024:
+            # One program fills a multiprocessor: two more rows, which it waits for, have to be on their way.
+            programs, stages, num_warps = min(n_rows, count), 3, 16
         _softmax_fwd_kernel[(programs,)](
             x, y, n_rows, n_cols, x.stride(0), programs, NUM_STAGES=stages, COMPUTE=compute, **tile,
             num_warps=num_warps,
@@ -323,7 +328,8 @@ def _launch_backward(dy, y, dx):
     compute = _compute_dtype(y.dtype)
     wide = torch.float64 if y.dtype == torch.float64 else torch.float32
     with torch.cuda.device_of(y):
-        if n_cols * y.itemsize > 65536:  # two tensors to hold, not one
+        tile, num_warps = _row_tile(n_cols, y.itemsize, dy.is_contiguous())
+        if tile["BLOCK_N"] * y.itemsize > 65536:  # two tensors to hold, not one
             grid, memory, tile = _parts(n_rows, n_cols, y.device, 1, wide)
             for phase in _phases():
                 _softmax_parts_bwd_kernel[grid](
@@ -331,7 +337,6 @@ def _launch_backward(dy, y, dx):
                     **tile, num_warps=8,
                 )  # fmt: skip
             return
-        tile, num_warps = _row_tile(n_cols, y.itemsize, dy.is_contiguous())
         _softmax_bwd_kernel[(_cdiv(n_rows, tile["BLOCK_M"]),)](
             dy, y, dx, n_rows, n_cols, dy.stride(0), COMPUTE=compute, **tile, num_warps=num_warps
         )
@@ -369,7 +374,9 @@ def _check(name, x):
 
 def _needs_gradient(*tensors):
     """Whether autograd has to hear of this call; where not, leaving it out saves a third of the host's time."""
-    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+    # torch.func, vmap among it: autograd.Function says what of it does not work
+    transformed = torch._C._functorch.peek_interpreter_stack() is not None
+    return transformed or torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
 
 
 class _Softmax(torch.autograd.Function):
@@ -438,8 +445,9 @@ def _cuda():
     binding = 'TORCH_LIBRARY(softmax_cuda, m) { m.def("forward", &softmax_forward); }'
     source = Path(__file__).with_suffix(".cu").read_text() + binding
     load_inline(
-        "softmax_cuda", cpp_sources="", cuda_sources=source, extra_cuda_cflags=["-O3"],
-        is_python_module=False, no_implicit_headers=True,
+        "softmax_cuda", cpp_sources="", cuda_sources=source, is_python_module=False,
+        extra_cuda_cflags=["-O3", "-ftz=true"],  # results below 1e-38 are 0, and exp is one instruction
+        no_implicit_headers=True,
     )  # fmt: skip
     return torch.ops.softmax_cuda
 

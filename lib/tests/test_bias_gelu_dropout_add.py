@@ -124,6 +124,12 @@ def test_keep_mask_is_the_definition(seed):
     assert got == [kept(i, 0.3, seed) for i in range(5 * 41)]
 
 
+@pytest.mark.parametrize("first", [1, 8, 13, 2**35 - 5])
+def test_keep_mask_of_a_part(first):
+    got = keep_mask((3, 7), 0.3, SEED, first=first).flatten().tolist()
+    assert got == [kept(first + i, 0.3, SEED) for i in range(21)]
+
+
 # --- the mask is a function of seed and logical index ------------------------------------------------------
 
 
@@ -181,6 +187,22 @@ def test_mask_far_down_a_large_tensor(first, n_cols):
 def test_mask_of_rows_far_apart():
     x = cases.far_apart(torch.float16, machine.device()).fill_(1)
     assert torch.equal(mask_of(x), keep_mask(x.shape, 0.5, SEED, x.device))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(2**19 + 1, 4096), (2**27 + 3, 17)], ids=str)
+def test_more_than_two_to_the_31_elements(shape):
+    if torch.cuda.mem_get_info()[0] < 40e9:
+        pytest.skip("needs 40 GB of GPU memory")
+    x = torch.ones(shape, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+    bias = x.detach()[0] * 0
+    y = bias_gelu_dropout_add_triton(x, bias, x.detach() * 0, 0.5, SEED)
+    y.sum().backward()
+    for rows in (slice(0, 2), slice(-2, None)):
+        first = 0 if rows.start == 0 else (shape[0] - 2) * shape[1]
+        want = keep_mask((2, shape[1]), 0.5, SEED, "cuda", first)
+        assert torch.equal(y[rows] != 0, want)
+        assert torch.equal(x.grad[rows] != 0, want)
 
 
 # --- p -----------------------------------------------------------------------------------------------------

@@ -310,6 +310,8 @@ def test_more_than_two_to_the_31_elements(op, version, shape):
     free, _ = torch.cuda.mem_get_info()
     if free < 40e9:
         pytest.skip("needs 40 GB of GPU memory")
+    if op.random:
+        pytest.skip("a part of x draws other numbers than all of it: tested in the op's own file")
     inputs = inputs_of(op, shape, torch.bfloat16)
     got = version(*inputs)
     got.backward(got.detach())

@@ -113,11 +113,10 @@ def test_one_kernel_on_a_gpu(shape):
     x = rows(shape).detach()
     for version in VERSIONS:
         names = bench.kernels_launched(lambda version=version: version(x))
-        ours = [n for n in names if "forward" in n or "per_row" in n]
+        ours = [n for n in names if "softmax" in n or "per_row" in n]
         assert len(ours) == 1, names
-        assert len(names) <= 2, (
-            names
-        )  # parts of a row need a counter, which something has to set to zero
+        # parts of a row need a counter, which something has to set to zero
+        assert len(names) <= 2, names
 
 
 # --- rows of every length and kind -------------------------------------------------------------------------
@@ -268,7 +267,9 @@ def test_nvcc_compiles_it_without_spills():
     if not cuda.find_nvcc() or machine.why_no_cuda():
         pytest.skip("there is no nvcc")
     kernels = cuda.nvcc_check(source())
-    assert len(kernels) == 16  # two kernels, four dtypes, wide and single loads
+    assert (
+        len(kernels) == 19
+    )  # two kernels, four dtypes, wide and single loads; clusters for three dtypes
     spilling = [k.kernel for k in kernels if k.spill_store_bytes and "double" not in k.kernel]
     assert not spilling
 

@@ -1,0 +1,222 @@
+"""Exercises of notebook 33, lora_epilogue."""
+
+import re
+
+from lib import machine, suite
+from lib.check import CheckError, check_against_float64
+from lib.exercises import Skip, Wrong, attempted, exercise, expect, expect_launches, expect_op
+from lib.nogpu import cuda
+from lib.nogpu.memory import count_traffic
+from lib.ops.lora_epilogue import lora_epilogue_eager
+
+import torch
+import torch.nn.functional as F
+
+NAN = float("nan")
+
+
+def _tensors(shape, dtype):
+    """x, delta and bias with gradients, and z = x + delta / 2 + bias of either sign."""
+    return suite.find("lora_epilogue").inputs(shape, dtype, machine.device())
+
+
+def _detached(shape, dtype):
+    return tuple(t.detach() for t in _tensors(shape, dtype))
+
+
+def _with_nan(shape, dtype):
+    x, delta, bias = _detached(shape, dtype)
+    x[-1, -1] = NAN
+    return x, delta, bias
+
+
+@exercise("33.1", "Change a line: leaky ReLU", minutes=8, level=1)
+def check_leaky_relu(answer):
+    for scale, slope in ((0.5, 0.1), (1, 0), (-2.0, 1.5)):
+
+        def eager(x, delta, bias, scale=scale, slope=slope):
+            return F.leaky_relu(x + scale * delta + bias, slope)
+
+        def given(x, delta, bias, scale=scale, slope=slope):
+            return answer(x, delta, bias, scale, slope)
+
+        expect_op(given, eager, _detached)
+        expect_op(given, eager, _with_nan, shapes=((2, 3),))
+        expect_launches(lambda given=given: given(*_detached((5, 7), torch.float32)), exactly=1)
+
+
+def _computed(rows, cols):
+    """How many elements the lecture's launch computes: cols thread blocks of cols threads, 1024 at most."""
+    return 0 if cols > 1024 else min(rows * cols, cols * cols)
+
+
+@exercise("33.2", "The smallest shapes that show it", minutes=10, level=2)
+def check_smallest_shapes(shapes):
+    expect(
+        isinstance(shapes, (tuple, list)) and len(shapes) == 2 and all(map(_is_shape, shapes)),
+        "give two tuples of two positive whole numbers, ((rows, columns), (rows, columns))",
+    )
+    kinds = {
+        "some elements but not all": lambda m, n: 0 < _computed(m, n) < m * n,
+        "none": lambda m, n: _computed(m, n) == 0,
+    }
+    for (m, n), (what, shows) in zip(shapes, kinds.items()):
+        expect(
+            shows(m, n),
+            f"at {m}×{n} it computes {_computed(m, n)} of {m * n} elements; asked for was: {what}",
+        )
+        smaller = (
+            (k // cols, cols) for k in range(1, m * n) for cols in range(1, k + 1) if k % cols == 0
+        )
+        expect(
+            not any(shows(*shape) for shape in smaller),
+            f"{m}×{n} does compute {what}, but so does a shape with fewer elements",
+        )
+
+
+def _is_shape(shape):
+    return (
+        isinstance(shape, (tuple, list))
+        and len(shape) == 2
+        and all(type(n) is int and n > 0 for n in shape)
+    )
+
+
+# What has to be in the source, and a test of (the code, its kernel, what is behind the launch).
+_WRITTEN = {
+    "no launch check behind the launch": lambda code, kernel, behind: (
+        "LAUNCH_CHECK" in behind or "cudaGetLastError" in behind
+    ),
+    "the host still waits for the GPU": lambda code, *_: "Synchronize" not in code,
+    "the launch does not ask for the current stream": lambda code, *_: (
+        "getCurrentCUDAStream" in re.findall(r"<<<.*?>>>", code, re.S)[-1]
+        or re.search(r"=\s*(\w+::)*getCurrentCUDAStream", code)
+    ),
+    "no device guard": lambda code, *_: re.search(r"CUDAGuard|DeviceGuard", code),
+    "there is still a double in the kernel": lambda code, kernel, _: (
+        not re.search(r"\bdouble\b|\d\.\d*(?![\df])", kernel)
+    ),
+    "no 64-bit index in the kernel": lambda code, kernel, _: re.search(
+        r"int64_t|long long|size_t", kernel
+    ),
+}
+
+
+def _expect_written(source):
+    code = re.sub(r"//[^\n]*|/\*.*?\*/", "", source, flags=re.S)
+    expect("__global__" in code and "<<<" in code, "there is no kernel, or no launch of it")
+    kernel = _body(code[code.index("__global__") :])
+    behind = code.rpartition(">>>")[2]
+    open_points = [m for m, holds in _WRITTEN.items() if not holds(code, kernel, behind)]
+    expect(not open_points, f"read it once more: {'; '.join(open_points)}")
+
+
+def _body(code):
+    """`code` up to the brace that closes its first one."""
+    depth = 0
+    for at, character in enumerate(code):
+        depth += {"{": 1, "}": -1}.get(character, 0)
+        if character == "}" and depth == 0:
+            return code[: at + 1]
+    return code
+
+
+_SHAPES = [(1, 1), (8, 8), (2, 1), (0, 3), (5, 7), (64, 16), (3, 2000), (1500, 2), (129, 33)]
+
+
+@exercise("33.3", "Mend it", minutes=20, level=2)
+def check_mended_source(source):
+    expect(isinstance(source, str), "mended_source has to be the source, a string")
+    if missing := cuda.cuda_build.why_no_compiler():
+        raise Skip(missing)
+    _expect_written(source)  # first: it takes no time, and names all at once
+    mended = cuda.load_cuda_on_cpu(source, ["lora_epilogue"], name="mended", checked=True)
+    for shape in _SHAPES:
+        x, delta, bias = torch.randn(shape), torch.randn(shape), torch.randn(shape[1:])
+        _expect_right(mended, f"at {shape[0]}×{shape[1]}", x, delta, bias)
+    x, delta, bias = torch.randn(2, 3), torch.randn(2, 3), torch.randn(3)
+    x[0, 1] = NAN
+    _expect_right(mended, "with a NaN in x", x, delta, bias)
+    _expect_refusals(mended)
+
+
+def _relu(x, delta, bias):
+    return lora_epilogue_eager(x, delta, bias, 0.7, "relu")
+
+
+def _expect_right(mended, at, x, delta, bias):
+    try:
+        y = attempted(mended.lora_epilogue(x, delta, bias, 0.7))
+        check_against_float64(lambda *_: y, _relu, x, delta, bias, name=at)
+    except CheckError as error:
+        raise Wrong(str(error)) from None
+    except RuntimeError as error:
+        raise Wrong(f"{at}: {str(error).splitlines()[0]}") from None
+
+
+def _expect_refusals(mended):
+    x, delta, bias = torch.randn(6, 6), torch.randn(6, 6), torch.randn(6)
+    for what, inputs in {
+        "a bias of 5 numbers for 6 columns": (x, delta, bias[:5].clone()),
+        "a delta of 5 rows for 6": (x, delta[:5].clone(), bias),
+        "an x that is a transposed view": (x.t(), delta, bias),
+        "a delta that is a transposed view": (x, delta.t(), bias),
+        "float64 tensors": (x.double(), delta.double(), bias.double()),
+    }.items():
+        try:
+            mended.lora_epilogue(*inputs, 0.7)
+        except cuda.KernelError as error:
+            raise Wrong(f"{what} reached the kernel: {str(error).splitlines()[0]}") from None
+        except (RuntimeError, ValueError, TypeError):
+            continue
+        raise Wrong(f"{what} should be refused, and was not")
+
+
+@exercise("33.4", "A sibling: squared ReLU, forward and backward", minutes=25, level=3)
+def check_squared_relu(answer):
+    for scale in (0.5, -2.0):
+
+        def eager(x, delta, bias, scale=scale):
+            return torch.relu(x + scale * delta + bias).square()
+
+        def given(x, delta, bias, scale=scale):
+            return answer(x, delta, bias, scale)
+
+        # bfloat16 without gradients: of a few numbers eager may have rounded every one the right way
+        expect_op(given, eager, _tensors, dtypes=(torch.float32,))
+        expect_op(given, eager, _detached, dtypes=(torch.bfloat16,))
+        expect_op(given, eager, _with_nan, shapes=((2, 3),))
+    _expect_gradients_of_a_sum(answer)
+    _expect_traffic(answer)
+
+
+def _expect_gradients_of_a_sum(answer):
+    """A dy of strides 0, as y.sum() sends it."""
+    inputs = _tensors((9, 20), torch.float32)
+    got = torch.autograd.grad(answer(*inputs, 0.5).sum(), inputs)
+    x, delta, bias = inputs
+    want = torch.autograd.grad(torch.relu(x + 0.5 * delta + bias).square().sum(), inputs)
+    for name, a, b in zip(("x", "delta", "bias"), got, want):
+        expect(
+            torch.allclose(a, b, rtol=1e-4, atol=1e-4),
+            f"the gradient of {name} is wrong where dy has strides 0, as y.sum() sends it",
+        )
+
+
+def _expect_traffic(answer):
+    inputs = _tensors((64, 640), torch.float32)
+    mns, results = inputs[0].nbytes, []
+    forward = count_traffic(lambda: results.append(answer(*inputs, 0.5)))
+    expect(
+        forward.launches == 1, f"forward should launch 1 Triton kernel, launched {forward.launches}"
+    )
+    (y,) = results
+    dy = torch.randn_like(y)
+    backward = count_traffic(lambda: torch.autograd.grad(y, inputs, dy))
+    expect(backward.launches >= 1, "backward should launch a Triton kernel of yours")
+    for name, traffic, most in (("forward", forward, 3), ("backward", backward, 4)):
+        moved = traffic.bytes_moved / mns
+        expect(
+            moved <= most + 0.2,
+            f"{name} moves {moved:.1f} MNs bytes; {most} are enough. What does it save, or read, too much?",
+        )

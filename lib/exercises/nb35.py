@@ -1,0 +1,165 @@
+"""Exercises of notebook 35, rope."""
+
+import itertools
+
+from lib import machine
+from lib.exercises import attempted, exercise, expect, expect_launches, expect_op
+from lib.ops.rope import rope_eager, rope_tables
+
+import torch
+
+# angles of up to 50 radians, in float32 if need be
+_TOLERANCE = 1e-4
+
+
+@exercise("35.1", "Stretch the positions", minutes=8, level=1)
+def check_stretched_tables(answer):
+    for rotary_dim, stretch, base in ((4, 2, 10000.0), (64, 4, 10000.0), (128, 8.0, 500000.0)):
+        want = rope_tables(50, rotary_dim, base * stretch ** (rotary_dim / (rotary_dim - 2)))
+        got = attempted(answer(50, rotary_dim, stretch, base))
+        at = f"rotary_dim = {rotary_dim}, stretch = {stretch}, base = {base:g}"
+        expect(
+            isinstance(got, (tuple, list))
+            and len(got) == 2
+            and all(isinstance(t, torch.Tensor) for t in got),
+            f"{at}: should return two tensors, cos and sin",
+        )
+        for name, table, right in zip(("cos", "sin"), got, want):
+            _expect_table(f"{at}: {name}", table.cpu(), right)
+
+
+def _expect_table(what, got, want):
+    expect(got.shape == want.shape, f"{what} is {tuple(got.shape)}, should be {tuple(want.shape)}")
+    expect(got.dtype == want.dtype, f"{what} is {got.dtype}, should be {want.dtype}")
+    wrong = ~((got - want).abs() <= _TOLERANCE)
+    if wrong.any():
+        position, pair = divmod(int(wrong.flatten().int().argmax()), want.shape[1])
+        expect(
+            False,
+            f"{what} of pair {pair} at position {position} is {got[position, pair]:.6f}, "
+            f"should be {want[position, pair]:.6f}",
+        )
+
+
+# --- 35.2 ----------------------------------------------------------------------------------------------------
+
+
+def _turned(shape, sin_sign=1, interleaved=False):
+    """Random numbers of `shape` in float64, rotated; the same numbers for every sign and pairing."""
+    x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    cos, sin = rope_tables(shape[1], shape[3], dtype=torch.float64)
+    return rope_eager(x, x, cos, sin_sign * sin, interleaved=interleaved)[0]
+
+
+_BUGS = {
+    # the gradient of random numbers, with the sign of forward and with the right one
+    "the sign of the backward pass": lambda shape: (_turned(shape), _turned(shape, sin_sign=-1)),
+    "the pairing": lambda shape: (_turned(shape), _turned(shape, interleaved=True)),
+}
+
+
+def _shows(bug, shape):
+    return not torch.allclose(*_BUGS[bug](shape))
+
+
+def _smaller(n_elements):
+    """All shapes with fewer elements; D is even, for a head is made of pairs."""
+    sizes = range(1, n_elements)
+    return (
+        (b, s, h, d)
+        for b, s, h, d in itertools.product(sizes, sizes, sizes, sizes)
+        if d % 2 == 0 and b * s * h * d < n_elements
+    )
+
+
+@exercise("35.2", "The smallest shapes that show it", minutes=10, level=2)
+def check_smallest_shapes(shapes):
+    expect(
+        isinstance(shapes, (tuple, list)) and len(shapes) == 2,
+        "give two shapes: one for the sign, one for the pairing",
+    )
+    for bug, shape in zip(_BUGS, shapes):
+        attempted(shape)
+        expect(
+            isinstance(shape, (tuple, list))
+            and len(shape) == 4
+            and all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in shape),
+            f"{bug}: give four positive whole numbers, (B, S, H, D)",
+        )
+        shape = tuple(shape)
+        expect(shape[3] % 2 == 0, f"{bug}: D is {shape[3]}; a head is made of pairs: D is even")
+        n_elements = torch.Size(shape).numel()
+        expect(n_elements <= 10**6, f"{bug}: {shape} has {n_elements} elements; try far fewer")
+        expect(_shows(bug, shape), f"{bug}: at {shape} right and wrong give the same numbers")
+        # shapes of fewer than 10 elements tell as much as all of the smaller ones, and are few
+        expect(
+            not any(_shows(bug, other) for other in _smaller(min(n_elements, 10))),
+            f"{bug}: {shape} shows it, but so does a shape with fewer elements",
+        )
+
+
+# --- 35.3 ----------------------------------------------------------------------------------------------------
+
+_IMAGES = (
+    (1, 1, 1, 1, 4),
+    (1, 1, 2, 1, 4),
+    (1, 3, 1, 1, 4),
+    (1, 2, 3, 1, 8),
+    (2, 3, 5, 2, 24),
+    (2, 7, 4, 3, 64),
+)
+
+
+def _image(shape, dtype):
+    x = torch.randn(shape, device=machine.device()).to(dtype)
+    return x, *rope_tables(max(shape[1:3]) + 1, shape[4] // 2, device=machine.device())
+
+
+def _eager_2d(x, cos, sin):
+    by_row, by_column = x.chunk(2, dim=-1)
+    n_rows, n_columns = x.shape[1:3]
+    at_row = (t[:n_rows, None, None].to(x.dtype) for t in (cos, sin))  # (rows, 1, 1, D / 4)
+    at_column = (t[:n_columns, None].to(x.dtype) for t in (cos, sin))  # (columns, 1, D / 4)
+    return torch.cat([_turn(by_row, *at_row), _turn(by_column, *at_column)], dim=-1)
+
+
+def _turn(x, c, s):
+    x1, x2 = x.chunk(2, dim=-1)
+    return torch.cat([x1 * c - x2 * s, x2 * c + x1 * s], dim=-1)
+
+
+@exercise("35.3", "Two directions", minutes=15, level=2)
+def check_rope_2d(answer):
+    expect_op(answer, _eager_2d, _image, shapes=_IMAGES)
+    expect_launches(lambda: answer(*_image(_IMAGES[3], torch.float32)), exactly=1)
+
+
+# --- 35.4 ----------------------------------------------------------------------------------------------------
+
+_HEADS = ((1, 1, 1, 2), (1, 3, 1, 4), (2, 3, 2, 8), (2, 5, 3, 80), (3, 17, 4, 64))
+
+
+def _with_weight(shape, dtype):
+    def randn(*size):
+        return torch.randn(size, device=machine.device())
+
+    tables = rope_tables(shape[1], shape[3], device=machine.device())
+    return (3 * randn(*shape)).to(dtype), (1 + randn(shape[3])).to(dtype), *tables
+
+
+def _small_numbers(shape, dtype):
+    """So small that eps counts."""
+    x, *rest = _with_weight(shape, dtype)
+    return 1e-3 * x, *rest
+
+
+def _eager_rms_rope(x, weight, cos, sin):
+    n = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * weight
+    return rope_eager(n, n, cos, sin)[0]
+
+
+@exercise("35.4", "Normalise, then rotate", minutes=20, level=3)
+def check_rms_rope(answer):
+    expect_op(answer, _eager_rms_rope, _with_weight, shapes=_HEADS)
+    expect_op(answer, _eager_rms_rope, _small_numbers, shapes=_HEADS[2:3])
+    expect_launches(lambda: answer(*_with_weight(_HEADS[2], torch.float32)), exactly=1)
