@@ -37,6 +37,7 @@ COLUMNS = [
     "launches",
     "bytes_moved",
     "bandwidth_gbps",
+    "tflops",
     "ceiling_pct",
     "peak_mib",
     "error_vs_float64",
@@ -199,8 +200,10 @@ def measure(op, shape, dtype, gradients, versions=None, progress=None, timed=Non
     timed: the versions to time, where checks had to fix what is random in them.
     """
     rows = []
-    itemsize = torch.empty(0, dtype=dtype).element_size()
-    bytes_moved = op.bytes_moved(shape, itemsize, gradients)
+    least = {
+        "bytes_moved": op.bytes_moved(shape, dtype.itemsize, gradients),
+        "flops": op.flops(shape, gradients),
+    }
     for name, version in (versions or versions_of(op)).items():
         if progress is not None:
             progress.set_postfix_str(f"{op.name} {name} {tuple(shape)}")
@@ -218,24 +221,26 @@ def measure(op, shape, dtype, gradients, versions=None, progress=None, timed=Non
             }
             if not note:
                 run_it = (timed or {}).get(name, version)
-                row |= _timed(_call(run_it, inputs, gradients), bytes_moved)
+                row |= _timed(_call(run_it, inputs, gradients), least, dtype)
         rows.append(row)
         del inputs
         torch.cuda.empty_cache()
     return rows
 
 
-def _timed(call, bytes_moved):
+def _timed(call, least, dtype):
+    """least: the fewest bytes_moved and flops; ceiling_pct says how near their time the call comes."""
     timing = time_us(call)
-    gbps = bytes_moved / timing.median_us / 1e3
+    limit_us = roofline.ceilings().attainable_us(**least, dtype=_name(dtype))
     return {
         "time_us": round(timing.median_us, 2),
         "p20_us": round(timing.p20_us, 2),
         "p80_us": round(timing.p80_us, 2),
         "launches": len(kernels_launched(call)),
-        "bytes_moved": bytes_moved,
-        "bandwidth_gbps": round(gbps, 1),
-        "ceiling_pct": round(100 * gbps / roofline.ceilings().bandwidth_gbps, 1),
+        "bytes_moved": least["bytes_moved"],
+        "bandwidth_gbps": round(least["bytes_moved"] / timing.median_us / 1e3, 1),
+        "tflops": round(least["flops"] / timing.median_us / 1e6, 2),
+        "ceiling_pct": round(100 * limit_us / timing.median_us, 1),
         "peak_mib": round(peak_mib(call), 1),
     }
 
@@ -244,7 +249,8 @@ def fit(op, shape, dtype):
     """`shape` with its rows halved until the float64 check of it fits into the memory that is free."""
     shape = tuple(shape)
     free, _ = torch.cuda.mem_get_info()
-    while 20 * 8 * torch.Size(shape).numel() > free and shape[0] > 1:
+    # what goes in and out, with elements of 8 bytes; autograd and checks keep ten times as much
+    while 10 * op.bytes_moved(shape, 8, False) > free and shape[0] > 1:
         shape = (shape[0] // 2, *shape[1:])
     return shape
 
@@ -280,7 +286,15 @@ def ladder(op, shape=None, dtype=torch.float32, gradients=False, versions=None, 
     table = pd.DataFrame(rows).reindex(columns=COLUMNS)
     what = "forward and backward" if gradients else "forward"
     table.attrs["caption"] = f"{op.title}, {what}, {_shape(shape)}, {_name(dtype)}"
+    if _compute_bound(op, shape, dtype, gradients):
+        table.attrs["flops"] = op.flops(shape, gradients)
     return table
+
+
+def _compute_bound(op, shape, dtype, gradients):
+    """Whether arithmetic and not traffic sets the least time, as far as ceilings are known."""
+    top, bytes_moved = roofline.ceilings(), op.bytes_moved(shape, dtype.itemsize, gradients)
+    return bool(top) and op.flops(shape, gradients) > bytes_moved * top.ridge(_name(dtype))
 
 
 def _checked_here(op, dtype, gradients, versions, recorded):
@@ -327,12 +341,12 @@ def run(op, quick=False):
     )  # first: later the process has more to do than launches
     with tqdm(_cases(op, quick), unit="case", desc=op.name) as progress:
         for label, shape, dtype, gradients in progress:
-            fitted = fit(op, shape, dtype)
+            chosen = op.configured(label)
+            fitted = fit(chosen, shape, dtype)
             case = {"shape": list(fitted), "dtype": _name(dtype), "gradients": gradients}
             if label is not None:
                 case["configuration"] = label
             timed = versions_of(op.unfixed().configured(label)) if op.random else None
-            chosen = op.configured(label)
             measured = measure(chosen, fitted, dtype, gradients, progress=progress, timed=timed)
             rows += [{**case, **row} for row in measured]
     return rows

@@ -18,6 +18,7 @@ _HEADINGS = {
     "p20_us": "p20–p80",
     "launches": "launches",
     "bandwidth_gbps": "GB/s",
+    "tflops": "TFLOP/s",
     "ceiling_pct": "% of ceiling",
     "peak_mib": "peak MiB",
     "error_vs_float64": "error",
@@ -27,6 +28,7 @@ _FORMATS = {
     "time, µs": "{:,.1f}",
     "launches": "{:.0f}",
     "GB/s": "{:,.0f}",
+    "TFLOP/s": "{:,.1f}",
     "% of ceiling": "{:.1f}",
     "peak MiB": "{:,.0f}",
     "error": "{:.1e}",
@@ -37,7 +39,10 @@ def show_ladder(table):
     """Display a ladder (lib.bench.ladder) as a table and a plot of time against the ceiling."""
     shown = table.rename(columns=_HEADINGS)
     shown["p20–p80"] = [_range(r.p20_us, r.p80_us) for r in table.itertuples()]
-    shown = shown[[c for c in _HEADINGS.values() if c != "note" or table["note"].fillna("").any()]]
+    # the rate of what sets the limit, and a note where there is one
+    left_out = {"GB/s" if "flops" in table.attrs else "TFLOP/s"}
+    left_out |= set() if table["note"].fillna("").any() else {"note"}
+    shown = shown[[c for c in _HEADINGS.values() if c not in left_out]]
     formats = {c: _FORMATS.get(c) for c in shown}  # None: as it is, escaped
     style = style_table(shown).format(formats, na_rep="–", escape="html")
     style = style.set_properties(**{"white-space": "nowrap"})
@@ -53,6 +58,8 @@ def _range(low, high):
 def _caption(table):
     least = table["bytes_moved"].max()
     needs = f"; it has to move {least / 1e9:,.3g} GB" if least == least else ""
+    if "flops" in table.attrs:
+        needs = f"; it has to do {table.attrs['flops'] / 1e12:,.3g} TFLOP"
     return f"{table.attrs.get('caption', '')}{needs}"
 
 

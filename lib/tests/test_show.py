@@ -45,6 +45,17 @@ def test_a_ladder_is_a_table_and_a_plot_that_say_where_numbers_come_from(display
     assert figure["text/plain"] == extra["metadata"]["image/png"]["alt"]
 
 
+def test_a_ladder_shows_the_rate_that_sets_its_limit(displayed):
+    rows = {**ROW, "tflops": 612.3}
+    show.show_ladder(ladder(rows))
+    compute_bound = ladder(rows)
+    compute_bound.attrs["flops"] = 1.1e12
+    show.show_ladder(compute_bound)
+    memory, compute = [found.to_html() for found, _ in displayed if hasattr(found, "to_html")]
+    assert "GB/s" in memory and "TFLOP" not in memory
+    assert "612.3" in compute and "1.1 TFLOP" in compute and "GB/s" not in compute
+
+
 def test_a_ladder_with_no_times_has_no_plot(displayed):
     show.show_ladder(ladder({"version": "eager", "where": results.NOT_RECORDED}))
     assert len(displayed) == 1
