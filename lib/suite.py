@@ -8,7 +8,18 @@ import dataclasses
 import functools
 from collections.abc import Callable
 
-from lib.ops import add_relu, bias_gelu_dropout_add, gelu, lora_epilogue, rope, softmax
+from lib.ops import (
+    add_relu,
+    bias_gelu_dropout_add,
+    fused_mlp,
+    gelu,
+    linear_geglu,
+    lora_epilogue,
+    lora_linear,
+    matmul,
+    rope,
+    softmax,
+)
 
 import torch
 
@@ -309,7 +320,205 @@ ROPE = Op(
     sources=("lib/ops/rope.py",),
 )
 
-_ALL = (ADD_RELU, GELU, SOFTMAX, LORA_EPILOGUE, BIAS_GELU_DROPOUT_ADD, ROPE)
+
+def _two_matrices(shape, dtype, device, seed=0):
+    """a (M, K) and b (K, N)."""
+    n_rows, n_inner, n_cols = shape
+    generator = torch.Generator(device=device).manual_seed(seed)
+    return tuple(
+        _randn(s, dtype, device, generator) for s in ((n_rows, n_inner), (n_inner, n_cols))
+    )
+
+
+MATMUL = Op(
+    name="matmul",
+    notebook="40_matmul",
+    title="a b",
+    eager=matmul.matmul_eager,
+    versions={
+        "naive": matmul.matmul_naive,
+        "tiled": matmul.matmul_tiled,
+        "grouped": matmul.matmul_grouped,
+        "pipelined": matmul.matmul_pipelined,
+        "persistent": matmul.matmul_persistent,
+        "triton": matmul.matmul_triton,
+    },
+    registered=(),
+    inputs=_two_matrices,
+    generic=False,
+    host_shape=(64, 64, 64),
+    odd_shapes=((1, 1, 1), (5, 7, 3), (17, 33, 21), (130, 72, 96), (257, 333, 781)),  # M, K, N
+    # forward: read a and b, write y; backward: read them and dy, write da and db
+    bytes_moved=lambda shape, itemsize, gradients: (
+        (2 if gradients else 1) * shape[0] * shape[2] * itemsize
+        + (3 if gradients else 1) * (shape[0] + shape[2]) * shape[1] * itemsize
+    ),
+    flops=lambda shape, gradients: (6 if gradients else 2) * torch.Size(shape).numel(),
+    bench_shapes=((8192, 8192, 8192), (16384, 1024, 8192), (512, 16384, 512), (1823, 333, 781)),
+    small_shape=(33, 40, 21),
+    sources=("lib/ops/matmul.py", "lib/ops/matmul.cu"),
+)
+
+
+def _layer(shape, dtype, device, seed=0):
+    """x (M, K), weight (2H, K) and bias (2H,), of such a size that x Wᵀ is about 1."""
+    n_rows, n_in, n_hidden = shape
+    generator = torch.Generator(device=device).manual_seed(seed)
+    x = _randn((n_rows, n_in), dtype, device, generator)
+    weight = torch.randn((2 * n_hidden, n_in), dtype=dtype, device=device, generator=generator)
+    weight = (weight / max(1, n_in) ** 0.5).requires_grad_()
+    return x, weight, _randn((2 * n_hidden,), dtype, device, generator)
+
+
+LINEAR_GEGLU = Op(
+    name="linear_geglu",
+    notebook="41_linear_geglu",
+    title="x1 · gelu(x2), [x1, x2] = x Wᵀ + b",
+    eager=linear_geglu.linear_geglu_eager,
+    versions={"triton": linear_geglu.linear_geglu_triton},
+    registered=(),
+    inputs=_layer,
+    generic=False,
+    host_shape=(16, 64, 64),
+    odd_shapes=((1, 1, 1), (5, 7, 3), (17, 33, 21), (130, 72, 96), (257, 333, 781)),  # M, K, H
+    # forward: read x, W and b, write y; backward: read x, W and dy, write dx and dW
+    bytes_moved=lambda shape, itemsize, gradients: (
+        (2 if gradients else 1) * (shape[0] * shape[2]) * itemsize
+        + (3 if gradients else 1) * (shape[0] * shape[1] + 2 * shape[1] * shape[2]) * itemsize
+    ),
+    flops=lambda shape, gradients: (12 if gradients else 4) * torch.Size(shape).numel(),
+    bench_shapes=((16384, 1024, 4096), (16384, 4096, 16384)),
+    small_shape=(33, 40, 21),
+    sources=("lib/ops/linear_geglu.py",),
+)
+
+
+def _low_rank(shape, dtype, device, seed=0):
+    """x (M, K), W (N, K), frozen, A (r, K), B (N, r), b (N,), of such a size that products are about 1."""
+    n_rows, n_in, n_out, rank = shape
+    generator = torch.Generator(device=device).manual_seed(seed)
+
+    def weight(*size):
+        w = torch.randn(size, dtype=dtype, device=device, generator=generator)
+        return w / max(1, size[1]) ** 0.5
+
+    x = _randn((n_rows, n_in), dtype, device, generator)
+    low_rank = weight(rank, n_in).requires_grad_(), weight(n_out, rank).requires_grad_()
+    return x, weight(n_out, n_in), *low_rank, _randn((n_out,), dtype, device, generator)
+
+
+def _low_rank_bytes(shape, itemsize, gradients, **_):
+    """Forward: read x and the weights, write y. Backward: read them, dy and y, write all gradients but W's."""
+    n_rows, n_in, n_out, rank = shape
+    trained = n_rows * n_in + rank * (n_in + n_out)
+    frozen, out = n_in * n_out, n_rows * n_out
+    if gradients:
+        return (3 * trained + 2 * frozen + 3 * out) * itemsize
+    return (trained + frozen + out) * itemsize
+
+
+def _low_rank_flops(shape, gradients, **_):
+    n_rows, n_in, n_out, rank = shape
+    wide, narrow = 2 * n_rows * n_in * n_out, 2 * n_rows * rank * (n_in + n_out)
+    return 2 * wide + 3 * narrow if gradients else wide + narrow
+
+
+LORA_LINEAR = Op(
+    name="lora_linear",
+    notebook="42_lora",
+    title="act(x Wᵀ + b + s (x Aᵀ) Bᵀ)",
+    eager=lora_linear.lora_linear_eager,
+    versions={
+        "cublas": lora_linear.lora_linear_cublas,
+        "triton": lora_linear.lora_linear_triton,
+    },
+    registered=(),
+    inputs=_low_rank,
+    configurations={
+        activation: {"scale": _LORA_SCALE, "activation": activation}
+        for activation in ("relu", "identity", "gelu", "silu", "sigmoid")
+    },
+    generic=False,
+    host_shape=(16, 64, 64, 8),
+    odd_shapes=(
+        (1, 1, 1, 1),
+        (5, 7, 3, 4),
+        (17, 33, 21, 5),
+        (130, 72, 96, 16),
+        (257, 333, 781, 64),
+    ),
+    bytes_moved=_low_rank_bytes,
+    flops=_low_rank_flops,
+    bench_shapes=(
+        (16384, 4096, 4096, 16),
+        (2048, 4096, 4096, 64),
+        (4096, 4096, 11008, 8),
+    ),  # M, K, N, r
+    small_shape=(33, 40, 21, 4),
+    sources=("lib/ops/lora_linear.py",),
+)
+
+
+def _two_layers(shape, dtype, device, seed=0):
+    """x (M, K), W1 (H, K), b1 (H,), W2 (N, H), b2 (N,), of such a size that both products are about 1."""
+    n_rows, n_in, n_hidden, n_out = shape
+    generator = torch.Generator(device=device).manual_seed(seed)
+
+    def weight(n_out, n_in):
+        w = torch.randn((n_out, n_in), dtype=dtype, device=device, generator=generator)
+        return (w / max(1, n_in) ** 0.5).requires_grad_()
+
+    x = _randn((n_rows, n_in), dtype, device, generator)
+    first = weight(n_hidden, n_in), _randn((n_hidden,), dtype, device, generator)
+    second = weight(n_out, n_hidden), _randn((n_out,), dtype, device, generator)
+    return x, *first, *second
+
+
+def _two_layers_bytes(shape, itemsize, gradients):
+    """Forward: read x and both weights, write y. Backward: read them and dy, write their gradients."""
+    n_rows, n_in, n_hidden, n_out = shape
+    once = n_rows * n_in + n_hidden * (n_in + n_out)
+    return ((3 if gradients else 1) * once + (2 if gradients else 1) * n_rows * n_out) * itemsize
+
+
+FUSED_MLP = Op(
+    name="fused_mlp",
+    notebook="43_whole_mlp",
+    title="sigmoid(relu(x W1ᵀ + b1) W2ᵀ + b2)",
+    eager=fused_mlp.fused_mlp_eager,
+    versions={"triton": fused_mlp.fused_mlp_triton},
+    registered=(),
+    inputs=_two_layers,
+    generic=False,
+    host_shape=(16, 64, 64, 1),
+    odd_shapes=((1, 1, 1, 1), (5, 7, 3, 2), (17, 33, 21, 1), (130, 72, 96, 16), (257, 333, 700, 5)),
+    bytes_moved=_two_layers_bytes,
+    flops=lambda shape, gradients: (
+        (6 if gradients else 2) * shape[0] * shape[2] * (shape[1] + shape[3])
+    ),
+    bench_shapes=(
+        (2048, 512, 256, 1),
+        (128, 512, 256, 1),
+        (65536, 512, 256, 1),
+        (2048, 13, 512, 256),
+        (16384, 1024, 4096, 1024),
+    ),  # fmt: skip
+    small_shape=(33, 40, 21, 3),
+    sources=("lib/ops/fused_mlp.py",),
+)
+
+_ALL = (
+    ADD_RELU,
+    GELU,
+    SOFTMAX,
+    LORA_EPILOGUE,
+    BIAS_GELU_DROPOUT_ADD,
+    ROPE,
+    MATMUL,
+    LINEAR_GEGLU,
+    LORA_LINEAR,
+    FUSED_MLP,
+)
 OPS = {op.name: op for op in _ALL}
 
 

@@ -37,15 +37,16 @@ import torch
 from {name} import {name}_eager, {name}_triton
 def inputs():
     torch.manual_seed(0)
-    return [torch.randn(shape, device="{device}", requires_grad=True) for shape in {shapes}]
+    return [torch.randn(shape, device="{device}").requires_grad_(grad) for shape, grad in {inputs}]
 ours, again = inputs(), inputs()
 y, want = {name}_triton(*ours, **{arguments}), {name}_eager(*again, **{arguments})
-torch.testing.assert_close(y, want)
+torch.testing.assert_close(y, want, rtol=1e-4, atol=1e-4)
 dy = torch.randn_like(want)
 y.backward(dy)
 want.backward(dy)
 for a, b in zip(ours, again):
-    torch.testing.assert_close(a.grad, b.grad)
+    if a.requires_grad:
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-4)
 import sys
 assert "lib" not in sys.modules
 print("ran")
@@ -71,8 +72,10 @@ def _script(path, device):
     op = suite.find(path.stem).configured()
     if op.name == "rope":
         return ROPE_SCRIPT.format(device=device)
-    shapes = [tuple(t.shape) for t in op.inputs((5, 40), torch.float32, machine.device())]
-    return SCRIPT.format(name=op.name, device=device, shapes=shapes, arguments=op.arguments)
+    shape = (5, 40) if op.generic else op.odd_shapes[2]
+    inputs = op.inputs(shape, torch.float32, machine.device())
+    inputs = [(tuple(t.shape), t.requires_grad) for t in inputs]
+    return SCRIPT.format(name=op.name, device=device, inputs=inputs, arguments=op.arguments)
 
 
 def _run(folder, script, **extra):
@@ -126,6 +129,7 @@ OWN = {
     "_cuda",
 }
 OWN |= {"_cuda_forward", "_setup_context", "_op_backward", "_", "forward", "backward"}
+OWN |= {"_finish", "_launch_cublas", "_to_save"}
 
 
 def _functions(path):

@@ -1,0 +1,584 @@
+"""fused_mlp: y = sigmoid(relu(x W1ᵀ + b1) W2ᵀ + b2), two layers in one kernel; the hidden one stays on chip.
+
+Shapes    x: (..., K); W1: (H, K); b1: (H,); W2: (N, H); b2: (N,), any strides; y: (..., N), contiguous.
+Final     sigmoid, relu or identity: what comes last. A longer chain is several calls: layers 13-512-256-64-16
+          with a relu after each are two with final="relu"; 512-256-1 with final="identity" gives logits.
+Dtypes    float16, bfloat16 (summed in float32), float32, float64. float32 is multiplied exactly; with
+          allow_tf32=True tensor cores may do it, which read 10 bits of each mantissa. What cuBLAS multiplies
+          (all gradients of weights and of x, and the way "cublas" below) is as torch.backends.cuda.matmul says.
+Ways      y needs *all* hidden units of its row. A program that makes one tile of the hidden layer and goes on
+          as if that were the row forgets the others: right for layers no wider than a tile only. Instead:
+            one kernel   A program owns rows. It walks through the hidden layer, tile after tile, and multiplies
+                         each at once by its columns of W2, into sums for all of y's columns.
+            split        A program owns rows and a part of the hidden layer: that gives a part of the sums, in
+                         float32. A second kernel adds the parts, in a fixed order, b2 and the last function.
+            cublas       H > 2048, N > 256 or much work: products by cuBLAS, and a pass for each function.
+Where     One kernel: few rows, where a launch is what costs (1 instead of 4), and narrow layers in 16 bits.
+          Split: few rows and long sums. cuBLAS: where its faster products gain more than the hidden layer's way
+          to memory and back costs; in float32, without tensor cores, that is soon. Small tables choose.
+Traffic   M rows, elements of s bytes. Fused: x, weights, y once, (MK + HK + H + NH + N + MN)s; each program
+          reads all weights, from L2. A split adds 8MN for each part. Eager adds 4MHs, the hidden layer written,
+          read and written by relu, and read, and 2MNs.
+Backward  dz2 = dy·y·(1 - y); dz1 = dz2 W2 where hidden > 0; dx = dz1 W1; dW1 = dz1ᵀ x; dW2 = dz2ᵀ hidden.
+          Saves x, weights and y, not the hidden layer: MHs bytes less, for 2MKH FLOPs to make it once more.
+          5 launches, eager has 8: one kernel for hidden, dz1, dz2 and sums over rows of a tile, one for db1 and
+          db2 from these, and three products by cuBLAS. Way "cublas": hidden is saved, launches as in eager.
+Copy it   this file. MIT licence.
+"""
+
+import functools
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+
+# With TRITON_INTERPRET=1 kernels run on CPU tensors; otherwise they need a GPU.
+_ON_CPU = triton.knobs.runtime.interpret
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+_FINALS = {"sigmoid": torch.sigmoid, "relu": torch.relu, "identity": lambda z: z}
+
+
+class _Tile(NamedTuple):
+    """A piece of the hidden layer, m rows x h units, made in steps of k; and who works on it."""
+
+    m: int
+    h: int
+    k: int
+    num_warps: int
+    num_stages: int
+
+
+# Everything there is to tune is here. By what multiplies: "half", 16-bit tensor cores; "tf32"; "ieee", float32
+# without tensor cores; "double". Forward takes the first tile of which there is one for most multiprocessors.
+_TILES = {
+    "half": (_Tile(64, 64, 64, 8, 3), _Tile(32, 64, 64, 4, 3), _Tile(16, 64, 64, 4, 4)),
+    "tf32": (_Tile(64, 32, 32, 8, 3), _Tile(32, 32, 32, 4, 3), _Tile(16, 32, 32, 4, 4)),
+    "ieee": (_Tile(32, 32, 32, 8, 3), _Tile(16, 32, 32, 4, 3)),
+    "double": (_Tile(16, 16, 16, 4, 2),),
+}
+_BACKWARD_TILES = {
+    "half": (_Tile(64, 64, 64, 4, 3), _Tile(32, 64, 64, 4, 3)),
+    "tf32": (_Tile(64, 64, 32, 4, 3), _Tile(32, 32, 32, 4, 3)),
+    "ieee": (_Tile(64, 64, 16, 8, 3), _Tile(32, 32, 16, 4, 3)),
+    "double": (_Tile(16, 16, 16, 4, 2),),
+}
+_MOST_HIDDEN, _MOST_COLS = 2048, 256  # wider: cuBLAS
+_MOST_WORK = {"half": 2**36, "tf32": 2**35, "ieee": 2**32, "double": 2**32}  # M(K + N)H; more: too
+# Multiply-adds that one program does before the layer is split: a second launch costs as much time
+_SPLIT_FROM = {"half": 2**21, "tf32": 2**20, "ieee": 2**19, "double": 2**19}
+_MOST_SPLITS = 32
+
+
+def fused_mlp_eager(x, weight1, bias1, weight2, bias2, final="sigmoid"):
+    hidden = torch.relu(F.linear(x, weight1, bias1))
+    return _FINALS[final](F.linear(hidden, weight2, bias2))
+
+
+@triton.jit
+def _final(z, FINAL: tl.constexpr):
+    if FINAL == "relu":
+        z = tl.where(z < 0, 0.0, z)
+    elif FINAL == "sigmoid":
+        z = 1.0 / (1.0 + tl.exp(-z))
+    return z
+
+
+@triton.jit
+def _final_grad(dy, y, FINAL: tl.constexpr):
+    if FINAL == "relu":
+        dy = tl.where(y <= 0, 0.0, dy)  # a NaN in y lets dy through, as in torch.relu
+    elif FINAL == "sigmoid":
+        dy = dy * (y * (1.0 - y))
+    return dy
+
+
+@triton.jit
+def _hidden_tile(
+    x_ptr, w1_ptr, b1_ptr, rows, units, n_rows, n_inner, n_hidden,
+    stride_xm, stride_xk, stride_1h, stride_1k,
+    PRECISION: tl.constexpr, COMPUTE: tl.constexpr, ONE_STEP: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    # relu(x W1ᵀ + b1) of these rows and units, all of K; rounded to x's dtype, as in the definition.
+    row_mask, unit_mask = (rows < n_rows)[:, None], (units < n_hidden)[None, :]
+    inner = tl.arange(0, BLOCK_K)
+    x_ptrs = x_ptr + rows[:, None] * stride_xm + inner.to(tl.int64)[None, :] * stride_xk
+    w1_ptrs = w1_ptr + inner.to(tl.int64)[:, None] * stride_1k + units[None, :] * stride_1h
+    z = tl.zeros((rows.shape[0], units.shape[0]), dtype=COMPUTE)
+    if (
+        ONE_STEP
+    ):  # no loop: the caller's is then the innermost, and it is that which gets a pipeline
+        x = tl.load(x_ptrs, mask=row_mask & (inner < n_inner)[None, :], other=0.0)
+        w1 = tl.load(w1_ptrs, mask=(inner < n_inner)[:, None] & unit_mask, other=0.0)
+        z = tl.dot(x, w1, z, input_precision=PRECISION, out_dtype=COMPUTE)
+    else:
+        for k in range(0, n_inner, BLOCK_K):
+            inside = inner < n_inner - k  # columns that are not there must add 0
+            x = tl.load(x_ptrs, mask=row_mask & inside[None, :], other=0.0)
+            w1 = tl.load(w1_ptrs, mask=inside[:, None] & unit_mask, other=0.0)
+            z = tl.dot(x, w1, z, input_precision=PRECISION, out_dtype=COMPUTE)
+            x_ptrs += tl.cast(stride_xk, tl.int64) * BLOCK_K
+            w1_ptrs += tl.cast(stride_1k, tl.int64) * BLOCK_K
+    z += tl.load(b1_ptr + units, mask=units < n_hidden, other=0.0).to(COMPUTE)[None, :]
+    # relu, as tl.maximum(z, 0) would turn NaN into 0; and 0, not the NaN of x's inf times 0, where no unit is
+    return tl.where((z < 0) | (units >= n_hidden)[None, :], 0.0, z).to(x_ptr.dtype.element_ty)
+
+
+@triton.jit(do_not_specialize=["n_rows"])
+def _fused_mlp_fwd_kernel(
+    x_ptr, w1_ptr, b1_ptr, w2_ptr, b2_ptr, y_ptr, n_rows, n_inner, n_hidden, n_cols,
+    stride_xm, stride_xk, stride_1h, stride_1k, stride_2n, stride_2h, units_per_program,
+    FINAL: tl.constexpr, PRECISION: tl.constexpr, COMPUTE: tl.constexpr, ONE_STEP: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    # One program handles BLOCK_M rows, all columns of y, and units_per_program hidden units, BLOCK_H at a time.
+    # With all units in one program that is y. Split, it is a part of the sum: y is (splits, n_rows, n_cols),
+    # b2_ptr None and FINAL identity.
+    # int64: row * stride passes 2**31 from 8 GiB of float32 on
+    rows = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    cols = tl.arange(0, BLOCK_N).to(tl.int64)
+    first = tl.program_id(1) * units_per_program
+
+    z = tl.zeros((BLOCK_M, BLOCK_N), dtype=COMPUTE)
+    for start in range(first, tl.minimum(first + units_per_program, n_hidden), BLOCK_H):
+        units = (start + tl.arange(0, BLOCK_H)).to(tl.int64)
+        hidden = _hidden_tile(
+            x_ptr, w1_ptr, b1_ptr, rows, units, n_rows, n_inner, n_hidden,
+            stride_xm, stride_xk, stride_1h, stride_1k, PRECISION, COMPUTE, ONE_STEP, BLOCK_K,
+        )  # fmt: skip
+        if BLOCK_N == 1:  # no product for tensor cores: a row sum
+            w2 = tl.load(w2_ptr + units * stride_2h, mask=units < n_hidden, other=0.0)
+            z += tl.sum(hidden.to(COMPUTE) * w2.to(COMPUTE)[None, :], axis=1)[:, None]
+        else:
+            w2_ptrs = w2_ptr + units[:, None] * stride_2h + cols[None, :] * stride_2n
+            mask = (units < n_hidden)[:, None] & (cols < n_cols)[None, :]
+            w2 = tl.load(w2_ptrs, mask=mask, other=0.0)
+            z = tl.dot(hidden, w2, z, input_precision=PRECISION, out_dtype=COMPUTE)
+
+    if b2_ptr is not None:
+        z += tl.load(b2_ptr + cols, mask=cols < n_cols, other=0.0).to(COMPUTE)[None, :]
+    y_ptrs = y_ptr + tl.program_id(1).to(tl.int64) * n_rows * n_cols
+    y_ptrs += rows[:, None] * n_cols + cols[None, :]
+    tl.store(y_ptrs, _final(z, FINAL), mask=(rows < n_rows)[:, None] & (cols < n_cols)[None, :])
+
+
+@triton.jit(do_not_specialize=["n_elements", "n_splits"])
+def _fused_mlp_sum_kernel(
+    parts_ptr, b2_ptr, y_ptr, n_elements, n_cols, n_splits,
+    FINAL: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+):  # fmt: skip
+    # One program handles BLOCK_SIZE elements of y, in the order of memory, of all parts (n_splits, n_elements).
+    offsets = tl.program_id(0).to(tl.int64) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
+    mask = offsets < n_elements
+    z = tl.zeros((BLOCK_SIZE,), dtype=parts_ptr.dtype.element_ty)
+    # in one order, whichever part was ready first: the same bits every time
+    for _ in range(n_splits):
+        z += tl.load(parts_ptr + offsets, mask=mask, other=0.0)
+        parts_ptr += n_elements
+    z += tl.load(b2_ptr + offsets % n_cols, mask=mask, other=0.0).to(z.dtype)
+    tl.store(y_ptr + offsets, _final(z, FINAL), mask=mask)
+
+
+@triton.jit(do_not_specialize=["n_rows"])
+def _fused_mlp_bwd_kernel(
+    dy_ptr, y_ptr, x_ptr, w1_ptr, b1_ptr, w2_ptr, hidden_ptr, dz1_ptr, dz2_ptr, partial_ptr,
+    n_rows, n_inner, n_hidden, n_cols, stride_dym, stride_dyn,
+    stride_xm, stride_xk, stride_1h, stride_1k, stride_2n, stride_2h,
+    FINAL: tl.constexpr, PRECISION: tl.constexpr, COMPUTE: tl.constexpr, ONE_STEP: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    # One program handles a tile of the hidden layer, (BLOCK_M, BLOCK_H), which it makes once more, and of dz1;
+    # the first of those for the same rows writes dz2 too. Sums over rows, for db1 and db2, go into a row of
+    # partial, (tiles down, n_hidden + n_cols). Pointers to what nobody wants are None.
+    n_tiles = tl.maximum(tl.cdiv(n_hidden, BLOCK_H), 1)
+    pid_m, pid_h = tl.program_id(0) // n_tiles, tl.program_id(0) % n_tiles
+    rows = pid_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    units = pid_h.to(tl.int64) * BLOCK_H + tl.arange(0, BLOCK_H)
+    hidden = _hidden_tile(
+        x_ptr, w1_ptr, b1_ptr, rows, units, n_rows, n_inner, n_hidden,
+        stride_xm, stride_xk, stride_1h, stride_1k, PRECISION, COMPUTE, ONE_STEP, BLOCK_K,
+    )  # fmt: skip
+    partial = partial_ptr
+    if partial_ptr is not None:
+        partial += pid_m.to(tl.int64) * (n_hidden + n_cols)
+
+    dh = tl.zeros((BLOCK_M, BLOCK_H), dtype=COMPUTE)
+    for start in range(0, n_cols, BLOCK_N):
+        cols = (start + tl.arange(0, BLOCK_N)).to(tl.int64)
+        mask = (rows < n_rows)[:, None] & (cols < n_cols)[None, :]
+        dy_ptrs = dy_ptr + rows[:, None] * stride_dym + cols[None, :] * stride_dyn
+        offsets = rows[:, None] * n_cols + cols[None, :]
+        dz2 = tl.load(dy_ptrs, mask=mask, other=0.0).to(COMPUTE)
+        if y_ptr is not None:
+            y = tl.load(y_ptr + offsets, mask=mask, other=0.0).to(COMPUTE)
+            dz2 = _final_grad(dz2, y, FINAL)
+        if pid_h == 0:
+            if dz2_ptr is not None:
+                tl.store(dz2_ptr + offsets, dz2, mask=mask)
+            if partial_ptr is not None:
+                tl.store(partial + n_hidden + cols, tl.sum(dz2, axis=0), mask=cols < n_cols)
+        w2_ptrs = w2_ptr + cols[:, None] * stride_2n + units[None, :] * stride_2h
+        w2_mask = (cols < n_cols)[:, None] & (units < n_hidden)[None, :]
+        w2 = tl.load(w2_ptrs, mask=w2_mask, other=0.0)
+        if BLOCK_N == 1:
+            dh += dz2 * w2.to(COMPUTE)
+        else:
+            dz2 = dz2.to(w2.dtype)
+            dh = tl.dot(dz2, w2, dh, input_precision=PRECISION, out_dtype=COMPUTE)
+
+    # hidden NaN: dh goes through, as in torch.relu. A row that is not there: 0, not 0·inf, where W2 has an inf
+    dz1 = tl.where((hidden <= 0) | (rows >= n_rows)[:, None], 0.0, dh)
+    offsets = rows[:, None] * n_hidden + units[None, :]
+    mask = (rows < n_rows)[:, None] & (units < n_hidden)[None, :]
+    if hidden_ptr is not None:
+        tl.store(hidden_ptr + offsets, hidden, mask=mask)
+    if dz1_ptr is not None:
+        tl.store(dz1_ptr + offsets, dz1, mask=mask)
+    if partial_ptr is not None:
+        tl.store(partial + units, tl.sum(dz1, axis=0), mask=units < n_hidden)
+
+
+@triton.jit(do_not_specialize=["n_rows"])
+def _sum_rows_kernel(
+    partial_ptr, out_ptr, n_rows, n_cols, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
+):
+    # One program handles BLOCK_N columns of partial, (n_rows, n_cols), from top to bottom.
+    cols = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    total = tl.zeros((BLOCK_M, BLOCK_N), dtype=partial_ptr.dtype.element_ty)
+    for start in range(0, n_rows, BLOCK_M):
+        rows = start + tl.arange(0, BLOCK_M).to(tl.int64)
+        mask = (rows < n_rows)[:, None] & (cols < n_cols)[None, :]
+        total += tl.load(partial_ptr + rows[:, None] * n_cols + cols[None, :], mask=mask, other=0.0)
+    tl.store(out_ptr + cols, tl.sum(total, axis=0), mask=cols < n_cols)
+
+
+def _cdiv(a, b):
+    return -(-a // b)  # triton.cdiv is the same, and costs 2 µs a call on the host
+
+
+def _power_of_2(n):
+    return 1 << max(0, n - 1).bit_length()  # so is triton.next_power_of_2
+
+
+def _compute_dtype(dtype):
+    return tl.float64 if dtype == torch.float64 else tl.float32
+
+
+def _kind(dtype, allow_tf32):
+    if dtype == torch.float32:
+        return "tf32" if allow_tf32 else "ieee"
+    return "double" if dtype == torch.float64 else "half"
+
+
+@functools.cache
+def _n_multiprocessors(device):
+    return 4 if _ON_CPU else torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@functools.cache
+def _has_tensor_cores(device):
+    """Whether Triton uses them: not those of Turing (sm_75)."""
+    return _ON_CPU or torch.cuda.get_device_capability(device)[0] >= 8
+
+
+def _by_cublas(m, k, h, n, kind):
+    """Whether the products are left to cuBLAS. Plain arithmetic: torch.compile looks into it."""
+    return h > _MOST_HIDDEN or n > _MOST_COLS or m * (k + n) * h > _MOST_WORK[kind]
+
+
+class _Plan(NamedTuple):
+    """A launch: constexprs, warps and stages, tiles down, hidden units of a program, and programs across."""
+
+    blocks: dict
+    warps: dict
+    n_tiles: int
+    units: int
+    n_splits: int
+
+
+@functools.lru_cache(4096)
+def _plan(m, k, h, n, kind, device, backward=False):
+    """The plan of a kernel. Backward, a program has one tile of units, and takes columns in steps, as K."""
+    n_multiprocessors = _n_multiprocessors(device)
+    no_tensor_cores = kind in ("half", "tf32") and not _has_tensor_cores(device)
+    tiles = (_BACKWARD_TILES if backward else _TILES)["ieee" if no_tensor_cores else kind]
+    across = _cdiv(h, tiles[-1].h) if backward else 1  # programs for the same rows
+    tile = next((t for t in tiles if _cdiv(m, t.m) * across >= 0.75 * n_multiprocessors), tiles[-1])
+    block_h, block_k = min(tile.h, max(16, _power_of_2(h))), min(tile.k, max(16, _power_of_2(k)))
+    block_n = 1 if n == 1 else max(16, _power_of_2(n))
+    blocks = {
+        "ONE_STEP": k <= block_k and not backward,
+        "BLOCK_M": tile.m, "BLOCK_H": block_h, "BLOCK_K": block_k,
+        "BLOCK_N": min(tile.k, block_n) if backward else block_n,
+    }  # fmt: skip
+    n_tiles, n_chunks = _cdiv(m, tile.m), max(1, _cdiv(h, block_h))
+    work = tile.m * (k + n) * h  # of a program, without a split
+    n_splits = min(n_chunks, _MOST_SPLITS, n_multiprocessors // n_tiles, work // _SPLIT_FROM[kind])
+    units = block_h * (1 if backward else _cdiv(n_chunks, max(1, n_splits)))
+    warps = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
+    return _Plan(blocks, warps, n_tiles, units, max(1, _cdiv(h, units)))
+
+
+def _matrix(t, width):
+    """t, (..., width), as a matrix; a copy where strides allow no view."""
+    return t if t.dim() == 2 else t.reshape(math.prod(t.shape[:-1]), width)
+
+
+def _forward(x, w1, b1, w2, b2, final, allow_tf32, save_hidden=False):
+    """y, and the hidden layer if it is to be saved, else None."""
+    (n_hidden, n_inner), n_cols = w1.shape, w2.shape[0]
+    y = x.new_empty((*x.shape[:-1], n_cols))
+    x, kind = _matrix(x, n_inner), _kind(x.dtype, allow_tf32)
+    if y.numel() == 0:
+        return y, x.new_empty(x.shape[0], n_hidden) if save_hidden else None
+    out = _matrix(y, n_cols)
+    if _by_cublas(x.shape[0], n_inner, n_hidden, n_cols, kind):
+        return y, _forward_by_cublas(out, x, w1, b1, w2, b2, final, save_hidden)
+    _launch_forward(out, x, w1, b1.contiguous(), w2, b2.contiguous(), final, kind)
+    return y, None
+
+
+def _hidden_by_cublas(x, w1, b1):
+    # out=: not cast by an autocast that may be on while this runs
+    return torch.addmm(b1, x, w1.t(), out=x.new_empty(x.shape[0], w1.shape[0])).relu_()
+
+
+def _forward_by_cublas(y, x, w1, b1, w2, b2, final, save_hidden):
+    hidden = _hidden_by_cublas(x, w1, b1)
+    torch.addmm(b2, hidden, w2.t(), out=y)
+    if final != "identity":
+        y.sigmoid_() if final == "sigmoid" else y.relu_()
+    return hidden if save_hidden else None
+
+
+def _launch_forward(y, x, w1, b1, w2, b2, final, kind):
+    (n_rows, n_inner), (n_cols, n_hidden), compute = x.shape, w2.shape, _compute_dtype(x.dtype)
+    plan = _plan(n_rows, n_inner, n_hidden, n_cols, kind, x.device)
+    split = plan.n_splits > 1
+    wide = torch.float64 if kind == "double" else torch.float32
+    out = x.new_empty((plan.n_splits, *y.shape), dtype=wide) if split else y
+    with torch.cuda.device_of(x):  # else the launch goes to the current GPU, not to x's
+        _fused_mlp_fwd_kernel[(plan.n_tiles, plan.n_splits)](
+            x, w1, b1, w2, None if split else b2, out, n_rows, n_inner, n_hidden, n_cols,
+            *x.stride(), *w1.stride(), *w2.stride(), plan.units,
+            FINAL="identity" if split else final, PRECISION="tf32" if kind == "tf32" else "ieee",
+            COMPUTE=compute, **plan.blocks, **plan.warps,
+        )  # fmt: skip
+        if split:
+            _fused_mlp_sum_kernel[(_cdiv(y.numel(), 512),)](
+                out, b2, y, y.numel(), n_cols, plan.n_splits,
+                FINAL=final, BLOCK_SIZE=512, num_warps=4,
+            )  # fmt: skip
+
+
+def _backward(dy, x, w1, b1, w2, y, hidden, final, allow_tf32, wanted):
+    """dx, dW1, db1, dW2, db2, each None unless wanted. y is None for identity, hidden if it was not saved."""
+    x_shape, (n_cols, n_hidden), kind = x.shape, w2.shape, _kind(x.dtype, allow_tf32)
+    if dy.numel() == 0:
+        shapes = x.shape, w1.shape, b1.shape, w2.shape, (n_cols,)
+        return [x.new_zeros(shape) if has else None for shape, has in zip(shapes, wanted)]
+    dy, x = _matrix(dy, n_cols), _matrix(x, w1.shape[1])
+    y = None if y is None else _matrix(y, n_cols)
+    by_cublas = _by_cublas(*x.shape, n_hidden, n_cols, kind)
+    launch = _slopes_by_cublas if by_cublas else _launch_backward
+    dz1, dz2, hidden, db1, db2 = launch(dy, x, w1, b1, w2, y, hidden, final, kind, wanted)
+    has_dx, has_dw1, has_db1, has_dw2, has_db2 = wanted
+    # out= as above, and so in the dtype of what is multiplied
+    dx = torch.mm(dz1, w1, out=x.new_empty(x.shape)).view(x_shape) if has_dx else None
+    dw1 = torch.mm(dz1.t(), x, out=w1.new_empty(w1.shape)) if has_dw1 else None
+    dw2 = torch.mm(dz2.t(), hidden, out=w2.new_empty(w2.shape)) if has_dw2 else None
+    return dx, dw1, db1 if has_db1 else None, dw2, db2 if has_db2 else None
+
+
+def _slopes_by_cublas(dy, x, w1, b1, w2, y, hidden, final, kind, wanted):
+    """dz1, dz2, hidden, db1, db2: as eager has them, from the functions that eager's autograd calls."""
+    hidden = _hidden_by_cublas(x, w1, b1) if hidden is None else hidden
+    dz1, dz2, aten = None, dy, torch.ops.aten
+    if final == "sigmoid":
+        dz2 = aten.sigmoid_backward(dy, y)
+    elif final == "relu":
+        dz2 = aten.threshold_backward(dy, y, 0)
+    if any(wanted[:3]):
+        dz1 = aten.threshold_backward(torch.mm(dz2, w2, out=torch.empty_like(hidden)), hidden, 0)
+    db1 = dz1.sum(0, dtype=x.dtype) if wanted[2] else None
+    return dz1, dz2, hidden, db1, dz2.sum(0, dtype=x.dtype) if wanted[4] else None
+
+
+def _launch_backward(dy, x, w1, b1, w2, y, _, final, kind, wanted):
+    """dz1, dz2, hidden, db1, db2, each None unless it, or a product with it, is wanted."""
+    (n_rows, n_inner), (n_cols, n_hidden), compute = x.shape, w2.shape, _compute_dtype(x.dtype)
+    has_dx, has_dw1, has_db1, has_dw2, has_db2 = wanted
+    hidden = x.new_empty(n_rows, n_hidden) if has_dw2 else None
+    dz1 = x.new_empty(n_rows, n_hidden) if has_dx or has_dw1 else None
+    dz2 = x.new_empty(n_rows, n_cols) if has_dw2 else None
+    plan = _plan(n_rows, n_inner, n_hidden, n_cols, kind, x.device, backward=True)
+    partial, wide = None, torch.float64 if kind == "double" else torch.float32
+    if has_db1 or has_db2:
+        partial = x.new_empty((plan.n_tiles, n_hidden + n_cols), dtype=wide)
+    with torch.cuda.device_of(x):
+        _fused_mlp_bwd_kernel[(plan.n_tiles * plan.n_splits,)](
+            # y.sum().backward() sends a dy of strides 0, which is read as it is
+            dy, y, x, w1, b1.contiguous(), w2, hidden, dz1, dz2, partial,
+            n_rows, n_inner, n_hidden, n_cols, *dy.stride(), *x.stride(), *w1.stride(), *w2.stride(),
+            FINAL=final, PRECISION="tf32" if kind == "tf32" else "ieee",
+            COMPUTE=compute, **plan.blocks, **plan.warps,
+        )  # fmt: skip
+    if partial is None:
+        return dz1, dz2, hidden, None, None
+    return dz1, dz2, hidden, *_sum_rows(partial, x.dtype).split((n_hidden, n_cols))
+
+
+def _sum_rows(partial, dtype):
+    """partial summed over its rows, in one launch and in a fixed order: the same bits in every run."""
+    out = torch.empty(partial.shape[1], dtype=dtype, device=partial.device)
+    with torch.cuda.device_of(partial):
+        _sum_rows_kernel[(_cdiv(partial.shape[1], 32),)](
+            partial, out, *partial.shape, BLOCK_M=64, BLOCK_N=32, num_warps=8
+        )
+    return out
+
+
+def _check(name, x, weight1, bias1, weight2, bias2, final):
+    """Raise TypeError or ValueError, saying what to do, unless all five are tensors that fit, on a GPU."""
+    named = {"x": x, "weight1": weight1, "bias1": bias1, "weight2": weight2, "bias2": bias2}
+    for label, t in named.items():
+        if not isinstance(t, torch.Tensor):
+            raise TypeError(f"{name}: {label} must be a torch.Tensor, got {type(t).__name__}")
+        if t.dtype not in _DTYPES:
+            raise TypeError(
+                f"{name}: {label} must be a floating-point tensor, got {t.dtype}; use .float()"
+            )
+        if t.dtype != x.dtype:
+            raise TypeError(
+                f"{name}: x is {x.dtype} and {label} {t.dtype}; cast one of them, as {label}.to(x.dtype)"
+            )
+        if t.device != x.device:
+            raise ValueError(
+                f"{name}: x is on {x.device} and {label} on {t.device}; move both to one device"
+            )
+    shapes = x.shape[-1:], weight1.shape, bias1.shape, weight2.shape, bias2.shape
+    if [len(shape) for shape in shapes] != [1, 2, 1, 2, 1]:
+        fits = False
+    else:
+        (k,), (h, inner), (h1,), (n, hidden), (n2,) = shapes
+        fits = k == inner and h == h1 == hidden and n == n2
+    if not fits:
+        found = ", ".join(f"{label} {tuple(t.shape)}" for label, t in named.items())
+        raise ValueError(
+            f"{name}: shapes must be x (..., K), weight1 (H, K), bias1 (H,), weight2 (N, H), bias2 (N,), "
+            f"as of two nn.Linear; got {found}"
+        )
+    if final not in _FINALS:
+        raise ValueError(f"{name}: final must be one of {', '.join(_FINALS)}; got {final!r}")
+    if x.device.type != ("cpu" if _ON_CPU else "cuda"):
+        where = "the CPU (TRITON_INTERPRET=1 is set)" if _ON_CPU else "a GPU"
+        raise ValueError(f"{name}: x must be on {where}, got {x.device}; use fused_mlp_eager there")
+
+
+def _autocast(*tensors):
+    """Under autocast the tensors in its dtype, as torch's own products take them."""
+    device = "cpu" if _ON_CPU else "cuda"
+    if not torch.is_autocast_enabled(device):
+        return tensors
+    dtype, casts = torch.get_autocast_dtype(device), _DTYPES[:3]
+    return [t.to(dtype) if getattr(t, "dtype", None) in casts else t for t in tensors]
+
+
+def _needs_gradient(*tensors):
+    """Whether autograd has to hear of this call; where not, leaving it out saves a third of the host's time."""
+    # torch.func, vmap among it: autograd.Function says what of it does not work
+    transformed = torch._C._functorch.peek_interpreter_stack() is not None
+    return transformed or torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+
+
+def _saves_hidden(x, weight1, weight2, allow_tf32):
+    m, kind = x.numel() // max(1, x.shape[-1]), _kind(x.dtype, allow_tf32)
+    return _by_cublas(m, weight1.shape[1], weight1.shape[0], weight2.shape[0], kind)
+
+
+class _FusedMLP(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, w1, b1, w2, b2, final, allow_tf32):
+        save_hidden = _saves_hidden(x, w1, w2, allow_tf32)
+        y, hidden = _forward(x, w1, b1, w2, b2, final, allow_tf32, save_hidden)
+        ctx.save_for_backward(x, w1, b1, w2, None if final == "identity" else y, hidden)
+        ctx.how = final, allow_tf32
+        return y
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable  # a second derivative raises instead of being wrong
+    def backward(ctx, dy):
+        wanted = ctx.needs_input_grad[:5]
+        return *_backward(dy, *ctx.saved_tensors, *ctx.how, wanted), None, None
+
+
+def fused_mlp_triton(x, weight1, bias1, weight2, bias2, final="sigmoid", allow_tf32=False):
+    """final(relu(x weight1ᵀ + bias1) weight2ᵀ + bias2) in one Triton kernel or two, with all five gradients.
+
+    x: (..., K), weight1: (H, K), bias1: (H,), weight2: (N, H), bias2: (N,), any strides, all of one dtype and
+    device, as of two nn.Linear; final: sigmoid, relu or identity; allow_tf32: whether float32 may be rounded to
+    tf32 for tensor cores. Returns y, (..., N), contiguous; the same bits in every run.
+    Works under torch.compile (as the op fused_kernels::fused_mlp), autocast (in its dtype, as torch's products)
+    and CUDA graphs; not under torch.vmap, and not twice differentiable: both raise.
+    Raises TypeError for a wrong dtype, ValueError for a wrong shape, device or final.
+    """
+    x, weight1, bias1, weight2, bias2 = _autocast(x, weight1, bias1, weight2, bias2)
+    _check("fused_mlp_triton", x, weight1, bias1, weight2, bias2, final)
+    tensors = x, weight1, bias1, weight2, bias2
+    if torch.compiler.is_compiling():
+        if _saves_hidden(x, weight1, weight2, allow_tf32):
+            # products by cuBLAS: what is between them is the compiler's
+            return fused_mlp_eager(*tensors, final)
+        return fused_mlp_op(*tensors, final, allow_tf32)
+    if not _needs_gradient(*tensors):
+        return _forward(*tensors, final, allow_tf32)[0]
+    return _FusedMLP.apply(*tensors, final, allow_tf32)
+
+
+@torch.library.custom_op("fused_kernels::fused_mlp", mutates_args=())
+def fused_mlp_op(
+    x: torch.Tensor, weight1: torch.Tensor, bias1: torch.Tensor, weight2: torch.Tensor,
+    bias2: torch.Tensor, final: str = "sigmoid", allow_tf32: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    """fused_mlp for torch.compile and torch.export: one node of the graph, which nothing looks into."""
+    _check("fused_mlp_op", x, weight1, bias1, weight2, bias2, final)
+    return _forward(x, weight1, bias1, weight2, bias2, final, allow_tf32)[0]
+
+
+@torch.library.custom_op("fused_kernels::fused_mlp_backward", mutates_args=())
+def _fused_mlp_backward_op(
+    dy: torch.Tensor, x: torch.Tensor, weight1: torch.Tensor, bias1: torch.Tensor,
+    weight2: torch.Tensor, y: torch.Tensor | None, final: str, allow_tf32: bool, wanted: list[bool],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    grads = _backward(dy, x, weight1, bias1, weight2, y, None, final, allow_tf32, wanted)
+    dx, dw1, db1, dw2, db2 = (dy.new_empty(0) if g is None else g for g in grads)
+    # the two are halves of one tensor, and an op's results must not share memory
+    return dx, dw1, db1.clone(), dw2, db2.clone()
+
+
+@fused_mlp_op.register_fake
+def _(x, weight1, bias1, weight2, bias2, final="sigmoid", allow_tf32=False):
+    return x.new_empty((*x.shape[:-1], weight2.shape[0]))
+
+
+@_fused_mlp_backward_op.register_fake
+def _(dy, x, weight1, bias1, weight2, y, final, allow_tf32, wanted):
+    shapes = x.shape, weight1.shape, bias1.shape, weight2.shape, weight2.shape[:1]
+    return tuple(dy.new_empty(shape if has else (0,)) for shape, has in zip(shapes, wanted))
+
+
+def _setup_context(ctx, inputs, output):
+    *tensors, _, final, allow_tf32 = inputs
+    ctx.save_for_backward(*tensors, None if final == "identity" else output)
+    ctx.how = final, allow_tf32
+
+
+def _op_backward(ctx, dy):
+    wanted = list(ctx.needs_input_grad[:5])
+    grads = _fused_mlp_backward_op(dy, *ctx.saved_tensors, *ctx.how, wanted)
+    return *(g if has else None for g, has in zip(grads, wanted)), None, None
+
+
+fused_mlp_op.register_autograd(_op_backward, setup_context=_setup_context)

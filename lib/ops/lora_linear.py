@@ -1,0 +1,889 @@
+"""lora_linear: y = act(x Wᵀ + b + s (x Aᵀ) Bᵀ), a frozen linear layer and its low-rank update, in two kernels.
+
+Shapes    x: (..., K); W: (N, K), frozen; A: (r, K); B: (N, r), rank r up to 256; b: (N,) or None; any strides.
+          s: a Python float, alpha / r. y: (..., N), contiguous.
+Act       identity, relu, gelu (tanh form), silu or sigmoid.
+Dtypes    float16, bfloat16 (summed in float32), float32, float64. float32 is multiplied exactly;
+          allow_tf32=True lets tensor cores do it, which read 10 bits of each mantissa. cuBLAS's products, here
+          u and the backward pass's, go by torch.backends.cuda.matmul.allow_tf32.
+Work      2M(NK + Kr + rN) FLOPs forward, for M rows; backward as many, and 2M(Kr + rN) more: there is no dW.
+Traffic   Beyond what the products read, for elements of s bytes: MNs, y alone. Eager writes two products,
+          scales one, adds them and activates, 1 + 1 + 2 + 3 + 2 = 9MNs; cuBLAS adding in place, 5MNs.
+Design    u = s (x Aᵀ) is cuBLAS's: so few columns make it a pass over x, as memory-bound as a copy, for which
+          it has kernels that split K where M is small. Inside the other kernel each of the N / BLOCK_N
+          programs of a row of tiles would compute u again, on tensor cores that take 64 columns in the time of
+          16. Then one kernel: x Wᵀ summed over K, one short product more, u Bᵀ, onto the same sums; bias,
+          activation and the only rounding follow in registers. On Hopper one program for each multiprocessor
+          goes from tile to tile, TMA moves x, W and y, and the next tile's u and B arrive during an epilogue.
+Backward  dz = dy·act'(z) and db, dz summed over rows, are one kernel, and one for the sums; the rest is
+          cuBLAS's: dB = dzᵀ u, du = s dz B, dA = duᵀ x, dx = dz W + du A. Saves x, u, and y (relu, sigmoid) or
+          z (gelu, silu), each only where a gradient that is asked for needs it.
+Rounding  u is rounded to x's dtype once, with s in it (in float16 s·u has to be in range), as eager rounds x
+          Aᵀ; the sum of both products is rounded once, which eager does in five steps.
+Copy it   this file. MIT licence.
+"""
+
+import functools
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+# With TRITON_INTERPRET=1 kernels run on CPU tensors; otherwise they need a GPU.
+_ON_CPU = triton.knobs.runtime.interpret
+_INTERPRETED = tl.constexpr(_ON_CPU)
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+_MAX_RANK = 256
+_ACTIVATIONS = {
+    "identity": lambda z: z,
+    "relu": torch.relu,
+    "gelu": functools.partial(F.gelu, approximate="tanh"),
+    "silu": F.silu,
+    "sigmoid": torch.sigmoid,
+}
+# The same written into a tensor, which may be z itself
+_ACTIVATIONS_INTO = {
+    "relu": torch.ops.aten.relu.out,
+    "gelu": functools.partial(torch.ops.aten.gelu.out, approximate="tanh"),
+    "silu": torch.ops.aten.silu.out,
+    "sigmoid": torch.ops.aten.sigmoid.out,
+}
+
+
+class _Tile(NamedTuple):
+    """A piece of y, m x n, made of pieces of x, m x k, and of W, n x k; and who works on it."""
+
+    m: int
+    n: int
+    k: int
+    num_warps: int
+    num_stages: int
+
+
+# Everything there is to tune is here. Tiles by what multiplies ("half": 16-bit tensor cores, "tf32", "ieee":
+# float32 without tensor cores, "double") and generation of the GPU; `_pick_tile` takes the first that suits.
+_TILES = {
+    ("half", "hopper"): (
+        _Tile(128, 256, 64, 8, 3),
+        _Tile(128, 128, 64, 8, 4),
+        _Tile(64, 128, 64, 4, 4),
+        _Tile(64, 64, 64, 4, 4),
+        _Tile(16, 64, 128, 4, 4),
+        _Tile(16, 16, 128, 2, 4),
+    ),
+    ("half", "ampere"): (
+        _Tile(128, 128, 32, 8, 3),
+        _Tile(64, 64, 32, 4, 4),
+        _Tile(16, 64, 64, 4, 4),
+        _Tile(16, 16, 64, 2, 4),
+    ),
+    ("tf32", "ampere"): (
+        _Tile(128, 128, 32, 8, 3),
+        _Tile(64, 64, 32, 4, 3),
+        _Tile(16, 16, 64, 2, 3),
+    ),
+    ("ieee", "ampere"): (
+        _Tile(128, 128, 16, 8, 3),
+        _Tile(64, 64, 16, 4, 3),
+        _Tile(16, 16, 64, 4, 3),
+    ),
+    ("double", "ampere"): (_Tile(64, 64, 16, 8, 3), _Tile(16, 16, 16, 2, 3)),
+    # No tensor cores: Triton has none for Turing (sm_75), and its registers are few
+    ("half", "turing"): (_Tile(64, 64, 16, 4, 1), _Tile(16, 16, 32, 4, 1)),
+}
+_GROUP = 8  # rows of tiles that programs walk through together
+_HALVES_FROM = 256  # a tile as wide as this is stored in halves: shared memory is left for x and W
+_TMA_FROM = 2**27  # M·N·K: setting up descriptors costs the host more than a smaller product takes
+_MOST_RANKS = 64  # of u and B that are multiplied at once: all of a small rank
+
+
+def lora_linear_eager(x, weight, lora_a, lora_b, bias=None, scale=1.0, activation="identity"):
+    delta = (x @ lora_a.T) @ lora_b.T
+    return _ACTIVATIONS[activation](F.linear(x, weight, bias) + scale * delta)
+
+
+@triton.jit
+def _exp(x):
+    # One approximate instruction, which makes 0 of results below 1e-38: tl.exp keeps those, at the price of
+    # three instructions an element more. Triton's interpreter has no libdevice.
+    return tl.exp(x) if x.dtype == tl.float64 or _INTERPRETED else libdevice.fast_expf(x)
+
+
+@triton.jit
+def _times_sigmoid(z, v):
+    # z / (1 + exp(-v)), by an approximate reciprocal: 2 instructions, where a quotient takes 7 to scale large
+    # and small divisors. Here they are at least 1; past 2**126 the quotient is 0.
+    t = 1.0 + _exp(-v)
+    return z / t if z.dtype == tl.float64 or _INTERPRETED else libdevice.fast_dividef(z, t)
+
+
+@triton.jit
+def _act(z, ACTIVATION: tl.constexpr):
+    if ACTIVATION == "relu":
+        z = tl.where(z < 0, 0.0, z)  # tl.maximum(z, 0) would turn NaN into 0
+    elif ACTIVATION == "gelu":
+        # z·sigmoid(2u), 2u = 2√(2/π)·(z + 0.044715 z³): no overflow, where tanh as (e²ᵘ-1)/(e²ᵘ+1) has one
+        z = _times_sigmoid(z, z * (1.5957691216057308 + 0.07135481627260025 * z * z))
+    elif ACTIVATION == "silu":
+        z = _times_sigmoid(z, z)
+    elif ACTIVATION == "sigmoid":
+        z = _times_sigmoid(tl.full(z.shape, 1.0, z.dtype), z)
+    return z
+
+
+@triton.jit
+def _gelu_grad(z):
+    # s = sigmoid(2u); gelu'(z) = s + z·s·(1 - s)·2u'. By e = exp(-|2u|), which cannot overflow, and with
+    # s·(1 - s) = e/(1 + e)²: where s is nearly 1, 1 - s has lost its digits, and z·2u' multiplies what is left.
+    e = tl.exp(-1.5957691216057308 * tl.abs(z) * (1.0 + 0.044715 * z * z))
+    t = 1.0 / (1.0 + e)
+    s = tl.where(z < 0, e * t, t)
+    return s + z * (e * t * t) * (1.5957691216057308 * (1.0 + 0.134145 * z * z))
+
+
+@triton.jit
+def _slope_times(dy, saved, ACTIVATION: tl.constexpr):
+    # dy·act'(z); saved is y for relu and sigmoid, z for gelu and silu
+    if ACTIVATION == "relu":
+        dy = tl.where(saved <= 0, 0.0, dy)  # a NaN in y lets dy through, as in torch.relu
+    elif ACTIVATION == "gelu":
+        dy = dy * _gelu_grad(saved)
+    elif ACTIVATION == "silu":
+        s = 1.0 / (1.0 + tl.exp(-saved))
+        dy = dy * (s * (1.0 + saved * (1.0 - s)))
+    elif ACTIVATION == "sigmoid":
+        dy = dy * (saved * (1.0 - saved))
+    return dy
+
+
+@triton.jit
+def _place(tile, n_rows, n_cols, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    # First row and column of tile number `tile`, and all of them: down GROUP rows of tiles, then one column on.
+    # So programs that run at the same time need as many rows of x as of W, the fewest together, found in L2.
+    tiles_m, tiles_n = tl.cdiv(n_rows, BLOCK_M), tl.cdiv(n_cols, BLOCK_N)
+    first = tile // (GROUP * tiles_n) * GROUP
+    height = tl.minimum(tiles_m - first, GROUP)
+    tile = tile % (GROUP * tiles_n)
+    row, col = (first + tile % height) * BLOCK_M, tile // height * BLOCK_N
+    # int64: row * stride passes 2**31 from 4 GiB of bfloat16 on
+    rows, cols = row.to(tl.int64) + tl.arange(0, BLOCK_M), col.to(tl.int64) + tl.arange(0, BLOCK_N)
+    return row, col, rows, cols
+
+
+@triton.jit
+def _low_rank(
+    u_ptr, lora_b_ptr, rows, cols, n_rows, n_cols, rank, stride_bn, stride_br, piece, BLOCK_R: tl.constexpr
+):  # fmt: skip
+    # Piece number `piece` of u, (BLOCK_M, BLOCK_R), and of Bᵀ, (BLOCK_R, BLOCK_N).
+    ranks = piece * BLOCK_R + tl.arange(0, BLOCK_R)
+    u_mask = (rows < n_rows)[:, None] & (ranks < rank)[None, :]
+    u = tl.load(u_ptr + rows[:, None] * rank + ranks[None, :], mask=u_mask, other=0.0)
+    b_offsets = ranks.to(tl.int64)[:, None] * stride_br + cols[None, :] * stride_bn
+    b_mask = (ranks < rank)[:, None] & (cols < n_cols)[None, :]
+    return u, tl.load(lora_b_ptr + b_offsets, mask=b_mask, other=0.0)
+
+
+@triton.jit
+def _finish_part(
+    z, bias_ptr, y_out, z_out, row, col, n_rows, n_cols, ACTIVATION: tl.constexpr, TMA: tl.constexpr
+):
+    # The epilogue: bias, activation and rounding while the sums are in registers. y_out and z_out, or None, are
+    # descriptors (TMA leaves out by itself what lies outside) or pointers.
+    cols = col + tl.arange(0, z.shape[1])
+    if bias_ptr is not None:
+        z += tl.load(bias_ptr + cols, mask=cols < n_cols, other=0.0).to(z.dtype)[None, :]
+    y = _act(z, ACTIVATION)
+    if TMA:
+        y_out.store([row, col], y.to(y_out.dtype))
+        if z_out is not None:
+            z_out.store([row, col], z.to(z_out.dtype))
+    else:
+        rows = row + tl.arange(0, z.shape[0]).to(tl.int64)
+        offsets = rows[:, None] * n_cols + cols[None, :]
+        mask = (rows < n_rows)[:, None] & (cols < n_cols)[None, :]
+        tl.store(y_out + offsets, y, mask=mask)
+        if z_out is not None:
+            tl.store(z_out + offsets, z, mask=mask)
+
+
+@triton.jit
+def _finish(
+    z, bias_ptr, y_out, z_out, row, col, n_rows, n_cols,
+    ACTIVATION: tl.constexpr, HALVES: tl.constexpr, TMA: tl.constexpr,
+):  # fmt: skip
+    if HALVES:
+        half: tl.constexpr = z.shape[1] // 2
+        left, right = tl.split(tl.permute(tl.reshape(z, (z.shape[0], 2, half)), (0, 2, 1)))
+        _finish_part(left, bias_ptr, y_out, z_out, row, col, n_rows, n_cols, ACTIVATION, TMA)
+        col += half
+        _finish_part(right, bias_ptr, y_out, z_out, row, col, n_rows, n_cols, ACTIVATION, TMA)
+    else:
+        _finish_part(z, bias_ptr, y_out, z_out, row, col, n_rows, n_cols, ACTIVATION, TMA)
+
+
+@triton.jit(do_not_specialize=["n_rows"])
+def _lora_linear_kernel(
+    x_ptr, w_ptr, u_ptr, lora_b_ptr, bias_ptr, y_ptr, z_ptr, n_rows, n_cols, n_inner, rank,
+    stride_xm, stride_xk, stride_wn, stride_wk, stride_bn, stride_br,
+    ACTIVATION: tl.constexpr, PRECISION: tl.constexpr, COMPUTE: tl.constexpr, GROUP: tl.constexpr,
+    HALVES: tl.constexpr, PIECES: tl.constexpr, BLOCK_R: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    # One program handles one tile of y, (BLOCK_M, BLOCK_N), in steps of BLOCK_K. z_ptr, bias_ptr may be None.
+    row, col, rows, cols = _place(tl.program_id(0), n_rows, n_cols, GROUP, BLOCK_M, BLOCK_N)
+    inner = tl.arange(0, BLOCK_K).to(tl.int64)
+    x_ptrs = x_ptr + rows[:, None] * stride_xm + inner[None, :] * stride_xk
+    w_ptrs = w_ptr + inner[:, None] * stride_wk + cols[None, :] * stride_wn
+    row_mask, col_mask = (rows < n_rows)[:, None], (cols < n_cols)[None, :]
+
+    total = tl.zeros((BLOCK_M, BLOCK_N), dtype=COMPUTE)
+    for k in range(0, n_inner, BLOCK_K):
+        inside = tl.arange(0, BLOCK_K) < n_inner - k  # columns that are not there must add 0
+        x = tl.load(x_ptrs, mask=row_mask & inside[None, :], other=0.0)
+        w = tl.load(w_ptrs, mask=inside[:, None] & col_mask, other=0.0)
+        total = tl.dot(x, w, total, input_precision=PRECISION, out_dtype=COMPUTE)
+        x_ptrs += tl.cast(stride_xk, tl.int64) * BLOCK_K
+        w_ptrs += tl.cast(stride_wk, tl.int64) * BLOCK_K
+    for piece in tl.range(0, PIECES, num_stages=1):
+        u, b = _low_rank(
+            u_ptr, lora_b_ptr, rows, cols, n_rows, n_cols, rank, stride_bn, stride_br, piece, BLOCK_R
+        )  # fmt: skip
+        total = tl.dot(u, b, total, input_precision=PRECISION, out_dtype=COMPUTE)
+    _finish(total, bias_ptr, y_ptr, z_ptr, row, col, n_rows, n_cols, ACTIVATION, HALVES, False)
+
+
+@triton.jit(do_not_specialize=["n_rows"])
+def _lora_linear_tma_kernel(
+    x_desc, w_desc, u_ptr, lora_b_ptr, bias_ptr, y_desc, z_desc, n_rows, n_cols, n_inner, rank,
+    stride_bn, stride_br, ACTIVATION: tl.constexpr, GROUP: tl.constexpr,
+    HALVES: tl.constexpr, PIECES: tl.constexpr, BLOCK_R: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    # One program handles every n-th tile of y, (BLOCK_M, BLOCK_N), where n programs run: one a multiprocessor.
+    # A descriptor holds address, sizes and strides: one thread asks for a whole piece, with zeros outside.
+    n_tiles, step = tl.cdiv(n_rows, BLOCK_M) * tl.cdiv(n_cols, BLOCK_N), tl.num_programs(0)
+    row, col, rows, cols = _place(tl.program_id(0), n_rows, n_cols, GROUP, BLOCK_M, BLOCK_N)
+    u, b = _low_rank(
+        u_ptr, lora_b_ptr, rows, cols, n_rows, n_cols, rank, stride_bn, stride_br, 0, BLOCK_R
+    )
+    for tile in tl.range(tl.program_id(0), n_tiles, step):
+        row, col, rows, cols = _place(tile, n_rows, n_cols, GROUP, BLOCK_M, BLOCK_N)
+        total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+        for k in range(0, n_inner, BLOCK_K):
+            total = tl.dot(x_desc.load([row, k]), w_desc.load([col, k]).T, total)
+        total = tl.dot(u, b, total)
+        for piece in tl.range(1, PIECES, num_stages=1):
+            u, b = _low_rank(
+                u_ptr, lora_b_ptr, rows, cols, n_rows, n_cols, rank, stride_bn, stride_br, piece, BLOCK_R
+            )  # fmt: skip
+            total = tl.dot(u, b, total)
+        # the next tile's, on their way during this one's epilogue
+        later = tl.minimum(tile + step, n_tiles - 1)
+        _, _, rows, cols = _place(later, n_rows, n_cols, GROUP, BLOCK_M, BLOCK_N)
+        u, b = _low_rank(
+            u_ptr, lora_b_ptr, rows, cols, n_rows, n_cols, rank, stride_bn, stride_br, 0, BLOCK_R
+        )
+        _finish(total, bias_ptr, y_desc, z_desc, row, col, n_rows, n_cols, ACTIVATION, HALVES, True)
+
+
+@triton.jit(do_not_specialize=["n_rows", "rows_per_program"])
+def _lora_linear_dz_kernel(
+    dy_ptr, saved_ptr, dz_ptr, partial_ptr, n_rows, n_cols, stride_dym, stride_dyn, rows_per_program,
+    ACTIVATION: tl.constexpr, NUM_STAGES: tl.constexpr, COMPUTE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    # One program handles rows_per_program rows of BLOCK_N columns, BLOCK_M rows at a time, and adds them
+    # up on the way: its row of partial, (programs down, n_cols), is its share of dbias. Pointers may be None.
+    n_tiles = tl.cdiv(n_cols, BLOCK_N)
+    pid_m, pid_n = tl.program_id(0) // n_tiles, tl.program_id(0) % n_tiles
+    cols = pid_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    total = tl.zeros((BLOCK_M, BLOCK_N), dtype=COMPUTE)
+    for start in tl.range(0, rows_per_program, BLOCK_M, num_stages=NUM_STAGES):
+        rows = pid_m.to(tl.int64) * rows_per_program + start + tl.arange(0, BLOCK_M)
+        mask = (rows < n_rows)[:, None] & (cols < n_cols)[None, :]
+        dy_offsets = rows[:, None] * stride_dym + cols[None, :] * stride_dyn
+        dz = tl.load(dy_ptr + dy_offsets, mask=mask, other=0.0).to(COMPUTE)
+        offsets = rows[:, None] * n_cols + cols[None, :]
+        if saved_ptr is not None:
+            saved = tl.load(saved_ptr + offsets, mask=mask, other=0.0).to(COMPUTE)
+            dz = _slope_times(dz, saved, ACTIVATION)  # 0·act'(0) is 0 in a row that is not there
+        if dz_ptr is not None:
+            tl.store(dz_ptr + offsets, dz, mask=mask)
+        total += dz
+    if partial_ptr is not None:
+        sums = tl.sum(total, axis=0)
+        tl.store(partial_ptr + pid_m.to(tl.int64) * n_cols + cols, sums, mask=cols < n_cols)
+
+
+@triton.jit(do_not_specialize=["n_rows"])
+def _sum_rows_kernel(
+    partial_ptr, out_ptr, n_rows, n_cols, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
+):
+    # One program handles BLOCK_N columns of partial, (n_rows, n_cols), from top to bottom.
+    cols = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    total = tl.zeros((BLOCK_M, BLOCK_N), dtype=partial_ptr.dtype.element_ty)
+    for start in range(0, n_rows, BLOCK_M):
+        rows = start + tl.arange(0, BLOCK_M).to(tl.int64)
+        mask = (rows < n_rows)[:, None] & (cols < n_cols)[None, :]
+        total += tl.load(partial_ptr + rows[:, None] * n_cols + cols[None, :], mask=mask, other=0.0)
+    tl.store(out_ptr + cols, tl.sum(total, axis=0), mask=cols < n_cols)
+
+
+def _cdiv(a, b):
+    return -(-a // b)  # triton.cdiv is the same, and costs 2 µs a call on the host
+
+
+def _power_of_2(n):
+    return 1 << max(0, n - 1).bit_length()  # so is triton.next_power_of_2
+
+
+def _compute_dtype(dtype):
+    return tl.float64 if dtype == torch.float64 else tl.float32
+
+
+@functools.cache
+def _n_multiprocessors(device):
+    return 4 if _ON_CPU else torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@functools.cache
+def _gpu_family(device):
+    """hopper: TMA, and 227 KB of shared memory for one program (Blackwell's of data centres too)."""
+    major = 9 if _ON_CPU else torch.cuda.get_device_capability(device)[0]
+    return "turing" if major < 8 else "hopper" if 9 <= major < 12 else "ampere"
+
+
+@functools.lru_cache(4096)
+def _pick_tile(n_rows, n_cols, dtype, allow_tf32, device):
+    """The first tile not wider than y with work for most multiprocessors; else the last."""
+    kind, family = "double" if dtype == torch.float64 else "half", _gpu_family(device)
+    if dtype == torch.float32 and family != "turing":
+        kind = "tf32" if allow_tf32 else "ieee"
+    for tile in _TILES.get((kind, family)) or _TILES[kind, "ampere"]:
+        if tile.m >= 2 * max(16, _power_of_2(n_rows)) or tile.n >= 2 * max(16, _power_of_2(n_cols)):
+            continue
+        n_tiles = _cdiv(n_rows, tile.m) * _cdiv(n_cols, tile.n)
+        if n_tiles >= 0.75 * _n_multiprocessors(device):
+            break
+    return tile
+
+
+def _tma_takes(t):
+    """Whether TMA can move pieces of the matrix t: rows without gaps that begin on 16-byte boundaries."""
+    pitch, step = t.stride()
+    aligned = pitch * t.itemsize % 16 == t.data_ptr() % 16 == 0
+    return aligned and step == 1 and pitch >= t.shape[1] > 0
+
+
+def _launch_fused(y, z, x, weight, u, lora_b, bias, activation, allow_tf32):
+    """The kernel of this op that suits; y, and z unless it is None, are written."""
+    (n_rows, n_cols), n_inner = y.shape, x.shape[1]
+    tile = _pick_tile(n_rows, n_cols, x.dtype, allow_tf32, x.device)
+    arguments = (y, z, x, weight, u, lora_b, bias, activation, allow_tf32, tile)
+    large = n_rows * n_cols * n_inner >= _TMA_FROM and tile.m >= 64 <= tile.n
+    if (
+        large and x.itemsize == 2 and _gpu_family(x.device) == "hopper"
+        and _tma_takes(x) and _tma_takes(weight) and _tma_takes(y)
+    ):  # fmt: skip
+        _launch_tma_kernel(*arguments)
+    else:
+        _launch_pointer_kernel(*arguments)
+
+
+def _rank_pieces(rank, tile):
+    """{PIECES, BLOCK_R}: in how many pieces, of what length, a rank is multiplied; 16 is the least there is."""
+    block_r = min(tile.k, _MOST_RANKS, max(16, _power_of_2(rank)))
+    return {"PIECES": _cdiv(rank, block_r), "BLOCK_R": block_r}
+
+
+def _launch_pointer_kernel(y, z, x, weight, u, lora_b, bias, activation, allow_tf32, tile):
+    (n_rows, n_cols), (n_inner, rank) = y.shape, (x.shape[1], u.shape[1])
+    _lora_linear_kernel[(_cdiv(n_rows, tile.m) * _cdiv(n_cols, tile.n),)](
+        x, weight, u, lora_b, bias, y, z, n_rows, n_cols, n_inner, rank,
+        *x.stride(), *weight.stride(), *lora_b.stride(), ACTIVATION=activation,
+        PRECISION="tf32" if allow_tf32 and x.dtype == torch.float32 else "ieee",
+        COMPUTE=_compute_dtype(x.dtype), GROUP=_GROUP,
+        HALVES=tile.n >= _HALVES_FROM, **_rank_pieces(rank, tile),
+        BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k,
+        num_warps=tile.num_warps, num_stages=tile.num_stages,
+    )  # fmt: skip
+
+
+def _launch_tma_kernel(y, z, x, weight, u, lora_b, bias, activation, allow_tf32, tile):
+    """For 16-bit tensors that TMA takes; on a GPU that has it, or in the interpreter."""
+    (n_rows, n_cols), (n_inner, rank) = y.shape, (x.shape[1], u.shape[1])
+    halves = tile.n >= _HALVES_FROM
+    n_tiles = _cdiv(n_rows, tile.m) * _cdiv(n_cols, tile.n)
+    out = [tile.m, tile.n // 2 if halves else tile.n]
+    _lora_linear_tma_kernel[(min(n_tiles, _n_multiprocessors(x.device)),)](
+        TensorDescriptor(x, x.shape, x.stride(), [tile.m, tile.k]),
+        TensorDescriptor(weight, weight.shape, weight.stride(), [tile.n, tile.k]), u, lora_b, bias,
+        TensorDescriptor(y, y.shape, y.stride(), out),
+        None if z is None else TensorDescriptor(z, z.shape, z.stride(), out),
+        n_rows, n_cols, n_inner, rank, *lora_b.stride(), ACTIVATION=activation,
+        GROUP=_GROUP, HALVES=halves, **_rank_pieces(rank, tile),
+        BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k,
+        num_warps=tile.num_warps, num_stages=tile.num_stages,
+    )  # fmt: skip
+
+
+def _launch_cublas(y, z, x, weight, u, lora_b, bias, activation, allow_tf32):
+    """The same without a kernel of its own: both products by cuBLAS, added in place, activated in place."""
+    total = y if z is None else z
+    if bias is None:
+        torch.mm(x, weight.t(), out=total)
+    else:
+        torch.addmm(bias, x, weight.t(), out=total)
+    total.addmm_(u, lora_b.t())
+    if activation != "identity":
+        _ACTIVATIONS_INTO[activation](total, out=y)
+
+
+def _forward(
+    x, weight, lora_a, lora_b, bias, scale, activation, allow_tf32=False, save_z=False, launch=None
+):
+    """y; u = s (x Aᵀ), (M, r); and z = x Wᵀ + b + u Bᵀ, (M, N), if it is to be saved, else None."""
+    n_rows, n_cols = math.prod(x.shape[:-1]), weight.shape[0]
+    x_rows = x.reshape(n_rows, x.shape[-1])
+    u = _product(x_rows, lora_a.t(), scale)
+    y = torch.empty((*x.shape[:-1], n_cols), dtype=x.dtype, device=x.device)
+    y_rows = y.view(n_rows, n_cols)
+    z = torch.empty_like(y_rows) if save_z else None
+    if y.numel() > 0:
+        bias = None if bias is None else bias.contiguous()
+        with torch.cuda.device_of(x):  # else the launch goes to the current GPU, not to x's
+            (launch or _launch_fused)(
+                y_rows, z, x_rows, weight, u, lora_b, bias, activation, allow_tf32
+            )
+    return y, u, z
+
+
+def _keeps_z(activation):
+    return activation in ("gelu", "silu")  # relu and sigmoid have their slope from y
+
+
+def _kept_for_backward(x, weight, lora_a, lora_b, u, y, z, activation, needs_grad):
+    """x, weight, lora_a, lora_b, u and what tells act'(z): each None where no gradient asked for needs it."""
+    has_dx, _, has_da, has_db, _ = needs_grad
+    saved = None if activation == "identity" else z if _keeps_z(activation) else y
+    return (
+        x if has_da else None, weight if has_dx else None, lora_a if has_dx else None,
+        lora_b if has_dx or has_da else None, u if has_db else None, saved,
+    )  # fmt: skip
+
+
+def _backward(dy, x, weight, lora_a, lora_b, u, saved, scale, activation, wanted):
+    """dx, dlora_a, dlora_b, dbias, each None unless wanted; of what is None, no wanted gradient has need."""
+    has_dx, has_da, has_db, has_dbias = wanted
+    dy_rows = dy.reshape(math.prod(dy.shape[:-1]), dy.shape[-1])
+    dz, dbias = _dz_and_dbias(dy_rows, saved, activation, has_dx or has_da or has_db, has_dbias)
+    dx = da = db = None
+    if has_db:
+        db = _product(dz.t(), u)  # u has the scale in it
+    if has_dx or has_da:
+        du = _product(dz, lora_b, scale)
+    if has_da:
+        da = _product(du.t(), x.reshape(du.shape[0], x.shape[-1]))
+    if has_dx:
+        # the small summand is rounded first, and added in float32 to the sums of the large one
+        dx = _product(du, lora_a).addmm_(dz, weight)
+        dx = dx.view(*dy.shape[:-1], weight.shape[1])
+    return dx, da, db, dbias
+
+
+def _product(a, b, scale=1.0):
+    """scale (a b), scaled before it is rounded, in one launch; beta=0: what memory held is not read."""
+    return a.new_empty(a.shape[0], b.shape[1]).addmm_(a, b, beta=0, alpha=scale)
+
+
+def _dz_and_dbias(dy, saved, activation, has_dz, has_dbias):
+    """dz = dy·act'(z), dy itself for identity, and its sum over rows; each None unless asked for."""
+    (n_rows, n_cols), wide = dy.shape, torch.float64 if dy.dtype == torch.float64 else torch.float32
+    if activation == "identity":
+        result, dz = dy if has_dz else None, None
+    else:
+        result = dz = dy.new_empty(n_rows, n_cols) if has_dz else None
+    if dy.numel() == 0 or not (has_dbias or dz is not None):
+        return result, dy.new_zeros(n_cols) if has_dbias else None
+    if saved is not None:
+        saved = saved.reshape(n_rows, n_cols)  # contiguous, as the forward pass made it
+    # 16 elements of each tensor for each of 256 threads. Loads of one element are too many to keep in flight
+    # through shared memory: no pipeline for them.
+    block_n = min(128, _power_of_2(n_cols))
+    block_m = 8192 // dy.itemsize // block_n
+    n_tiles = _cdiv(n_cols, block_n)
+    # About 8192 programs fill any GPU, and at most 1024 strips of rows keep the second sum short
+    strips = max(1, min(_cdiv(8192, n_tiles), 1024))
+    rows_per_program = _cdiv(_cdiv(n_rows, strips), block_m) * block_m
+    strips = _cdiv(n_rows, rows_per_program)
+    partial = torch.empty((strips, n_cols), dtype=wide, device=dy.device) if has_dbias else None
+    with torch.cuda.device_of(dy):
+        _lora_linear_dz_kernel[(strips * n_tiles,)](
+            dy, saved, dz, partial, n_rows, n_cols, *dy.stride(), rows_per_program,
+            ACTIVATION=activation, NUM_STAGES=3 if n_cols % 16 == 0 and dy.stride(1) == 1 else 1,
+            COMPUTE=_compute_dtype(dy.dtype), BLOCK_M=block_m, BLOCK_N=block_n, num_warps=8,
+        )  # fmt: skip
+    return result, _sum_rows(partial, dy.dtype) if has_dbias else None
+
+
+def _sum_rows(partial, dtype):
+    """partial summed over its rows, in one launch and in a fixed order: the same bits in every run."""
+    out = torch.empty(partial.shape[1], dtype=dtype, device=partial.device)
+    with torch.cuda.device_of(partial):
+        _sum_rows_kernel[(_cdiv(partial.shape[1], 32),)](
+            partial, out, *partial.shape, BLOCK_M=64, BLOCK_N=32, num_warps=8
+        )
+    return out
+
+
+def _check(name, x, weight, lora_a, lora_b, bias, scale, activation):
+    """Raise TypeError or ValueError, saying what to do, unless all is on one GPU, of one dtype, and fits."""
+    tensors = {"x": x, "weight": weight, "lora_a": lora_a, "lora_b": lora_b}
+    for label, t in (tensors if bias is None else tensors | {"bias": bias}).items():
+        if not isinstance(t, torch.Tensor):
+            raise TypeError(f"{name}: {label} must be a torch.Tensor, got {type(t).__name__}")
+        if t.dtype not in _DTYPES:
+            raise TypeError(
+                f"{name}: {label} must be a floating-point tensor, got {t.dtype}; use .float()"
+            )
+        if t.dtype != x.dtype:
+            raise TypeError(
+                f"{name}: x is {x.dtype} and {label} {t.dtype}; cast one of them, as {label}.to(x.dtype)"
+            )
+        if t.device != x.device:
+            raise ValueError(
+                f"{name}: x is on {x.device} and {label} on {t.device}; move both to one device"
+            )
+    x_shape, w_shape, a_shape, b_shape = (tuple(t.shape) for t in (x, weight, lora_a, lora_b))
+    if not x_shape or len(w_shape) != 2 or w_shape[1] != x_shape[-1]:
+        raise ValueError(
+            f"{name}: x must be (..., K) and weight (N, K), got x {x_shape} and weight {w_shape}"
+        )
+    if len(a_shape) != 2 or a_shape[1] != w_shape[1]:
+        raise ValueError(
+            f"{name}: lora_a must be (rank, K), with K = {w_shape[1]} of weight {w_shape}, got {a_shape}"
+        )
+    if len(b_shape) != 2 or b_shape[0] != w_shape[0]:
+        raise ValueError(
+            f"{name}: lora_b must be (N, rank), with N = {w_shape[0]} of weight {w_shape}, got {b_shape}"
+        )
+    if a_shape[0] != b_shape[1]:
+        raise ValueError(
+            f"{name}: lora_a {a_shape} has rank {a_shape[0]} and lora_b {b_shape} rank {b_shape[1]}; they "
+            "must be (rank, K) and (N, rank)"
+        )
+    _check_rank(name, a_shape[0])
+    if bias is not None and tuple(bias.shape) != w_shape[:1]:
+        raise ValueError(
+            f"{name}: bias must have one element for each row of weight, ({w_shape[0]},), "
+            f"got {tuple(bias.shape)}"
+        )
+    if not isinstance(scale, (int, float)):
+        raise TypeError(
+            f"{name}: scale must be a Python number, alpha / rank, got {type(scale).__name__}"
+        )
+    _check_activation(name, activation)
+    if x.device.type != ("cpu" if _ON_CPU else "cuda"):
+        where = "the CPU (TRITON_INTERPRET=1 is set)" if _ON_CPU else "a GPU"
+        raise ValueError(
+            f"{name}: x must be on {where}, got {x.device}; use lora_linear_eager there"
+        )
+    if weight.requires_grad and torch.is_grad_enabled():
+        _refuse_to_train_weight(name)
+
+
+def _check_rank(name, rank):
+    if not 1 <= rank <= _MAX_RANK:
+        raise ValueError(
+            f"{name}: rank must be 1 to {_MAX_RANK}, got {rank}; a wider update is better "
+            "trained as a weight of its own, by torch.nn.functional.linear"
+        )
+
+
+def _check_activation(name, activation):
+    if activation not in _ACTIVATIONS:
+        raise ValueError(
+            f"{name}: activation must be one of {', '.join(_ACTIVATIONS)}; got {activation!r}"
+        )
+
+
+def _refuse_to_train_weight(name):
+    raise ValueError(
+        f"{name}: weight requires grad, and this op has no gradient for it; freeze it with "
+        "weight.requires_grad_(False), or train it with torch.nn.functional.linear"
+    )
+
+
+def _in_autocast_dtype(*tensors):
+    """Under autocast the tensors in its dtype, as torch's own products take them."""
+    device = "cpu" if _ON_CPU else "cuda"
+    if not torch.is_autocast_enabled(device):
+        return tensors
+    dtype, casts = torch.get_autocast_dtype(device), _DTYPES[:3]
+    return [t.to(dtype) if getattr(t, "dtype", None) in casts else t for t in tensors]
+
+
+def _needs_gradient(*tensors):
+    """Whether autograd has to hear of this call; where not, leaving it out saves a third of the host's time."""
+    # torch.func, vmap among it: autograd.Function says what of it does not work
+    transformed = torch._C._functorch.peek_interpreter_stack() is not None
+    return transformed or torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+
+
+class _LoRALinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, lora_a, lora_b, bias, scale, activation, allow_tf32, launch):
+        tensors = x, weight, lora_a, lora_b
+        save_z = _keeps_z(activation)
+        y, u, z = _forward(*tensors, bias, scale, activation, allow_tf32, save_z, launch)
+        needs_grad = ctx.needs_input_grad[:5]
+        ctx.save_for_backward(*_kept_for_backward(*tensors, u, y, z, activation, needs_grad))
+        ctx.how = scale, activation
+        return y
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable  # a second derivative raises instead of being wrong
+    def backward(ctx, dy):
+        has_dx, _, has_da, has_db, has_dbias = ctx.needs_input_grad[:5]
+        wanted = has_dx, has_da, has_db, has_dbias
+        dx, da, db, dbias = _backward(dy, *ctx.saved_tensors, *ctx.how, wanted)
+        return dx, None, da, db, dbias, *[None] * 4
+
+
+def _apply(name, launch, x, weight, lora_a, lora_b, bias, scale, activation, allow_tf32):
+    x, weight, lora_a, lora_b, bias = tensors = _in_autocast_dtype(x, weight, lora_a, lora_b, bias)
+    _check(name, *tensors, scale, activation)
+    trained = tensors if bias is not None else tensors[:4]
+    if torch.compiler.is_compiling():
+        # not _needs_gradient: to Dynamo the stack that it looks at is never empty
+        has_gradient = torch.is_grad_enabled() and any(t.requires_grad for t in trained)
+        save_z = _keeps_z(activation) and has_gradient
+        return lora_linear_op(*tensors, scale, activation, allow_tf32, save_z)[0]
+    if not _needs_gradient(*trained):
+        return _forward(*tensors, scale, activation, allow_tf32, launch=launch)[0]
+    return _LoRALinear.apply(*tensors, scale, activation, allow_tf32, launch)
+
+
+def lora_linear_triton(
+    x, weight, lora_a, lora_b, bias=None, scale=1.0, activation="identity", allow_tf32=False
+):
+    """act(x Wᵀ + b + s (x Aᵀ) Bᵀ), with gradients for x, lora_a, lora_b and bias; weight is frozen.
+
+    x: (..., K), weight: (N, K), lora_a: (r, K), lora_b: (N, r), bias: (N,) or None, any strides, all of one
+    dtype and device; scale: a Python number, alpha / r; activation: identity, relu, gelu (tanh form), silu or
+    sigmoid; allow_tf32: whether float32 may be rounded to tf32. Returns y, (..., N), contiguous.
+    Works under torch.compile (as the op fused_kernels::lora_linear), autocast (in its dtype, as torch's
+    products) and CUDA graphs; not under torch.vmap, and not twice differentiable: both raise.
+    Raises TypeError for a wrong dtype; ValueError for a wrong shape, rank, device or activation, and for a
+    weight that requires grad while gradients are recorded.
+    """
+    name = "lora_linear_triton"
+    return _apply(name, None, x, weight, lora_a, lora_b, bias, scale, activation, allow_tf32)
+
+
+def lora_linear_cublas(x, weight, lora_a, lora_b, bias=None, scale=1.0, activation="identity"):
+    """The same without a fused kernel: cuBLAS, cuBLAS adding in place, and an activation in place.
+
+    What lora_linear_triton has to beat. Shapes, errors and gradients are its; float32 is multiplied as
+    torch.backends.cuda.matmul.allow_tf32 says. Not for torch.compile, which gets lora_linear_triton's op.
+    """
+    name = "lora_linear_cublas"
+    return _apply(name, _launch_cublas, x, weight, lora_a, lora_b, bias, scale, activation, False)
+
+
+@torch.library.custom_op("fused_kernels::lora_linear", mutates_args=())
+def lora_linear_op(
+    x: torch.Tensor, weight: torch.Tensor, lora_a: torch.Tensor, lora_b: torch.Tensor,
+    bias: torch.Tensor | None = None, scale: float = 1.0, activation: str = "identity",
+    allow_tf32: bool = False, save_z: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    """lora_linear for torch.compile and torch.export: one node of the graph, which nothing looks into.
+
+    Returns y, and u = s (x Aᵀ) and z = x Wᵀ + b + u Bᵀ for the backward pass, which of gelu and silu needs
+    save_z=True: without it z is empty.
+    """
+    _check("lora_linear_op", x, weight, lora_a, lora_b, bias, scale, activation)
+    y, u, z = _forward(x, weight, lora_a, lora_b, bias, scale, activation, allow_tf32, save_z)
+    return y, u, y.new_empty(0) if z is None else z
+
+
+@torch.library.custom_op("fused_kernels::lora_linear_backward", mutates_args=())
+def _lora_linear_backward_op(
+    dy: torch.Tensor, x: torch.Tensor | None, weight: torch.Tensor | None, lora_a: torch.Tensor | None,
+    lora_b: torch.Tensor | None, u: torch.Tensor | None, saved: torch.Tensor | None,
+    scale: float, activation: str, wanted: list[bool],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    grads = _backward(dy, x, weight, lora_a, lora_b, u, saved, scale, activation, wanted)
+    return tuple(dy.new_empty(0) if g is None else g for g in grads)
+
+
+@lora_linear_op.register_fake
+def _(
+    x, weight, lora_a, lora_b, bias=None, scale=1.0, activation="identity", allow_tf32=False, save_z=False
+):  # fmt: skip
+    n_rows, n_cols = math.prod(x.shape[:-1]), weight.shape[0]
+    y = x.new_empty(*x.shape[:-1], n_cols)
+    return y, x.new_empty(n_rows, lora_a.shape[0]), x.new_empty((n_rows, n_cols) if save_z else 0)
+
+
+@_lora_linear_backward_op.register_fake
+def _(dy, x, weight, lora_a, lora_b, u, saved, scale, activation, wanted):
+    has_dx, has_da, has_db, has_dbias = wanted
+    n_cols = dy.shape[-1]
+    return (
+        dy.new_empty((*dy.shape[:-1], weight.shape[1]) if has_dx else 0),
+        dy.new_empty((lora_b.shape[1], x.shape[-1]) if has_da else 0),
+        dy.new_empty((n_cols, u.shape[1]) if has_db else 0),
+        dy.new_empty(n_cols if has_dbias else 0),
+    )
+
+
+def _setup_context(ctx, inputs, output):
+    x, weight, lora_a, lora_b, _, scale, activation, _, save_z = inputs
+    y, u, z = output
+    ctx.mark_non_differentiable(u, z)
+    if ctx.needs_input_grad[1]:
+        _refuse_to_train_weight("lora_linear_op")
+    if _keeps_z(activation) and not save_z:
+        raise ValueError(
+            f"lora_linear_op: the gradient of {activation} needs z; pass save_z=True, or call it under "
+            "torch.no_grad()"
+        )
+    needs_grad = ctx.needs_input_grad[:5]
+    ctx.save_for_backward(
+        *_kept_for_backward(x, weight, lora_a, lora_b, u, y, z, activation, needs_grad)
+    )
+    ctx.how = scale, activation
+
+
+def _op_backward(ctx, dy, *_):
+    has_dx, _, has_da, has_db, has_dbias = ctx.needs_input_grad[:5]
+    wanted = [has_dx, has_da, has_db, has_dbias]
+    grads = _lora_linear_backward_op(dy, *ctx.saved_tensors, *ctx.how, wanted)
+    dx, da, db, dbias = (g if needed else None for g, needed in zip(grads, wanted))
+    return dx, None, da, db, dbias, *[None] * 4
+
+
+lora_linear_op.register_autograd(_op_backward, setup_context=_setup_context)
+
+
+class LoRALinear(torch.nn.Module):
+    """A linear layer, frozen, and beside it s B A, trained: act(x Wᵀ + b + s (x Aᵀ) Bᵀ), s = alpha / rank.
+
+    base: a torch.nn.Linear; it becomes part of this module, and its weight and bias are frozen. lora_a,
+    (rank, K), begins as a Linear's weight does, lora_b, (N, rank), as zeros: so y begins as act(base(x)).
+    """
+
+    def __init__(self, base, rank, alpha, activation="identity"):
+        super().__init__()
+        if not isinstance(base, torch.nn.Linear) or base.weight.dtype not in _DTYPES:
+            raise TypeError(
+                "LoRALinear: base must be a torch.nn.Linear of a floating-point dtype, got "
+                f"{base if isinstance(base, torch.nn.Module) else type(base).__name__}; "
+                "LoRALinear.from_features makes one"
+            )
+        if isinstance(rank, bool) or not isinstance(rank, int):
+            raise TypeError(f"LoRALinear: rank must be an int from 1 to {_MAX_RANK}, got {rank!r}")
+        _check_rank("LoRALinear", rank)
+        if isinstance(alpha, bool) or not isinstance(alpha, (int, float)):
+            raise TypeError(
+                f"LoRALinear: alpha must be a Python number, as 2 * rank, got {alpha!r}"
+            )
+        _check_activation("LoRALinear", activation)
+        # not base.requires_grad = False, which sets an attribute of the module that nothing reads
+        self.base = base.requires_grad_(False)
+        like_weight = {"device": base.weight.device, "dtype": base.weight.dtype}
+        # made where they are to be: Parameter(...).to(device) is no Parameter, and would not be registered
+        self.lora_a = torch.nn.Parameter(torch.empty(rank, base.in_features, **like_weight))
+        self.lora_b = torch.nn.Parameter(torch.zeros(base.out_features, rank, **like_weight))
+        self.rank, self.alpha, self.scale, self.activation = rank, alpha, alpha / rank, activation
+        # what has been added to the weight, to be taken out again whatever lora_a and lora_b are by then
+        self.register_buffer("_merged_a", None, persistent=False)
+        self.register_buffer("_merged_b", None, persistent=False)
+        self.reset_parameters()
+
+    @classmethod
+    def from_features(
+        cls, in_features, out_features, rank, alpha, activation="identity", bias=True, device=None, dtype=None
+    ):  # fmt: skip
+        """The module around a new torch.nn.Linear(in_features, out_features, bias)."""
+        base = torch.nn.Linear(in_features, out_features, bias, device=device, dtype=dtype)
+        return cls(base, rank, alpha, activation)
+
+    def reset_parameters(self):
+        torch.nn.init.kaiming_uniform_(self.lora_a, a=math.sqrt(5))
+        torch.nn.init.zeros_(self.lora_b)
+
+    @property
+    def merged(self):
+        return self._merged_a is not None
+
+    def forward(self, x):
+        weight, bias = self.base.weight, self.base.bias
+        if not self.merged:
+            return lora_linear_triton(
+                x, weight, self.lora_a, self.lora_b, bias, self.scale, self.activation
+            )
+        if self.training and torch.is_grad_enabled():
+            raise RuntimeError(
+                "LoRALinear: merged, lora_a and lora_b take no part in the product and get no gradient; call "
+                "unmerge() to train, or eval()"
+            )
+        return _ACTIVATIONS[self.activation](F.linear(x, weight, bias))
+
+    def merge(self):
+        """Add s B A to the base weight, in place: inference then costs one product. Twice is once.
+
+        Added in float32 (float64 in float64), then rounded to the weight's dtype: in bfloat16 what is less than
+        1/512 of a weight is lost, or comes out up to twice as large. unmerge() rounds once more.
+        Raises ValueError, and leaves the weight as it was, if the sum is not finite: it could not be undone.
+        """
+        if not self.merged:
+            a, b = (t.detach().clone() for t in (self.lora_a, self.lora_b))
+            self._add_to_weight(a, b, self.scale)
+            self._merged_a, self._merged_b = a, b
+
+    def unmerge(self):
+        """Take out of the base weight what merge() has added, up to its rounding; twice is once.
+
+        Keep a copy of the weight beforehand where its bits matter.
+        """
+        if self.merged:
+            self._add_to_weight(self._merged_a, self._merged_b, -self.scale)
+            self._merged_a = self._merged_b = None
+
+    @torch.no_grad()
+    def _add_to_weight(self, a, b, scale):
+        weight = self.base.weight
+        wide = torch.promote_types(weight.dtype, torch.float32)
+        total = torch.addmm(weight.to(wide), b.to(wide), a.to(wide), alpha=scale).to(weight.dtype)
+        if not torch.isfinite(total).all():
+            raise ValueError(
+                f"LoRALinear: weight + s B A has elements that are not finite in {weight.dtype}, and adding it "
+                "could not be undone; look for NaN and infinities in weight, lora_a and lora_b"
+            )
+        weight.copy_(total)
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        if self.merged:
+            raise RuntimeError(
+                "LoRALinear: this state_dict would hold s B A twice, in base.weight and as lora_a and lora_b; "
+                "call unmerge() first, or save base.state_dict() for inference"
+            )
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+
+    def _load_from_state_dict(self, *args, **kwargs):
+        if self.merged:
+            raise RuntimeError(
+                "LoRALinear: a state_dict brings a weight without s B A, and unmerge() would take it out "
+                "all the same; call unmerge() before loading"
+            )
+        super()._load_from_state_dict(*args, **kwargs)
+
+    def extra_repr(self):
+        return f"rank={self.rank}, alpha={self.alpha}, activation={self.activation!r}, merged={self.merged}"
