@@ -101,7 +101,7 @@ def triton_launches(fn):
         for kernel, args, options in launched:
             run(kernel, *args, **options)
 
-    return again if launched else None
+    return again
 
 
 def kernels_launched(fn):
@@ -274,7 +274,7 @@ def ladder(op, shape=None, dtype=torch.float32, gradients=False, versions=None, 
     op = suite.find(op) if isinstance(op, str) else op
     shape = tuple(shape or op.bench_shapes[0])
     recorded = _recorded_rows(op, shape, dtype, gradients, configuration)
-    timed = versions_of(op.unfixed().configured(configuration)) if op.random else None
+    timed = _to_time(op, configuration)
     op = op.configured(configuration)
     if versions is not None:
         recorded = [row for row in recorded if row["version"] in versions]
@@ -289,6 +289,11 @@ def ladder(op, shape=None, dtype=torch.float32, gradients=False, versions=None, 
     if _compute_bound(op, shape, dtype, gradients):
         table.attrs["flops"] = op.flops(shape, gradients)
     return table
+
+
+def _to_time(op, configuration):
+    """The versions to time where checks fix what is random in them, else None: those that are checked."""
+    return versions_of(op.unfixed().configured(configuration)) if op.random else None
 
 
 def _compute_bound(op, shape, dtype, gradients):
@@ -336,9 +341,8 @@ def run(op, quick=False):
 
     Configurations after the first are measured on the first shape, and their rows carry their label.
     """
-    rows = _host_rows(
-        op.unfixed().configured()
-    )  # first: later the process has more to do than launches
+    # first: later the process has more to do than launches
+    rows = _host_rows(op.unfixed().configured())
     with tqdm(_cases(op, quick), unit="case", desc=op.name) as progress:
         for label, shape, dtype, gradients in progress:
             chosen = op.configured(label)
@@ -346,7 +350,7 @@ def run(op, quick=False):
             case = {"shape": list(fitted), "dtype": _name(dtype), "gradients": gradients}
             if label is not None:
                 case["configuration"] = label
-            timed = versions_of(op.unfixed().configured(label)) if op.random else None
+            timed = _to_time(op, label)
             measured = measure(chosen, fitted, dtype, gradients, progress=progress, timed=timed)
             rows += [{**case, **row} for row in measured]
     return rows

@@ -360,14 +360,19 @@ MATMUL = Op(
 )
 
 
+def _weight(n_out, n_in, dtype, device, generator):
+    """(n_out, n_in), of such a size that a product with it leaves sizes as they are."""
+    weight = torch.randn((n_out, n_in), dtype=dtype, device=device, generator=generator)
+    return weight / max(1, n_in) ** 0.5
+
+
 def _layer(shape, dtype, device, seed=0):
     """x (M, K), weight (2H, K) and bias (2H,), of such a size that x Wᵀ is about 1."""
     n_rows, n_in, n_hidden = shape
     generator = torch.Generator(device=device).manual_seed(seed)
     x = _randn((n_rows, n_in), dtype, device, generator)
-    weight = torch.randn((2 * n_hidden, n_in), dtype=dtype, device=device, generator=generator)
-    weight = (weight / max(1, n_in) ** 0.5).requires_grad_()
-    return x, weight, _randn((2 * n_hidden,), dtype, device, generator)
+    weight = _weight(2 * n_hidden, n_in, dtype, device, generator)
+    return x, weight.requires_grad_(), _randn((2 * n_hidden,), dtype, device, generator)
 
 
 LINEAR_GEGLU = Op(
@@ -397,11 +402,7 @@ def _low_rank(shape, dtype, device, seed=0):
     """x (M, K), W (N, K), frozen, A (r, K), B (N, r), b (N,), of such a size that products are about 1."""
     n_rows, n_in, n_out, rank = shape
     generator = torch.Generator(device=device).manual_seed(seed)
-
-    def weight(*size):
-        w = torch.randn(size, dtype=dtype, device=device, generator=generator)
-        return w / max(1, size[1]) ** 0.5
-
+    weight = functools.partial(_weight, dtype=dtype, device=device, generator=generator)
     x = _randn((n_rows, n_in), dtype, device, generator)
     low_rank = weight(rank, n_in).requires_grad_(), weight(n_out, rank).requires_grad_()
     return x, weight(n_out, n_in), *low_rank, _randn((n_out,), dtype, device, generator)
@@ -463,14 +464,10 @@ def _two_layers(shape, dtype, device, seed=0):
     """x (M, K), W1 (H, K), b1 (H,), W2 (N, H), b2 (N,), of such a size that both products are about 1."""
     n_rows, n_in, n_hidden, n_out = shape
     generator = torch.Generator(device=device).manual_seed(seed)
-
-    def weight(n_out, n_in):
-        w = torch.randn((n_out, n_in), dtype=dtype, device=device, generator=generator)
-        return (w / max(1, n_in) ** 0.5).requires_grad_()
-
+    weight = functools.partial(_weight, dtype=dtype, device=device, generator=generator)
     x = _randn((n_rows, n_in), dtype, device, generator)
-    first = weight(n_hidden, n_in), _randn((n_hidden,), dtype, device, generator)
-    second = weight(n_out, n_hidden), _randn((n_out,), dtype, device, generator)
+    first = weight(n_hidden, n_in).requires_grad_(), _randn((n_hidden,), dtype, device, generator)
+    second = weight(n_out, n_hidden).requires_grad_(), _randn((n_out,), dtype, device, generator)
     return x, *first, *second
 
 
