@@ -168,8 +168,14 @@ def _call(version, inputs, gradients):
         return lambda: version(*detached)
     leaves = [i for i in inputs if i.requires_grad]
     dys = [torch.randn_like(y) for y in outputs(version(*inputs))]
-    # grad and not backward: that would copy a gradient which is dy itself into .grad
-    return lambda: torch.autograd.grad(outputs(version(*inputs)), leaves, dys)
+
+    def forward_and_backward():
+        # In this thread: autograd's own takes hundreds of µs to be woken on some hosts, whatever it runs then.
+        # grad and not backward: that would copy a gradient which is dy itself into .grad
+        with torch.autograd.set_multithreading_enabled(False):
+            return torch.autograd.grad(outputs(version(*inputs)), leaves, dys)
+
+    return forward_and_backward
 
 
 def outputs(result):
@@ -361,9 +367,12 @@ def _cases(op, quick):
     others = [] if quick else list(op.configurations)[1:]
     shapes = op.bench_shapes[:1] if quick else op.bench_shapes
     passes = (False, True)
+    # float16 moves and multiplies as bfloat16 does: one case shows it
+    dtypes = [dtype for dtype in op.dtypes if dtype != torch.float16]
+    half = [(None, shapes[0], torch.float16, False)] if torch.float16 in op.dtypes else []
     # The first configuration last: whoever reads the rows without their labels ends with its figures.
-    cases = [*itertools.product(others, op.bench_shapes[:1], op.dtypes, passes)]
-    return cases + [*itertools.product([None], shapes, op.dtypes, passes)]
+    cases = [*itertools.product(others, op.bench_shapes[:1], dtypes, passes)]
+    return cases + [*itertools.product([None], shapes, dtypes, passes)] + half
 
 
 def _host_rows(op):

@@ -1,7 +1,9 @@
 """Every kernel of lib.ops once, forward and backward, small and odd shapes: what compute-sanitizer watches.
 
-`make sanitize` runs this under memcheck and racecheck. Needs a GPU.
+`make sanitize` runs this under memcheck and racecheck, `make sanitize OP=matmul` for one op. Needs a GPU.
 """
+
+import argparse
 
 from lib import machine, suite
 from lib.bench import outputs
@@ -9,13 +11,16 @@ from lib.bench import outputs
 import torch
 
 
-def main():
+def main(argv=None):
     """Launch everything; an error of the sanitizer is its own exit status."""
+    parser = argparse.ArgumentParser(prog="python -m lib.sanitize")
+    parser.add_argument("--op", choices=[*suite.OPS], help="one op; default: all")
+    name = parser.parse_args(argv).op
     if not machine.HAS_GPU:
         raise SystemExit(
             "sanitize needs a GPU; with none, the tests run every kernel under the checkers"
         )
-    for op in suite.OPS.values():
+    for op in [suite.find(name)] if name else suite.OPS.values():
         for label in op.configurations:
             _launch_all(op.configured(label), label)
 

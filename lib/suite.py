@@ -342,12 +342,20 @@ MATMUL = Op(
         "pipelined": matmul.matmul_pipelined,
         "persistent": matmul.matmul_persistent,
         "triton": matmul.matmul_triton,
+        "cuda": matmul.matmul_cuda,
     },
     registered=(),
     inputs=_two_matrices,
     generic=False,
     host_shape=(64, 64, 64),
-    odd_shapes=((1, 1, 1), (5, 7, 3), (17, 33, 21), (130, 72, 96), (257, 333, 781)),  # M, K, N
+    odd_shapes=(
+        (1, 1, 1),
+        (5, 7, 3),
+        (17, 33, 21),
+        (130, 72, 96),
+        (257, 333, 781),
+        (1030, 264, 520),
+    ),  # M, K, N; the last one by TMA
     # forward: read a and b, write y; backward: read them and dy, write da and db
     bytes_moved=lambda shape, itemsize, gradients: (
         (2 if gradients else 1) * shape[0] * shape[2] * itemsize
@@ -385,7 +393,14 @@ LINEAR_GEGLU = Op(
     inputs=_layer,
     generic=False,
     host_shape=(16, 64, 64),
-    odd_shapes=((1, 1, 1), (5, 7, 3), (17, 33, 21), (130, 72, 96), (257, 333, 781)),  # M, K, H
+    odd_shapes=(
+        (1, 1, 1),
+        (5, 7, 3),
+        (17, 33, 21),
+        (130, 72, 96),
+        (257, 333, 781),
+        (1030, 264, 2056),
+    ),  # M, K, H; the last one by TMA
     # forward: read x, W and b, write y; backward: read x, W and dy, write dx and dW
     bytes_moved=lambda shape, itemsize, gradients: (
         (2 if gradients else 1) * (shape[0] * shape[2]) * itemsize
@@ -447,6 +462,7 @@ LORA_LINEAR = Op(
         (17, 33, 21, 5),
         (130, 72, 96, 16),
         (257, 333, 781, 64),
+        (1030, 264, 520, 16),  # by TMA
     ),
     bytes_moved=_low_rank_bytes,
     flops=_low_rank_flops,

@@ -3,19 +3,21 @@
 Shapes    x: (..., K); W1: (H, K); b1: (H,); W2: (N, H); b2: (N,), any strides; y: (..., N), contiguous.
 Final     sigmoid, relu or identity: what comes last. A longer chain is several calls: layers 13-512-256-64-16
           with a relu after each are two with final="relu"; 512-256-1 with final="identity" gives logits.
-Dtypes    float16, bfloat16 (summed in float32), float32, float64. float32 is multiplied exactly; with
-          allow_tf32=True tensor cores may do it, which read 10 bits of each mantissa. What cuBLAS multiplies
-          (all gradients of weights and of x, and the way "cublas" below) is as torch.backends.cuda.matmul says.
+Dtypes    float16, bfloat16 (summed in float32), float32, float64. Tensor cores read 10 bits of a float32's
+          mantissa, tf32. So float32 is taken as a sum of two tf32 and multiplied in three products, which is as
+          accurate as units for float32 are, and faster; allow_tf32=True leaves it at one product. What is
+          within 1/4096 of the largest float32 becomes infinite. What cuBLAS multiplies (all gradients of
+          weights and of x, and the way "cublas" below) is as torch.backends.cuda.matmul says.
 Ways      y needs *all* hidden units of its row. A program that makes one tile of the hidden layer and goes on
           as if that were the row forgets the others: right for layers no wider than a tile only. Instead:
             one kernel   A program owns rows. It walks through the hidden layer, tile after tile, and multiplies
                          each at once by its columns of W2, into sums for all of y's columns.
             split        A program owns rows and a part of the hidden layer: that gives a part of the sums, in
                          float32. A second kernel adds the parts, in a fixed order, b2 and the last function.
-            cublas       H > 2048, N > 256 or much work: products by cuBLAS, and a pass for each function.
+            cublas       H > 2048, a wide y or much work: products by cuBLAS, and a pass for each function.
 Where     One kernel: few rows, where a launch is what costs (1 instead of 4), and narrow layers in 16 bits.
           Split: few rows and long sums. cuBLAS: where its faster products gain more than the hidden layer's way
-          to memory and back costs; in float32, without tensor cores, that is soon. Small tables choose.
+          to memory and back costs; in float32, with three products for one, that is soon. Small tables choose.
 Traffic   M rows, elements of s bytes. Fused: x, weights, y once, (MK + HK + H + NH + N + MN)s; each program
           reads all weights, from L2. A split adds 8MN for each part. Eager adds 4MHs, the hidden layer written,
           read and written by relu, and read, and 2MNs.
@@ -51,24 +53,34 @@ class _Tile(NamedTuple):
     num_stages: int
 
 
-# Everything there is to tune is here. By what multiplies: "half", 16-bit tensor cores; "tf32"; "ieee", float32
-# without tensor cores; "double". Forward takes the first tile of which there is one for most multiprocessors.
+# Everything there is to tune is here. By what multiplies: "half", 16-bit tensor cores; "tf32", once or three
+# times; "ieee", units for float32, where Triton has no tensor cores; "double". Forward takes the first tile of
+# which, or of whose parts of the hidden layer, there is one for most multiprocessors.
 _TILES = {
-    "half": (_Tile(64, 64, 64, 8, 3), _Tile(32, 64, 64, 4, 3), _Tile(16, 64, 64, 4, 4)),
-    "tf32": (_Tile(64, 32, 32, 8, 3), _Tile(32, 32, 32, 4, 3), _Tile(16, 32, 32, 4, 4)),
+    "half": (_Tile(64, 64, 64, 4, 3), _Tile(32, 64, 64, 4, 3), _Tile(16, 64, 64, 4, 4)),
+    "tf32": (_Tile(64, 64, 32, 4, 2), _Tile(32, 32, 32, 4, 3), _Tile(16, 32, 32, 4, 4)),
+    "tf32x3": (_Tile(64, 64, 32, 4, 2), _Tile(32, 64, 32, 4, 3), _Tile(16, 64, 32, 4, 3)),
     "ieee": (_Tile(32, 32, 32, 8, 3), _Tile(16, 32, 32, 4, 3)),
     "double": (_Tile(16, 16, 16, 4, 2),),
 }
 _BACKWARD_TILES = {
     "half": (_Tile(64, 64, 64, 4, 3), _Tile(32, 64, 64, 4, 3)),
     "tf32": (_Tile(64, 64, 32, 4, 3), _Tile(32, 32, 32, 4, 3)),
+    "tf32x3": (_Tile(64, 64, 32, 4, 2), _Tile(32, 64, 32, 4, 3)),
     "ieee": (_Tile(64, 64, 16, 8, 3), _Tile(32, 32, 16, 4, 3)),
     "double": (_Tile(16, 16, 16, 4, 2),),
 }
-_MOST_HIDDEN, _MOST_COLS = 2048, 256  # wider: cuBLAS
-_MOST_WORK = {"half": 2**36, "tf32": 2**35, "ieee": 2**32, "double": 2**32}  # M(K + N)H; more: too
-# Multiply-adds that one program does before the layer is split: a second launch costs as much time
-_SPLIT_FROM = {"half": 2**21, "tf32": 2**20, "ieee": 2**19, "double": 2**19}
+_MOST_HIDDEN = 2048  # more: cuBLAS
+_MOST_COLS = {"half": 256, "tf32": 256, "tf32x3": 64, "double": 256}  # more: too
+_MOST_WORK = {
+    "half": 2**36,
+    "tf32": 2**35,
+    "tf32x3": 2**34,
+    "double": 2**32,
+}  # M(K + N)H; more: too
+# Multiply-adds that one program does before the layer is split: a second launch costs the host more than a GPU
+# needs for fewer
+_SPLIT_FROM = {"half": 2**23, "tf32": 2**21, "tf32x3": 2**19, "double": 2**19}
 _MOST_SPLITS = 32
 
 
@@ -268,7 +280,7 @@ def _compute_dtype(dtype):
 
 def _kind(dtype, allow_tf32):
     if dtype == torch.float32:
-        return "tf32" if allow_tf32 else "ieee"
+        return "tf32" if allow_tf32 else "tf32x3"
     return "double" if dtype == torch.float64 else "half"
 
 
@@ -283,9 +295,14 @@ def _has_tensor_cores(device):
     return _ON_CPU or torch.cuda.get_device_capability(device)[0] >= 8
 
 
+def _precision(kind, device):
+    """How tl.dot is to multiply; it matters for float32 alone."""
+    return kind if "tf32" in kind and _has_tensor_cores(device) else "ieee"
+
+
 def _by_cublas(m, k, h, n, kind):
     """Whether the products are left to cuBLAS. Plain arithmetic: torch.compile looks into it."""
-    return h > _MOST_HIDDEN or n > _MOST_COLS or m * (k + n) * h > _MOST_WORK[kind]
+    return h > _MOST_HIDDEN or n > _MOST_COLS[kind] or m * (k + n) * h > _MOST_WORK[kind]
 
 
 class _Plan(NamedTuple):
@@ -302,10 +319,19 @@ class _Plan(NamedTuple):
 def _plan(m, k, h, n, kind, device, backward=False):
     """The plan of a kernel. Backward, a program has one tile of units, and takes columns in steps, as K."""
     n_multiprocessors = _n_multiprocessors(device)
-    no_tensor_cores = kind in ("half", "tf32") and not _has_tensor_cores(device)
+    no_tensor_cores = kind != "double" and not _has_tensor_cores(device)
     tiles = (_BACKWARD_TILES if backward else _TILES)["ieee" if no_tensor_cores else kind]
-    across = _cdiv(h, tiles[-1].h) if backward else 1  # programs for the same rows
-    tile = next((t for t in tiles if _cdiv(m, t.m) * across >= 0.75 * n_multiprocessors), tiles[-1])
+
+    def n_parts(tile):  # of the hidden layer, for the same rows
+        if backward:
+            return _cdiv(h, tile.h)
+        n_tiles, n_chunks = _cdiv(m, tile.m), max(1, _cdiv(h, min(tile.h, max(16, _power_of_2(h)))))
+        work = tile.m * (k + n) * h  # of a program, without a split
+        most = min(n_chunks, _MOST_SPLITS, n_multiprocessors // n_tiles, work // _SPLIT_FROM[kind])
+        return max(1, most)
+
+    enough = 0.75 * n_multiprocessors
+    tile = next((t for t in tiles if _cdiv(m, t.m) * n_parts(t) >= enough), tiles[-1])
     block_h, block_k = min(tile.h, max(16, _power_of_2(h))), min(tile.k, max(16, _power_of_2(k)))
     block_n = 1 if n == 1 else max(16, _power_of_2(n))
     blocks = {
@@ -313,12 +339,12 @@ def _plan(m, k, h, n, kind, device, backward=False):
         "BLOCK_M": tile.m, "BLOCK_H": block_h, "BLOCK_K": block_k,
         "BLOCK_N": min(tile.k, block_n) if backward else block_n,
     }  # fmt: skip
-    n_tiles, n_chunks = _cdiv(m, tile.m), max(1, _cdiv(h, block_h))
-    work = tile.m * (k + n) * h  # of a program, without a split
-    n_splits = min(n_chunks, _MOST_SPLITS, n_multiprocessors // n_tiles, work // _SPLIT_FROM[kind])
-    units = block_h * (1 if backward else _cdiv(n_chunks, max(1, n_splits)))
-    warps = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
-    return _Plan(blocks, warps, n_tiles, units, max(1, _cdiv(h, units)))
+    n_chunks = max(1, _cdiv(h, block_h))
+    units = block_h * (1 if backward else _cdiv(n_chunks, n_parts(tile)))
+    # a wide y has sums that the registers of 4 warps do not hold
+    num_warps = 8 if tile.m >= 64 and blocks["BLOCK_N"] > 64 else tile.num_warps
+    warps = {"num_warps": num_warps, "num_stages": tile.num_stages}
+    return _Plan(blocks, warps, _cdiv(m, tile.m), units, max(1, _cdiv(h, units)))
 
 
 def _matrix(t, width):
@@ -340,14 +366,20 @@ def _forward(x, w1, b1, w2, b2, final, allow_tf32, save_hidden=False):
     return y, None
 
 
+def _for_cublas(t):
+    """t; a copy where rows or columns begin 2 GiB apart, at which cuBLAS reads memory that is not t's."""
+    return t.contiguous() if any(s * t.itemsize >= 2**31 for s in t.stride()) else t
+
+
 def _hidden_by_cublas(x, w1, b1):
     # out=: not cast by an autocast that may be on while this runs
-    return torch.addmm(b1, x, w1.t(), out=x.new_empty(x.shape[0], w1.shape[0])).relu_()
+    out = x.new_empty(x.shape[0], w1.shape[0])
+    return torch.addmm(b1, _for_cublas(x), _for_cublas(w1).t(), out=out).relu_()
 
 
 def _forward_by_cublas(y, x, w1, b1, w2, b2, final, save_hidden):
     hidden = _hidden_by_cublas(x, w1, b1)
-    torch.addmm(b2, hidden, w2.t(), out=y)
+    torch.addmm(b2, hidden, _for_cublas(w2).t(), out=y)
     if final != "identity":
         y.sigmoid_() if final == "sigmoid" else y.relu_()
     return hidden if save_hidden else None
@@ -363,7 +395,7 @@ def _launch_forward(y, x, w1, b1, w2, b2, final, kind):
         _fused_mlp_fwd_kernel[(plan.n_tiles, plan.n_splits)](
             x, w1, b1, w2, None if split else b2, out, n_rows, n_inner, n_hidden, n_cols,
             *x.stride(), *w1.stride(), *w2.stride(), plan.units,
-            FINAL="identity" if split else final, PRECISION="tf32" if kind == "tf32" else "ieee",
+            FINAL="identity" if split else final, PRECISION=_precision(kind, x.device),
             COMPUTE=compute, **plan.blocks, **plan.warps,
         )  # fmt: skip
         if split:
@@ -386,9 +418,9 @@ def _backward(dy, x, w1, b1, w2, y, hidden, final, allow_tf32, wanted):
     dz1, dz2, hidden, db1, db2 = launch(dy, x, w1, b1, w2, y, hidden, final, kind, wanted)
     has_dx, has_dw1, has_db1, has_dw2, has_db2 = wanted
     # out= as above, and so in the dtype of what is multiplied
-    dx = torch.mm(dz1, w1, out=x.new_empty(x.shape)).view(x_shape) if has_dx else None
-    dw1 = torch.mm(dz1.t(), x, out=w1.new_empty(w1.shape)) if has_dw1 else None
-    dw2 = torch.mm(dz2.t(), hidden, out=w2.new_empty(w2.shape)) if has_dw2 else None
+    dx = torch.mm(dz1, _for_cublas(w1), out=x.new_empty(x.shape)).view(x_shape) if has_dx else None
+    dw1 = torch.mm(dz1.t(), _for_cublas(x), out=w1.new_empty(w1.shape)) if has_dw1 else None
+    dw2 = torch.mm(_for_cublas(dz2).t(), hidden, out=w2.new_empty(w2.shape)) if has_dw2 else None
     return dx, dw1, db1 if has_db1 else None, dw2, db2 if has_db2 else None
 
 
@@ -401,7 +433,8 @@ def _slopes_by_cublas(dy, x, w1, b1, w2, y, hidden, final, kind, wanted):
     elif final == "relu":
         dz2 = aten.threshold_backward(dy, y, 0)
     if any(wanted[:3]):
-        dz1 = aten.threshold_backward(torch.mm(dz2, w2, out=torch.empty_like(hidden)), hidden, 0)
+        dh = torch.mm(_for_cublas(dz2), _for_cublas(w2), out=torch.empty_like(hidden))
+        dz1 = aten.threshold_backward(dh, hidden, 0)
     db1 = dz1.sum(0, dtype=x.dtype) if wanted[2] else None
     return dz1, dz2, hidden, db1, dz2.sum(0, dtype=x.dtype) if wanted[4] else None
 
@@ -422,7 +455,7 @@ def _launch_backward(dy, x, w1, b1, w2, y, _, final, kind, wanted):
             # y.sum().backward() sends a dy of strides 0, which is read as it is
             dy, y, x, w1, b1.contiguous(), w2, hidden, dz1, dz2, partial,
             n_rows, n_inner, n_hidden, n_cols, *dy.stride(), *x.stride(), *w1.stride(), *w2.stride(),
-            FINAL=final, PRECISION="tf32" if kind == "tf32" else "ieee",
+            FINAL=final, PRECISION=_precision(kind, x.device),
             COMPUTE=compute, **plan.blocks, **plan.warps,
         )  # fmt: skip
     if partial is None:

@@ -2,8 +2,10 @@
 
 Shapes    x: (..., K), W: (2H, K), any strides; b: (2H,) or None; y: (..., H), contiguous. x1 is the first half
           of the columns of h = x Wᵀ + b and x2 the second: the gate is the second half. gelu in its tanh form.
-Dtypes    float16, bfloat16 (summed in float32), float32, float64. float32 is multiplied exactly, unless with
-          allow_tf32=True tensor cores do it, which read 10 bits of each mantissa.
+Dtypes    float16, bfloat16 (summed in float32), float32, float64. Tensor cores read 10 bits of a float32's
+          mantissa, tf32. So float32 is taken as a sum of two tf32 and multiplied in three products, which is as
+          accurate as units for float32 are, and faster; allow_tf32=True leaves it at one product. What is
+          within 1/4096 of the largest float32 becomes infinite.
 Work      4MHK FLOPs forward for M rows, twice as many backward.
 Traffic   Beyond what the product reads, for elements of s bytes: forward y alone, MHs, where eager writes h,
           reads x2, writes gelu(x2), reads it and x1 and writes y, 7MHs. Backward, beyond its two products:
@@ -48,8 +50,8 @@ class _Tile(NamedTuple):
     num_stages: int
 
 
-# Everything there is to tune is here. Tiles by what multiplies ("half": 16-bit tensor cores, "tf32", "ieee":
-# float32 without tensor cores, "double") and generation of the GPU; `_tile_for` takes the first that suits.
+# Everything there is to tune is here. Tiles by what multiplies ("half": 16-bit tensor cores, "tf32", once or
+# three times, "double") and generation of the GPU; `_tile_for` takes the first that suits.
 _TILES = {
     ("half", "hopper"): (
         _Tile(128, 128, 64, 8, 3),
@@ -66,18 +68,25 @@ _TILES = {
         _Tile(64, 32, 32, 4, 3),
         _Tile(16, 16, 64, 4, 3),
     ),
-    ("ieee", "ampere"): (
-        _Tile(128, 64, 16, 8, 3),
-        _Tile(64, 32, 16, 4, 3),
-        _Tile(16, 16, 32, 4, 3),
+    ("tf32x3", "hopper"): (
+        _Tile(128, 32, 32, 4, 3),
+        _Tile(64, 32, 32, 4, 3),
+        _Tile(16, 16, 64, 4, 3),
+    ),
+    ("tf32x3", "ampere"): (
+        _Tile(128, 32, 32, 8, 3),
+        _Tile(64, 32, 32, 4, 3),
+        _Tile(16, 16, 64, 4, 3),
     ),
     ("double", "ampere"): (_Tile(64, 32, 16, 4, 3), _Tile(16, 16, 16, 4, 3)),
     # No tensor cores: Triton has none for Turing (sm_75), and its registers are few
     ("half", "turing"): (_Tile(64, 32, 16, 4, 1), _Tile(16, 16, 32, 4, 1)),
 }
-_TMA_TILE = _Tile(128, 128, 64, 8, 4)  # sums 128 x 256: 128 registers of each of 256 threads
-_GROUP = 8  # rows of tiles that programs walk through together
-_FLATTEN = False  # the loops over tiles and over K made one: the next tile's loads start during an epilogue
+# By TMA. A short K leaves little time between epilogues: then two programs share a multiprocessor, and while
+# one has its epilogue the other one multiplies. Else one, with a tile twice as wide: it reads less of x.
+_TMA_TILES = {"short": _Tile(128, 64, 64, 4, 3), "long": _Tile(128, 128, 64, 8, 3)}
+_SHORT = 2048
+_GROUP = 16  # rows of tiles that programs walk through together
 
 
 def linear_geglu_eager(x, weight, bias=None):
@@ -93,6 +102,12 @@ def _exp(x):
 
 
 @triton.jit
+def _exp2(x):
+    # The same, two to the power of x: the factor log2(e) can go into the constants of x.
+    return tl.exp2(x) if x.dtype == tl.float64 or _INTERPRETED else libdevice.exp2(x)
+
+
+@triton.jit
 def _divide(a, b):
     # a times an approximate reciprocal, 2 instructions where a / b takes 7 to scale b that are very large, or
     # very small. Here b is at least 1; for b past 2**126 the quotient is 0.
@@ -102,7 +117,7 @@ def _divide(a, b):
 @triton.jit
 def _geglu(x1, x2):
     # gelu(z) = z·sigmoid(2u), u = √(2/π)·(z + 0.044715 z³): no overflow, where tanh as (e²ᵘ-1)/(e²ᵘ+1) has one
-    e = _exp(x2 * (-1.5957691216057308 - 0.07135481627260025 * x2 * x2))  # exp(-2u)
+    e = _exp2(x2 * (-2.302208198144325 - 0.1029432395800235 * x2 * x2))  # exp(-2u)
     return x1 * _divide(x2, 1.0 + e)
 
 
@@ -139,11 +154,12 @@ def _load_bias(bias_ptr, col, n_hidden, BLOCK_N: tl.constexpr):
 
 @triton.jit
 def _store_gated(
-    total, bias1, bias2, y_ptr, h_ptr, row, col, n_rows, n_hidden,
-    HAS_BIAS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    total, bias1, bias2, y_out, h_ptr, row, col, n_rows, n_hidden,
+    HAS_BIAS: tl.constexpr, BY_TMA: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    # The epilogue. Each thread holds the same columns of both halves of `total`, (BLOCK_M, 2·BLOCK_N): to split
-    # them moves nothing. Offsets within a tile are int32, which saves registers; where it begins is an int64.
+    # The epilogue; y_out is a descriptor or a pointer. Each thread holds the same columns of both halves of
+    # `total`, (BLOCK_M, 2·BLOCK_N): to split them moves nothing. Offsets within a tile are int32, which saves
+    # registers; where it begins is an int64.
     x1, x2 = tl.split(tl.permute(tl.reshape(total, (BLOCK_M, 2, BLOCK_N)), (0, 2, 1)))
     if HAS_BIAS:
         x1 += bias1.to(total.dtype)[None, :]
@@ -155,8 +171,12 @@ def _store_gated(
         h_ptrs = h_ptr + (first_row * (2 * n_hidden) + col) + (rows * (2 * n_hidden) + cols)
         tl.store(h_ptrs, x1, mask=mask)
         tl.store(h_ptrs + n_hidden, x2, mask=mask)
-    y_ptrs = y_ptr + (first_row * n_hidden + col) + (rows * n_hidden + cols)
-    tl.store(y_ptrs, _geglu(x1, x2), mask=mask)
+    y = _geglu(x1, x2)
+    if BY_TMA:
+        y_out.store([row, col], y.to(y_out.dtype))  # leaves out by itself what lies outside
+    else:
+        y_ptrs = y_out + (first_row * n_hidden + col) + (rows * n_hidden + cols)
+        tl.store(y_ptrs, y, mask=mask)
 
 
 @triton.jit(do_not_specialize=["n_rows"])
@@ -190,34 +210,32 @@ def _linear_geglu_fwd_kernel(
         bias1, bias2 = _load_bias(bias_ptr, col, n_hidden, BLOCK_N)
     _store_gated(
         total, bias1, bias2, y_ptr, h_ptr, row, col, n_rows, n_hidden,
-        bias_ptr is not None, BLOCK_M, BLOCK_N,
+        bias_ptr is not None, False, BLOCK_M, BLOCK_N,
     )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["n_rows"])
 def _linear_geglu_tma_kernel(
-    x_desc, w_desc, bias_ptr, y_ptr, h_ptr, n_rows, n_hidden, n_in, GROUP: tl.constexpr,
-    FLATTEN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    x_desc, w_desc, bias_ptr, y_out, h_ptr, n_rows, n_hidden, n_in, GROUP: tl.constexpr,
+    BY_TMA: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    # One program handles every n-th tile of y, (BLOCK_M, BLOCK_N), where n programs run: one a multiprocessor.
+    # One program handles every n-th tile of y, (BLOCK_M, BLOCK_N), where n programs run: as many as find room.
     # A descriptor holds address, sizes and strides: one thread asks for a whole piece, with zeros outside. W is
     # (2, H, K) to it, and a piece the same rows of both halves: none of a first half runs into the second.
     n_tiles = tl.cdiv(n_rows, BLOCK_M) * tl.cdiv(n_hidden, BLOCK_N)
-    for tile in tl.range(tl.program_id(0), n_tiles, tl.num_programs(0), flatten=FLATTEN):
+    for tile in tl.range(tl.program_id(0), n_tiles, tl.num_programs(0)):
         row, col = _tile_at(tile, n_rows, n_hidden, GROUP, BLOCK_M, BLOCK_N)
         bias1, bias2 = 0.0, 0.0
-        if bias_ptr is not None and not FLATTEN:
+        if bias_ptr is not None:
             bias1, bias2 = _load_bias(bias_ptr, col, n_hidden, BLOCK_N)  # on its way meanwhile
         total = tl.zeros((BLOCK_M, 2 * BLOCK_N), dtype=tl.float32)
         for k in range(0, n_in, BLOCK_K):
             x = x_desc.load([row, k])
             w = tl.reshape(w_desc.load([0, col, k]), (2 * BLOCK_N, BLOCK_K))
             total = tl.dot(x, tl.trans(w), total)
-        if bias_ptr is not None and FLATTEN:
-            bias1, bias2 = _load_bias(bias_ptr, col, n_hidden, BLOCK_N)  # no registers for it above
         _store_gated(
-            total, bias1, bias2, y_ptr, h_ptr, row, col, n_rows, n_hidden,
-            bias_ptr is not None, BLOCK_M, BLOCK_N,
+            total, bias1, bias2, y_out, h_ptr, row, col, n_rows, n_hidden,
+            bias_ptr is not None, BY_TMA, BLOCK_M, BLOCK_N,
         )  # fmt: skip
 
 
@@ -291,15 +309,30 @@ def _has_tma(device):
 
 
 @functools.cache
+def _has_tensor_cores(device):
+    """Whether Triton uses them: not those of Turing (sm_75)."""
+    return _ON_CPU or torch.cuda.get_device_capability(device)[0] >= 8
+
+
+def _precision(allow_tf32, device):
+    """How tl.dot is to multiply float32; of the other dtypes it makes nothing else."""
+    if not _has_tensor_cores(device):
+        return "ieee"
+    return "tf32" if allow_tf32 else "tf32x3"
+
+
+@functools.cache
 def _tiles_for(dtype, allow_tf32, device):
     """The row of _TILES for this dtype on this GPU."""
     if dtype == torch.float64:
         return _TILES["double", "ampere"]
-    if not _ON_CPU and torch.cuda.get_device_capability(device)[0] < 8:
+    if not _has_tensor_cores(device):
         return _TILES["half", "turing"]
+    generation = "hopper" if _has_tma(device) else "ampere"
     if dtype == torch.float32:
-        return _TILES["tf32" if allow_tf32 else "ieee", "ampere"]
-    return _TILES["half", "hopper" if _has_tma(device) else "ampere"]
+        kind = "tf32" if allow_tf32 else "tf32x3"
+        return _TILES.get((kind, generation)) or _TILES[kind, "ampere"]
+    return _TILES["half", generation]
 
 
 def _tile_for(n_rows, n_hidden, dtype, allow_tf32, device):
@@ -335,13 +368,13 @@ def _launch_forward(x, weight, bias, y, h, allow_tf32):
     (n_rows, n_in), n_hidden = x.shape, weight.shape[0] // 2
     tile = _tile_for(n_rows, n_hidden, x.dtype, allow_tf32, x.device)
     if (
-        tile.m == _TMA_TILE.m and x.itemsize == 2 and n_in > 0 and _has_tma(x.device)
+        tile.m == _TMA_TILES["long"].m and x.itemsize == 2 and n_in > 0 and _has_tma(x.device)
         and _tma_reads(x) and _tma_reads(weight)
     ):  # fmt: skip
         return _launch_tma(x, weight, bias, y, h)
     _linear_geglu_fwd_kernel[(_cdiv(n_rows, tile.m) * _cdiv(n_hidden, tile.n),)](
         x, weight, bias, y, h, n_rows, n_hidden, n_in, *x.stride(), *weight.stride(),
-        PRECISION="tf32" if allow_tf32 else "ieee", COMPUTE=_compute_dtype(x.dtype),
+        PRECISION=_precision(allow_tf32, x.device), COMPUTE=_compute_dtype(x.dtype),
         GROUP=_GROUP, BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k,
         num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
@@ -350,15 +383,21 @@ def _launch_forward(x, weight, bias, y, h, allow_tf32):
 
 def _launch_tma(x, weight, bias, y, h, allow_tf32=False):
     """For 16-bit x and weight that TMA can read, and K > 0; on a GPU that has it, or in the interpreter."""
-    (n_rows, n_in), n_hidden, tile = x.shape, weight.shape[0] // 2, _TMA_TILE
+    (n_rows, n_in), n_hidden, length = x.shape, weight.shape[0] // 2, "short"
+    if n_in > _SHORT:
+        length = "long"
+    tile, by_tma = _TMA_TILES[length], length == "long" and n_hidden % 8 == 0
+    rows = y.view(n_rows, n_hidden)
     n_tiles = _cdiv(n_rows, tile.m) * _cdiv(n_hidden, tile.n)
+    n_programs = _n_multiprocessors(x.device) * (2 if length == "short" else 1)
     pitch = weight.stride(0)
     halves = TensorDescriptor(
         weight, [2, n_hidden, n_in], [n_hidden * pitch, pitch, 1], [2, tile.n, tile.k]
     )
-    _linear_geglu_tma_kernel[(min(n_tiles, _n_multiprocessors(x.device)),)](
+    _linear_geglu_tma_kernel[(min(n_tiles, n_programs),)](
         TensorDescriptor(x, [n_rows, n_in], [x.stride(0), 1], [tile.m, tile.k]), halves,
-        bias, y, h, n_rows, n_hidden, n_in, GROUP=_GROUP, FLATTEN=_FLATTEN,
+        bias, TensorDescriptor(rows, rows.shape, rows.stride(), [tile.m, tile.n]) if by_tma else y,
+        h, n_rows, n_hidden, n_in, GROUP=_GROUP, BY_TMA=by_tma,
         BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k,
         num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
@@ -372,14 +411,14 @@ def _backward(dy, h, has_db):
     # y.sum().backward() sends a dy of strides 0, which is read as it is
     dy = dy.reshape(-1, n_hidden)
     n_rows = dy.shape[0]
-    # 8 elements of each tensor for each of 256 threads: with twice as many, two sums do not fit in registers.
+    # 16 elements of each tensor for each of 128 threads: with twice as many, two sums do not fit in registers.
     # Loads of one element are too many to keep in flight through shared memory: no pipeline for them.
     block_n = min(128, _power_of_2(n_hidden))
     block_m = 2048 // block_n
     aligned = n_hidden % 16 == 0 and dy.stride(1) == 1
     n_tiles = _cdiv(n_hidden, block_n)
-    # About 8192 programs fill any GPU, and at most 1024 strips of rows keep the second sum short
-    strips = max(1, min(_cdiv(8192, n_tiles), 1024))
+    # About 4096 programs fill any GPU, and at most 1024 strips of rows keep the second sum short
+    strips = max(1, min(_cdiv(4096, n_tiles), 1024))
     rows_per_program = _cdiv(_cdiv(n_rows, strips), block_m) * block_m
     strips = _cdiv(n_rows, rows_per_program)
     wide = torch.float64 if h.dtype == torch.float64 else torch.float32
@@ -388,7 +427,7 @@ def _backward(dy, h, has_db):
         _linear_geglu_bwd_kernel[(strips * n_tiles,)](
             dy, h, dh, partial, n_rows, n_hidden, *dy.stride(), rows_per_program,
             NUM_STAGES=3 if aligned else 1, COMPUTE=_compute_dtype(h.dtype),
-            BLOCK_M=block_m, BLOCK_N=block_n, num_warps=8,
+            BLOCK_M=block_m, BLOCK_N=block_n, num_warps=4,
         )  # fmt: skip
     return dh, _sum_rows(partial, h.dtype) if has_db else None
 
@@ -403,18 +442,23 @@ def _sum_rows(partial, dtype):
     return out
 
 
+def _for_cublas(t):
+    """t; a copy where rows or columns begin 2 GiB apart, at which cuBLAS reads memory that is not t's."""
+    return t.contiguous() if any(s * t.itemsize >= 2**31 for s in t.stride()) else t
+
+
 def _gradients(dy, x, weight, bias, h, wanted, elementwise):
     """dx, dweight, db, each None unless wanted. Where h is None it is computed again."""
     has_dx, has_dw, has_db = wanted
     # A backward pass under autocast would have its products in another dtype than the forward pass had
     with torch.autocast(dy.device.type, enabled=False):
         if h is None:
-            h = F.linear(x, weight, bias)
+            h = F.linear(_for_cublas(x), _for_cublas(weight), bias)
         dh, db = elementwise(dy, h, has_db)
         h = None  # computed again, its memory is free for the gradients
         rows = dh.view(math.prod(dh.shape[:-1]), dh.shape[-1])  # (M, 2H)
-        dx = (rows @ weight).view(*dy.shape[:-1], weight.shape[1]) if has_dx else None
-        dw = rows.t() @ x.reshape(rows.shape[0], x.shape[-1]) if has_dw else None
+        dx = (rows @ _for_cublas(weight)).view(*dy.shape[:-1], weight.shape[1]) if has_dx else None
+        dw = rows.t() @ _for_cublas(x.reshape(rows.shape[0], x.shape[-1])) if has_dw else None
     return dx, dw, db if has_db else None
 
 

@@ -3,23 +3,25 @@
 Shapes    x: (..., K); W: (N, K), frozen; A: (r, K); B: (N, r), rank r up to 256; b: (N,) or None; any strides.
           s: a Python float, alpha / r. y: (..., N), contiguous.
 Act       identity, relu, gelu (tanh form), silu or sigmoid.
-Dtypes    float16, bfloat16 (summed in float32), float32, float64. float32 is multiplied exactly;
-          allow_tf32=True lets tensor cores do it, which read 10 bits of each mantissa. cuBLAS's products, here
-          u and the backward pass's, go by torch.backends.cuda.matmul.allow_tf32.
+Dtypes    float16, bfloat16 (summed in float32), float32, float64. Tensor cores read 10 bits of a float32's
+          mantissa, tf32. So float32 is taken as a sum of two tf32 and multiplied in three products, which is as
+          accurate as units for float32 are, and faster; allow_tf32=True leaves it at one product. What is
+          within 1/4096 of the largest float32 becomes infinite. cuBLAS's products, here u and the backward
+          pass's, go by torch.backends.cuda.matmul.allow_tf32.
 Work      2M(NK + Kr + rN) FLOPs forward, for M rows; backward as many, and 2M(Kr + rN) more: there is no dW.
 Traffic   Beyond what the products read, for elements of s bytes: MNs, y alone. Eager writes two products,
           scales one, adds them and activates, 1 + 1 + 2 + 3 + 2 = 9MNs; cuBLAS adding in place, 5MNs.
-Design    u = s (x Aᵀ) is cuBLAS's: so few columns make it a pass over x, as memory-bound as a copy, for which
+Design    u = x Aᵀ is cuBLAS's: so few columns make it a pass over x, as memory-bound as a copy, for which
           it has kernels that split K where M is small. Inside the other kernel each of the N / BLOCK_N
           programs of a row of tiles would compute u again, on tensor cores that take 64 columns in the time of
-          16. Then one kernel: x Wᵀ summed over K, one short product more, u Bᵀ, onto the same sums; bias,
+          16. Then one kernel: x Wᵀ summed over K, one short product more, (s u) Bᵀ, onto the same sums; bias,
           activation and the only rounding follow in registers. On Hopper one program for each multiprocessor
-          goes from tile to tile, TMA moves x, W and y, and the next tile's u and B arrive during an epilogue.
+          goes from tile to tile, and TMA moves x, W and y.
 Backward  dz = dy·act'(z) and db, dz summed over rows, are one kernel, and one for the sums; the rest is
-          cuBLAS's: dB = dzᵀ u, du = s dz B, dA = duᵀ x, dx = dz W + du A. Saves x, u, and y (relu, sigmoid) or
-          z (gelu, silu), each only where a gradient that is asked for needs it.
-Rounding  u is rounded to x's dtype once, with s in it (in float16 s·u has to be in range), as eager rounds x
-          Aᵀ; the sum of both products is rounded once, which eager does in five steps.
+          cuBLAS's: dB = s dzᵀ u, du = s dz B, dA = duᵀ x, dx = dz W + du A. Saves x, u, and y (relu, sigmoid)
+          or z (gelu, silu), each only where a gradient that is asked for needs it.
+Rounding  u is rounded to x's dtype, as eager rounds x Aᵀ, and so is s u (in float16 it has to be in range; no
+          digit is lost where s is a power of 2); the sum of both products once, which eager does in five steps.
 Copy it   this file. MIT licence.
 """
 
@@ -48,7 +50,8 @@ _ACTIVATIONS = {
 }
 # The same written into a tensor, which may be z itself
 _ACTIVATIONS_INTO = {
-    "relu": torch.ops.aten.relu.out,
+    # aten.relu.out goes by way of a tensor of its own; as relu, clamp_min leaves NaN as it is
+    "relu": functools.partial(torch.clamp_min, min=0),
     "gelu": functools.partial(torch.ops.aten.gelu.out, approximate="tanh"),
     "silu": torch.ops.aten.silu.out,
     "sigmoid": torch.ops.aten.sigmoid.out,
@@ -65,8 +68,8 @@ class _Tile(NamedTuple):
     num_stages: int
 
 
-# Everything there is to tune is here. Tiles by what multiplies ("half": 16-bit tensor cores, "tf32", "ieee":
-# float32 without tensor cores, "double") and generation of the GPU; `_pick_tile` takes the first that suits.
+# Everything there is to tune is here. Tiles by what multiplies ("half": 16-bit tensor cores, "tf32", once or
+# three times, "double") and generation of the GPU; `_pick_tile` takes the first that suits.
 _TILES = {
     ("half", "hopper"): (
         _Tile(128, 256, 64, 8, 3),
@@ -87,9 +90,16 @@ _TILES = {
         _Tile(64, 64, 32, 4, 3),
         _Tile(16, 16, 64, 2, 3),
     ),
-    ("ieee", "ampere"): (
-        _Tile(128, 128, 16, 8, 3),
-        _Tile(64, 64, 16, 4, 3),
+    ("tf32x3", "hopper"): (
+        _Tile(128, 64, 32, 4, 3),
+        _Tile(64, 64, 32, 4, 3),
+        _Tile(16, 32, 64, 4, 3),
+        _Tile(16, 16, 64, 4, 3),
+    ),
+    ("tf32x3", "ampere"): (
+        _Tile(128, 64, 32, 8, 3),
+        _Tile(64, 64, 32, 4, 3),
+        _Tile(16, 32, 64, 4, 3),
         _Tile(16, 16, 64, 4, 3),
     ),
     ("double", "ampere"): (_Tile(64, 64, 16, 8, 3), _Tile(16, 16, 16, 2, 3)),
@@ -177,12 +187,15 @@ def _place(tile, n_rows, n_cols, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLO
 
 @triton.jit
 def _low_rank(
-    u_ptr, lora_b_ptr, rows, cols, n_rows, n_cols, rank, stride_bn, stride_br, piece, BLOCK_R: tl.constexpr
+    u_ptr, lora_b_ptr, rows, cols, n_rows, n_cols, rank, scale, stride_bn, stride_br, piece,
+    BLOCK_R: tl.constexpr,
 ):  # fmt: skip
-    # Piece number `piece` of u, (BLOCK_M, BLOCK_R), and of Bᵀ, (BLOCK_R, BLOCK_N).
+    # Piece number `piece` of s u, (BLOCK_M, BLOCK_R), and of Bᵀ, (BLOCK_R, BLOCK_N).
     ranks = piece * BLOCK_R + tl.arange(0, BLOCK_R)
     u_mask = (rows < n_rows)[:, None] & (ranks < rank)[None, :]
     u = tl.load(u_ptr + rows[:, None] * rank + ranks[None, :], mask=u_mask, other=0.0)
+    if u.dtype != tl.float64:  # to which a float of Python's does not come whole: scaled before
+        u = (u.to(tl.float32) * scale).to(u.dtype)
     b_offsets = ranks.to(tl.int64)[:, None] * stride_br + cols[None, :] * stride_bn
     b_mask = (ranks < rank)[:, None] & (cols < n_cols)[None, :]
     return u, tl.load(lora_b_ptr + b_offsets, mask=b_mask, other=0.0)
@@ -228,7 +241,7 @@ def _finish(
 
 @triton.jit(do_not_specialize=["n_rows"])
 def _lora_linear_kernel(
-    x_ptr, w_ptr, u_ptr, lora_b_ptr, bias_ptr, y_ptr, z_ptr, n_rows, n_cols, n_inner, rank,
+    x_ptr, w_ptr, u_ptr, lora_b_ptr, bias_ptr, y_ptr, z_ptr, n_rows, n_cols, n_inner, rank, scale,
     stride_xm, stride_xk, stride_wn, stride_wk, stride_bn, stride_br,
     ACTIVATION: tl.constexpr, PRECISION: tl.constexpr, COMPUTE: tl.constexpr, GROUP: tl.constexpr,
     HALVES: tl.constexpr, PIECES: tl.constexpr, BLOCK_R: tl.constexpr,
@@ -251,7 +264,7 @@ def _lora_linear_kernel(
         w_ptrs += tl.cast(stride_wk, tl.int64) * BLOCK_K
     for piece in tl.range(0, PIECES, num_stages=1):
         u, b = _low_rank(
-            u_ptr, lora_b_ptr, rows, cols, n_rows, n_cols, rank, stride_bn, stride_br, piece, BLOCK_R
+            u_ptr, lora_b_ptr, rows, cols, n_rows, n_cols, rank, scale, stride_bn, stride_br, piece, BLOCK_R
         )  # fmt: skip
         total = tl.dot(u, b, total, input_precision=PRECISION, out_dtype=COMPUTE)
     _finish(total, bias_ptr, y_ptr, z_ptr, row, col, n_rows, n_cols, ACTIVATION, HALVES, False)
@@ -259,35 +272,25 @@ def _lora_linear_kernel(
 
 @triton.jit(do_not_specialize=["n_rows"])
 def _lora_linear_tma_kernel(
-    x_desc, w_desc, u_ptr, lora_b_ptr, bias_ptr, y_desc, z_desc, n_rows, n_cols, n_inner, rank,
+    x_desc, w_desc, u_ptr, lora_b_ptr, bias_ptr, y_desc, z_desc, n_rows, n_cols, n_inner, rank, scale,
     stride_bn, stride_br, ACTIVATION: tl.constexpr, GROUP: tl.constexpr,
     HALVES: tl.constexpr, PIECES: tl.constexpr, BLOCK_R: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     # One program handles every n-th tile of y, (BLOCK_M, BLOCK_N), where n programs run: one a multiprocessor.
     # A descriptor holds address, sizes and strides: one thread asks for a whole piece, with zeros outside.
-    n_tiles, step = tl.cdiv(n_rows, BLOCK_M) * tl.cdiv(n_cols, BLOCK_N), tl.num_programs(0)
-    row, col, rows, cols = _place(tl.program_id(0), n_rows, n_cols, GROUP, BLOCK_M, BLOCK_N)
-    u, b = _low_rank(
-        u_ptr, lora_b_ptr, rows, cols, n_rows, n_cols, rank, stride_bn, stride_br, 0, BLOCK_R
-    )
-    for tile in tl.range(tl.program_id(0), n_tiles, step):
+    n_tiles = tl.cdiv(n_rows, BLOCK_M) * tl.cdiv(n_cols, BLOCK_N)
+    for tile in tl.range(tl.program_id(0), n_tiles, tl.num_programs(0)):
         row, col, rows, cols = _place(tile, n_rows, n_cols, GROUP, BLOCK_M, BLOCK_N)
         total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
         for k in range(0, n_inner, BLOCK_K):
             total = tl.dot(x_desc.load([row, k]), w_desc.load([col, k]).T, total)
-        total = tl.dot(u, b, total)
-        for piece in tl.range(1, PIECES, num_stages=1):
+        # Not before the products, where the sums leave no registers to hold u and B.
+        for piece in tl.range(0, PIECES, num_stages=1):
             u, b = _low_rank(
-                u_ptr, lora_b_ptr, rows, cols, n_rows, n_cols, rank, stride_bn, stride_br, piece, BLOCK_R
+                u_ptr, lora_b_ptr, rows, cols, n_rows, n_cols, rank, scale, stride_bn, stride_br, piece, BLOCK_R
             )  # fmt: skip
             total = tl.dot(u, b, total)
-        # the next tile's, on their way during this one's epilogue
-        later = tl.minimum(tile + step, n_tiles - 1)
-        _, _, rows, cols = _place(later, n_rows, n_cols, GROUP, BLOCK_M, BLOCK_N)
-        u, b = _low_rank(
-            u_ptr, lora_b_ptr, rows, cols, n_rows, n_cols, rank, stride_bn, stride_br, 0, BLOCK_R
-        )
         _finish(total, bias_ptr, y_desc, z_desc, row, col, n_rows, n_cols, ACTIVATION, HALVES, True)
 
 
@@ -358,12 +361,19 @@ def _gpu_family(device):
     return "turing" if major < 8 else "hopper" if 9 <= major < 12 else "ampere"
 
 
+def _precision(allow_tf32, device):
+    """How tl.dot is to multiply float32; of the other dtypes it makes nothing else."""
+    if _gpu_family(device) == "turing":
+        return "ieee"
+    return "tf32" if allow_tf32 else "tf32x3"
+
+
 @functools.lru_cache(4096)
 def _pick_tile(n_rows, n_cols, dtype, allow_tf32, device):
     """The first tile not wider than y with work for most multiprocessors; else the last."""
     kind, family = "double" if dtype == torch.float64 else "half", _gpu_family(device)
     if dtype == torch.float32 and family != "turing":
-        kind = "tf32" if allow_tf32 else "ieee"
+        kind = "tf32" if allow_tf32 else "tf32x3"
     for tile in _TILES.get((kind, family)) or _TILES[kind, "ampere"]:
         if tile.m >= 2 * max(16, _power_of_2(n_rows)) or tile.n >= 2 * max(16, _power_of_2(n_cols)):
             continue
@@ -380,11 +390,11 @@ def _tma_takes(t):
     return aligned and step == 1 and pitch >= t.shape[1] > 0
 
 
-def _launch_fused(y, z, x, weight, u, lora_b, bias, activation, allow_tf32):
+def _launch_fused(y, z, x, weight, u, lora_b, bias, scale, activation, allow_tf32):
     """The kernel of this op that suits; y, and z unless it is None, are written."""
     (n_rows, n_cols), n_inner = y.shape, x.shape[1]
     tile = _pick_tile(n_rows, n_cols, x.dtype, allow_tf32, x.device)
-    arguments = (y, z, x, weight, u, lora_b, bias, activation, allow_tf32, tile)
+    arguments = (y, z, x, weight, u, lora_b, bias, scale, activation, allow_tf32, tile)
     large = n_rows * n_cols * n_inner >= _TMA_FROM and tile.m >= 64 <= tile.n
     if (
         large and x.itemsize == 2 and _gpu_family(x.device) == "hopper"
@@ -401,12 +411,13 @@ def _rank_pieces(rank, tile):
     return {"PIECES": _cdiv(rank, block_r), "BLOCK_R": block_r}
 
 
-def _launch_pointer_kernel(y, z, x, weight, u, lora_b, bias, activation, allow_tf32, tile):
+def _launch_pointer_kernel(y, z, x, weight, u, lora_b, bias, scale, activation, allow_tf32, tile):
     (n_rows, n_cols), (n_inner, rank) = y.shape, (x.shape[1], u.shape[1])
+    u = u * scale if u.dtype == torch.float64 else u
     _lora_linear_kernel[(_cdiv(n_rows, tile.m) * _cdiv(n_cols, tile.n),)](
-        x, weight, u, lora_b, bias, y, z, n_rows, n_cols, n_inner, rank,
+        x, weight, u, lora_b, bias, y, z, n_rows, n_cols, n_inner, rank, float(scale),
         *x.stride(), *weight.stride(), *lora_b.stride(), ACTIVATION=activation,
-        PRECISION="tf32" if allow_tf32 and x.dtype == torch.float32 else "ieee",
+        PRECISION=_precision(allow_tf32, x.device),
         COMPUTE=_compute_dtype(x.dtype), GROUP=_GROUP,
         HALVES=tile.n >= _HALVES_FROM, **_rank_pieces(rank, tile),
         BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k,
@@ -414,7 +425,7 @@ def _launch_pointer_kernel(y, z, x, weight, u, lora_b, bias, activation, allow_t
     )  # fmt: skip
 
 
-def _launch_tma_kernel(y, z, x, weight, u, lora_b, bias, activation, allow_tf32, tile):
+def _launch_tma_kernel(y, z, x, weight, u, lora_b, bias, scale, activation, allow_tf32, tile):
     """For 16-bit tensors that TMA takes; on a GPU that has it, or in the interpreter."""
     (n_rows, n_cols), (n_inner, rank) = y.shape, (x.shape[1], u.shape[1])
     halves = tile.n >= _HALVES_FROM
@@ -425,21 +436,22 @@ def _launch_tma_kernel(y, z, x, weight, u, lora_b, bias, activation, allow_tf32,
         TensorDescriptor(weight, weight.shape, weight.stride(), [tile.n, tile.k]), u, lora_b, bias,
         TensorDescriptor(y, y.shape, y.stride(), out),
         None if z is None else TensorDescriptor(z, z.shape, z.stride(), out),
-        n_rows, n_cols, n_inner, rank, *lora_b.stride(), ACTIVATION=activation,
+        n_rows, n_cols, n_inner, rank, float(scale), *lora_b.stride(), ACTIVATION=activation,
         GROUP=_GROUP, HALVES=halves, **_rank_pieces(rank, tile),
         BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k,
         num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
 
 
-def _launch_cublas(y, z, x, weight, u, lora_b, bias, activation, allow_tf32):
+def _launch_cublas(y, z, x, weight, u, lora_b, bias, scale, activation, allow_tf32):
     """The same without a kernel of its own: both products by cuBLAS, added in place, activated in place."""
     total = y if z is None else z
+    x, weight = _for_cublas(x), _for_cublas(weight)
     if bias is None:
         torch.mm(x, weight.t(), out=total)
     else:
         torch.addmm(bias, x, weight.t(), out=total)
-    total.addmm_(u, lora_b.t())
+    total.addmm_(u, _for_cublas(lora_b).t(), alpha=scale)
     if activation != "identity":
         _ACTIVATIONS_INTO[activation](total, out=y)
 
@@ -447,10 +459,10 @@ def _launch_cublas(y, z, x, weight, u, lora_b, bias, activation, allow_tf32):
 def _forward(
     x, weight, lora_a, lora_b, bias, scale, activation, allow_tf32=False, save_z=False, launch=None
 ):
-    """y; u = s (x Aᵀ), (M, r); and z = x Wᵀ + b + u Bᵀ, (M, N), if it is to be saved, else None."""
+    """y; u = x Aᵀ, (M, r); and z = x Wᵀ + b + s u Bᵀ, (M, N), if it is to be saved, else None."""
     n_rows, n_cols = math.prod(x.shape[:-1]), weight.shape[0]
     x_rows = x.reshape(n_rows, x.shape[-1])
-    u = _product(x_rows, lora_a.t(), scale)
+    u = _product(x_rows, lora_a.t())
     y = torch.empty((*x.shape[:-1], n_cols), dtype=x.dtype, device=x.device)
     y_rows = y.view(n_rows, n_cols)
     z = torch.empty_like(y_rows) if save_z else None
@@ -458,7 +470,7 @@ def _forward(
         bias = None if bias is None else bias.contiguous()
         with torch.cuda.device_of(x):  # else the launch goes to the current GPU, not to x's
             (launch or _launch_fused)(
-                y_rows, z, x_rows, weight, u, lora_b, bias, activation, allow_tf32
+                y_rows, z, x_rows, weight, u, lora_b, bias, scale, activation, allow_tf32
             )
     return y, u, z
 
@@ -484,21 +496,31 @@ def _backward(dy, x, weight, lora_a, lora_b, u, saved, scale, activation, wanted
     dz, dbias = _dz_and_dbias(dy_rows, saved, activation, has_dx or has_da or has_db, has_dbias)
     dx = da = db = None
     if has_db:
-        db = _product(dz.t(), u)  # u has the scale in it
+        db = _product(dz.t(), u, scale)
     if has_dx or has_da:
         du = _product(dz, lora_b, scale)
     if has_da:
         da = _product(du.t(), x.reshape(du.shape[0], x.shape[-1]))
     if has_dx:
         # the small summand is rounded first, and added in float32 to the sums of the large one
-        dx = _product(du, lora_a).addmm_(dz, weight)
+        dx = _product(du, lora_a).addmm_(_for_cublas(dz), _for_cublas(weight))
         dx = dx.view(*dy.shape[:-1], weight.shape[1])
     return dx, da, db, dbias
 
 
+def _for_cublas(t):
+    """t; a copy where rows or columns begin 2 GiB apart, at which cuBLAS reads memory that is not t's."""
+    return t.contiguous() if any(s * t.itemsize >= 2**31 for s in t.stride()) else t
+
+
 def _product(a, b, scale=1.0):
-    """scale (a b), scaled before it is rounded, in one launch; beta=0: what memory held is not read."""
-    return a.new_empty(a.shape[0], b.shape[1]).addmm_(a, b, beta=0, alpha=scale)
+    """scale (a b), scaled before it is rounded, in one launch; beta=0: what memory held is not read.
+
+    Into given memory, which autocast leaves in its dtype.
+    """
+    a, b, out = _for_cublas(a), _for_cublas(b), a.new_empty(a.shape[0], b.shape[1])
+    # without a scale mm, for which cuBLAS is asked in another way, and has faster kernels for a narrow b
+    return torch.mm(a, b, out=out) if scale == 1 else out.addmm_(a, b, beta=0, alpha=scale)
 
 
 def _dz_and_dbias(dy, saved, activation, has_dz, has_dbias):
@@ -704,7 +726,7 @@ def lora_linear_op(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     """lora_linear for torch.compile and torch.export: one node of the graph, which nothing looks into.
 
-    Returns y, and u = s (x Aᵀ) and z = x Wᵀ + b + u Bᵀ for the backward pass, which of gelu and silu needs
+    Returns y, and u = x Aᵀ and z = x Wᵀ + b + s u Bᵀ for the backward pass, which of gelu and silu needs
     save_z=True: without it z is empty.
     """
     _check("lora_linear_op", x, weight, lora_a, lora_b, bias, scale, activation)

@@ -2,8 +2,10 @@
 
 Shapes    a: (M, K), b: (K, N), any strides; bias: (N,) or None; y: (M, N), contiguous.
 Act       identity, relu, gelu (tanh form), silu or sigmoid, of the sum before it is rounded: an epilogue.
-Dtypes    float16, bfloat16 (summed in float32), float32 and float64. float32 is multiplied as it is;
-          allow_tf32=True leaves it to tensor cores, which read 10 bits of its mantissa.
+Dtypes    float16, bfloat16 (summed in float32), float32 and float64. Tensor cores read 10 bits of a float32's
+          mantissa, tf32. So float32 is taken as a sum of two tf32 and multiplied in three products, which is as
+          accurate as units for float32 are, and faster; allow_tf32=True leaves it at one product. What is
+          within 1/4096 of the largest float32 becomes infinite.
 Work      2MNK FLOPs forward, 4MNK backward. Traffic: at least (MK + KN + MN)s bytes for elements of s bytes;
           with tiles of BM x BN the multiprocessors ask L2 for MNK(1/BM + 1/BN) elements of a and b.
 Ladder    naive       tiles of 16 x 16, products and sums one by one
@@ -50,7 +52,7 @@ class _Tile(NamedTuple):
 
 
 # All there is to tune is here. The tiles, from large to small, by what multiplies: tensor cores on 16 bits
-# ("half") or on tf32, units for float32 ("ieee") or float64 ("double"); _choose says which one is taken.
+# ("half"), on tf32 or on three times tf32, or on float64 ("double"); _choose says which one is taken.
 _TILES = {
     "half, hopper": (
         _Tile(128, 256, 64, 8, 3), _Tile(128, 128, 64, 8, 4), _Tile(64, 128, 64, 4, 4), _Tile(64, 64, 64, 4, 4),
@@ -64,9 +66,13 @@ _TILES = {
         _Tile(128, 128, 32, 8, 3), _Tile(64, 64, 32, 4, 3),
         _Tile(64, 16, 64, 4, 3), _Tile(16, 64, 64, 4, 3), _Tile(16, 16, 64, 2, 3),
     ),
-    "ieee": (
-        _Tile(128, 128, 16, 8, 3), _Tile(64, 64, 16, 4, 3),
-        _Tile(64, 16, 32, 4, 3), _Tile(16, 64, 32, 4, 3), _Tile(16, 16, 64, 4, 3),
+    "tf32x3, hopper": (
+        _Tile(128, 64, 32, 4, 3), _Tile(64, 64, 32, 4, 3),
+        _Tile(64, 16, 32, 4, 3), _Tile(16, 32, 64, 4, 3), _Tile(16, 16, 64, 4, 3),
+    ),
+    "tf32x3": (
+        _Tile(128, 64, 32, 8, 3), _Tile(64, 64, 32, 4, 3),
+        _Tile(64, 16, 32, 4, 3), _Tile(16, 32, 64, 4, 3), _Tile(16, 16, 64, 4, 3),
     ),
     "double": (_Tile(64, 64, 16, 4, 3), _Tile(16, 16, 16, 2, 3)),
     "turing": (_Tile(64, 64, 16, 4, 1), _Tile(16, 16, 32, 4, 1)),  # where Triton has no tensor cores
@@ -320,7 +326,7 @@ def _compute_dtype(dtype):
 
 def _kind(dtype, allow_tf32):
     if dtype == torch.float32:
-        return "tf32" if allow_tf32 else "ieee"
+        return "tf32" if allow_tf32 else "tf32x3"
     return "double" if dtype == torch.float64 else "half"
 
 
@@ -334,6 +340,11 @@ def _generation(device):
     major = 9 if _ON_CPU else torch.cuda.get_device_capability(device)[0]
     # hopper: TMA, and 227 KB of shared memory for one program; so in data centres' Blackwell, not in desktops'
     return "turing" if major < 8 else "hopper" if 9 <= major < 12 else "ampere"
+
+
+def _precision(kind, device):
+    """How tl.dot is to multiply; it matters for float32 alone."""
+    return kind if "tf32" in kind and _generation(device) != "turing" else "ieee"
 
 
 @functools.cache
@@ -371,7 +382,7 @@ def _launch_tiles(y, z, a, b, bias, activation, kind, tile, group=_GROUP, dot=Tr
     _matmul_kernel[grid](
         a, b, bias, y, z, n_rows, n_cols, n_inner, *a.stride(), *b.stride(),
         _cdiv(_cdiv(n_inner, n_parts), tile.k) * tile.k,
-        ACTIVATION=activation, DOT=dot, PRECISION="tf32" if kind == "tf32" else "ieee",
+        ACTIVATION=activation, DOT=dot, PRECISION=_precision(kind, a.device),
         COMPUTE=_compute_dtype(a.dtype), GROUP=group, HALVES=tile.n >= _HALVES_FROM,
         BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k,
         num_warps=tile.num_warps, num_stages=tile.num_stages,

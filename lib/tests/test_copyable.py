@@ -129,7 +129,7 @@ OWN = {
     "_cuda",
 }
 OWN |= {"_cuda_forward", "_setup_context", "_op_backward", "_", "forward", "backward"}
-OWN |= {"_finish", "_launch_cublas", "_to_save"}
+OWN |= {"_finish", "_launch_cublas", "_precision", "_to_save"}
 
 
 def _functions(path):

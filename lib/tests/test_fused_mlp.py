@@ -579,7 +579,7 @@ def test_traffic_of_a_split(monkeypatch):
     """The parts of the sum, float32, come on top: written, and read again."""
     _go(monkeypatch, "split")
     inputs = detached((40, 32, 200, 24))
-    plan = op_file._plan(40, 32, 200, 24, "ieee", inputs[0].device)
+    plan = op_file._plan(40, 32, 200, 24, "tf32x3", inputs[0].device)
     assert plan.n_splits > 1
     traffic = count_traffic(lambda: fused_mlp_triton(*inputs))
     assert traffic.launches == 2
@@ -632,11 +632,6 @@ def far_in_columns(t):
     return far.copy_(t)
 
 
-def near(*inputs):
-    """The definition on contiguous copies: BLAS need not know such strides."""
-    return fused_mlp_eager(*(t.contiguous() for t in inputs))
-
-
 @pytest.mark.parametrize("k", [0, 1, 3], ids=["x", "weight1", "weight2"])
 @pytest.mark.parametrize("by_columns", [False, True], ids=["rows", "columns"])
 @pytest.mark.parametrize("n", [1, 3])
@@ -652,7 +647,7 @@ def test_offsets_past_two_to_the_31(k, by_columns, n, monkeypatch):
     assert values[k].shape == far.shape
     values[k] = far
     leaves = [t.detach().requires_grad_() for t in values]
-    check(fused_mlp_triton, leaves, eager=near)
+    check(fused_mlp_triton, leaves, eager=cases.near(fused_mlp_eager))
     op_file._plan.cache_clear()
 
 
@@ -825,7 +820,7 @@ DLRM = [(128, 512, 256, 1), (2048, 256, 64, 16), (20_000, 512, 256, 256)]
 PRODUCTS = {
     "half": ("HMMA.16816", "HGMMA.64"),
     "tf32": ("HMMA.1688", "HGMMA.64"),
-    "ieee": ("FFMA", "FFMA"),
+    "tf32x3": ("HMMA.1688", "HGMMA.64"),
 }
 
 
@@ -833,16 +828,15 @@ PRODUCTS = {
 @pytest.mark.parametrize("kind", PRODUCTS)
 def test_tensor_cores_wide_loads_and_no_spills(kind, back, monkeypatch):
     dtype = torch.bfloat16 if kind == "half" else torch.float32
-    for case in DLRM if kind == "half" else DLRM[::2]:
+    wide = DLRM[2] if kind != "tf32x3" else (20_000, 512, 256, 64)
+    for case in [*DLRM[: 2 if kind == "half" else 1], wide]:
         compiled = _machine_code(case, dtype, kind == "tf32", back, monkeypatch)
         mix = instruction_mix(compiled)
         assert compiled.spills == 0, (case, compiled)
         assert compiled.shared_bytes <= 99 * 1024, "more than a program may have on most GPUs"
         few, many = PRODUCTS[kind]
-        wanted = many if case is DLRM[-1] else (few, many)
+        wanted = many if case is wide else (few, many)
         assert any(op.startswith(wanted) for op in mix), (case, mix)
-        if kind == "ieee":
-            assert not any("HMMA" in op or "GMMA" in op for op in mix), "float32 rounded to tf32"
         assert "LDGSTS.E.BYPASS.128" in mix, (case, mix)  # 16 bytes from global to shared memory
         assert "LDGSTS.E" not in mix or kind == "tf32", (case, mix)
 

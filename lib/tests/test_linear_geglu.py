@@ -1,6 +1,7 @@
 """linear_geglu: what test_ops asks of other ops, for x, W and b; both kernels; what is kept; traffic."""
 
 import copy
+import inspect
 import itertools
 import math
 
@@ -491,7 +492,11 @@ def test_gradcheck(version):
 
 
 def doubled(version):
-    return lambda x, weight, bias=None: version(x * 2, weight, bias).square()
+    def twice(x, weight, bias=None):
+        y = version(x * 2, weight, bias)
+        return y * y  # autocast makes float32 of a power on a GPU
+
+    return twice
 
 
 def test_compile_fullgraph():
@@ -648,7 +653,7 @@ def test_offsets_past_two_to_the_31(which, shape, dim):
     inputs = detached(((3, shape[1]), shape[0] // 2 if which else 8), torch.float16)
     inputs[which] = far_apart(shape, dim)
     inputs = [t.detach().requires_grad_() for t in inputs]
-    check_against_float64(linear_geglu_triton, linear_geglu_eager, *inputs)
+    check_against_float64(linear_geglu_triton, cases.near(linear_geglu_eager), *inputs)
 
 
 def test_offsets_past_two_to_the_31_from_step_to_step_of_k():
@@ -667,7 +672,7 @@ def test_gradient_offsets_past_two_to_the_31():
         dy = far_apart(shape, dim)
         inputs = tensors(((shape[0], 8), shape[1]), torch.float16)
         got = torch.autograd.grad(linear_geglu_triton(*inputs), inputs, dy)
-        want = torch.autograd.grad(linear_geglu_eager(*inputs), inputs, dy)
+        want = torch.autograd.grad(linear_geglu_eager(*inputs), inputs, dy.contiguous())
         for a, b in zip(got, want):
             assert_close(a, b, torch.float16)
 
@@ -798,7 +803,7 @@ def _compiled(monkeypatch, kernel_name, launch, arch=90):
     described = {n: a for n, a in enumerate(args) if isinstance(a, op_file.TensorDescriptor)}
     plain = [3 if n in described else a for n, a in enumerate(args)]
     signature = signature_of(kernel, *plain, **options)
-    names = list(signature.types)
+    names = list(inspect.signature(kernel.fn).parameters)
     for n, a in described.items():
         dtype = {torch.float16: "fp16", torch.bfloat16: "bf16"}[a.base.dtype]
         signature.types[names[n]] = f"tensordesc<{dtype}{list(a.block_shape)}>"
@@ -824,8 +829,9 @@ def _moves(mix):
 @pytest.mark.parametrize(
     ("save_h", "bias"), [(False, True), (True, True), (False, False)], ids=["y", "h", "no bias"]
 )
-def test_hopper_gets_tensor_cores_and_tma_without_spills(monkeypatch, save_h, bias):
-    x, weight, b = zeros(torch.bfloat16, (512, 1024), (8192, 1024), (8192,))
+@pytest.mark.parametrize(("length", "n_in"), [("short", 1024), ("long", 4096)])
+def test_hopper_gets_tensor_cores_and_tma_without_spills(monkeypatch, save_h, bias, length, n_in):
+    x, weight, b = zeros(torch.bfloat16, (512, n_in), (8192, n_in), (8192,))
     compiled = _compiled(
         monkeypatch,
         "_linear_geglu_tma_kernel",
@@ -833,16 +839,21 @@ def test_hopper_gets_tensor_cores_and_tma_without_spills(monkeypatch, save_h, bi
             x, weight, b if bias else None, False, save_h, op_file._launch_tma
         ),
     )
-    mix, tile = instruction_mix(compiled), op_file._TMA_TILE
-    # one product for both halves, 256 columns wide: half as many reads of x as two of 128 would need
-    assert mix[f"HGMMA.64x{2 * tile.n}x16.F32.BF16"] == tile.k // 16
+    mix, tile = instruction_mix(compiled), op_file._TMA_TILES[length]
+    # one product for both halves, twice as wide: half as many reads of x as two would need
+    each = tile.m // 64 // (tile.num_warps // 4)
+    assert mix[f"HGMMA.64x{2 * tile.n}x16.F32.BF16"] == tile.k // 16 * each
     assert not [op for op in mix if op.startswith(("HMMA", "LDGSTS"))]
-    assert {"UTMALDG.2D", "UTMALDG.3D", "STG.E.128"} <= set(_moves(mix))
+    assert {"UTMALDG.2D", "UTMALDG.3D"} <= set(_moves(mix))
     stores = {op for op in _moves(mix) if op.startswith("STG")}
-    assert stores == {"STG.E.128"}
-    assert (mix["LDG.E"] > 0) == bias
+    by_tma = length == "long"
+    assert stores == ({"STG.E.128"} if save_h or not by_tma else set())
+    assert ("UTMASTG.2D" in mix) == by_tma
+    assert any(op.startswith("LDG") for op in mix) == bias
     assert compiled.spills == 0
-    assert compiled.shared_bytes <= 227 * 1024
+    # two programs of a short K share a multiprocessor
+    assert compiled.shared_bytes <= (227 if by_tma else 113) * 1024
+    assert by_tma or compiled.registers * 32 * tile.num_warps <= 2**15
     # one exponential and one reciprocal for each element of y, and two more for whole numbers
     per_thread = tile.m * tile.n // (32 * tile.num_warps)
     assert mix["MUFU.EX2"] == per_thread
@@ -866,17 +877,17 @@ def test_tiles_of_16_bits(monkeypatch, kind, arch, n):
     assert compiled.shared_bytes <= (227 if kind == "hopper" else 99) * 1024
 
 
-@pytest.mark.parametrize(("kind", "arch"), [("ieee", 90), ("tf32", 80), ("double", 90)])
+@pytest.mark.parametrize(
+    ("kind", "arch"), [("tf32x3", 90), ("tf32x3", 80), ("tf32", 80), ("double", 90)]
+)
 def test_tiles_of_full_precision(monkeypatch, kind, arch):
     dtype = torch.float64 if kind == "double" else torch.float32
-    tile = op_file._TILES[kind, "ampere"][0]
+    tile = op_file._TILES[kind, "hopper" if arch == 90 and kind == "tf32x3" else "ampere"][0]
     compiled = _forward_compiled(monkeypatch, tile, dtype, arch, tf32=kind == "tf32")
     mix = instruction_mix(compiled)
     rounded = [op for op in mix if "TF32" in op or "BF16" in op]
-    assert bool(rounded) == (kind == "tf32"), rounded
-    assert any(
-        op.startswith({"ieee": "FFMA", "tf32": "HMMA", "double": "DMMA"}[kind]) for op in mix
-    )
+    assert bool(rounded) == (kind != "double"), rounded
+    assert any(op.startswith("DMMA" if kind == "double" else ("HMMA", "HGMMA")) for op in mix)
     assert {op for op in mix if op.startswith("LDGSTS")} == {"LDGSTS.E.BYPASS.128"}
     assert compiled.spills == 0
     assert compiled.shared_bytes <= 99 * 1024
@@ -901,14 +912,14 @@ def test_backward_moves_sixteen_bytes_at_once(monkeypatch, dtype, has_db):
         monkeypatch, "_linear_geglu_bwd_kernel", lambda: op_file._backward(dy, h, has_db)
     )
     mix = instruction_mix(compiled)
-    assert mix["STG.E.128"] == dtype.itemsize, "two halves, 8 elements a thread"
+    assert mix["STG.E.128"] == 2 * dtype.itemsize, "two halves, 16 elements a thread"
     assert not [op for op in mix if op.startswith("LDG.")], "all loads go ahead, to shared memory"
     assert {op for op in mix if op.startswith("LDGSTS")} == {"LDGSTS.E.BYPASS.128"}
     assert (mix["STG.E"] > 0) == has_db
     assert compiled.spills == 0
     # one of each for an element, which both halves share, and a reciprocal more for a quotient of whole numbers
-    assert mix["MUFU.EX2"] == 8
-    assert 8 <= mix["MUFU.RCP"] <= 10
+    assert mix["MUFU.EX2"] == 16
+    assert 16 <= mix["MUFU.RCP"] <= 18
 
 
 def test_few_rows_get_low_tiles_and_many_get_wide_ones(monkeypatch):
@@ -920,7 +931,7 @@ def test_few_rows_get_low_tiles_and_many_get_wide_ones(monkeypatch):
         tiles = op_file._tiles_for(dtype, False, device)
         for n_rows, n_hidden, which in [
             (16384, 4096, 0),
-            (256, 2048, 1),
+            (256, 2048 if dtype == torch.bfloat16 else 1024, 1),
             (33, 11008, 1),
             (1, 11008, 2),
             (128, 64, 2),

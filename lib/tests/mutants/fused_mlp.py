@@ -225,7 +225,7 @@ def check_traffic(op, module):
     traffic = count_traffic(lambda: module.fused_mlp_triton(*inputs))
     assert (traffic.launches, traffic.bytes_moved) == (1, least)
     _go(module, "split")
-    splits = module._plan(40, 32, 200, 24, "ieee", inputs[0].device).n_splits
+    splits = module._plan(40, 32, 200, 24, "tf32x3", inputs[0].device).n_splits
     traffic = count_traffic(lambda: module.fused_mlp_triton(*inputs))
     assert splits > 1, "not split"
     assert (traffic.launches, traffic.bytes_moved) == (2, least + 2 * splits * 40 * 24 * 4)
@@ -494,7 +494,7 @@ MUTANTS = [
         "dz2 = aten.threshold_backward(dy, y, 0)", "dz2 = dy", "cublas: relu's gradient forgotten"
     ),
     Mutant(
-        "torch.mm(dz1, w1, out=x.new_empty(x.shape))",
+        "torch.mm(dz1, _for_cublas(w1), out=x.new_empty(x.shape))",
         "torch.mm(dz1, w1)",
         "autocast rounds the products of the backward pass",
     ),

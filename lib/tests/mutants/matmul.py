@@ -244,7 +244,7 @@ def check_choice(op, module):
     device = torch.device("cpu")
     with _with(module, _n_multiprocessors=lambda device: 132):
         for m, n, k in itertools.product([1, 16, 33, 100, 512, 4096, 65536], repeat=3):
-            for kind in ("half", "ieee"):
+            for kind in ("half", "tf32x3"):
                 tile, parts = module._choose.__wrapped__(m, n, k, kind, device)
                 n_tiles = -(-m // tile.m) * -(-n // tile.n)
                 assert tile.m < 2 * max(9, m) and tile.n < 2 * max(9, n), "a tile half empty"
@@ -315,7 +315,7 @@ def check_tf32(op, module):
             return launch
 
     with _with(module, _matmul_kernel=Noted(module._matmul_kernel)):
-        for allow, precision in [(False, "ieee"), (True, "tf32")]:
+        for allow, precision in [(False, "tf32x3"), (True, "tf32")]:
             seen.clear()
             a, b, _ = _tensors()
             module.matmul_triton(a, b, allow_tf32=allow).sum().backward()
@@ -603,7 +603,7 @@ MUTANTS = [
         'da = _forward(dz, b.t(), None, "identity", True)',
         "tf32 in silence, backward",
     ),
-    Mutant('return "tf32" if allow_tf32 else "ieee"', 'return "tf32"', "tf32 in silence"),
+    Mutant('return "tf32" if allow_tf32 else "tf32x3"', 'return "tf32"', "tf32 in silence"),
     Mutant(
         "@torch.autograd.function.once_differentiable",
         "@staticmethod",
