@@ -1,0 +1,152 @@
+"""Exercises of notebook 40, matmul."""
+
+import contextlib
+import itertools
+from unittest import mock
+
+from lib import machine
+from lib.exercises import (
+    Wrong,
+    attempted,
+    exercise,
+    expect,
+    expect_launches,
+    expect_number,
+    expect_op,
+)
+from lib.nogpu.interpreter import interpreted_launches
+from lib.nogpu.memory import count_traffic
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from triton.runtime import interpreter as upstream
+
+
+@exercise("40.1", "What tiles ask for", minutes=8, level=1)
+def check_bytes_requested(answer):
+    cases = [
+        (16, 16, 16, 16, 16, 4),
+        (64, 128, 32, 16, 32, 4),
+        (64, 128, 32, 16, 32, 2),
+        (65, 128, 40, 16, 32, 2),
+        (64, 129, 40, 16, 32, 2),
+        (8192, 8192, 8192, 128, 256, 2),
+    ]
+    for m, n, k, block_m, block_n, s in cases:
+        of_a, of_b = m * k * -(-n // block_n), k * n * -(-m // block_m)
+        got = attempted(answer(m, n, k, block_m, block_n, s))
+        what = f"M = {m}, N = {n}, K = {k}, tiles of {block_m}×{block_n}, {s} bytes an element"
+        expect_number(got, (of_a + of_b + m * n) * s, what, rel=1e-12)
+
+
+def _never_made(tiles_m, tiles_n, group=8):
+    """Tiles of y that place_broken leaves out."""
+    made = set()
+    for tile in range(tiles_m * tiles_n):
+        first, rest = tile // (group * tiles_n) * group, tile % (group * tiles_n)
+        made.add((first + rest % group, rest // group))
+    return sorted(set(itertools.product(range(tiles_m), range(tiles_n))) - made)
+
+
+@exercise("40.2", "The smallest grid that shows it", minutes=10, level=2)
+def check_smallest_grid(grid):
+    expect(
+        isinstance(grid, (tuple, list))
+        and len(grid) == 2
+        and all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in grid),
+        "give a tuple of two positive whole numbers, (tiles_m, tiles_n)",
+    )
+    tiles_m, tiles_n = grid
+    expect(tiles_m * tiles_n <= 10**6, "it shows it, perhaps, but a million tiles are not few")
+    missing = _never_made(tiles_m, tiles_n)
+    expect(missing, f"of {tiles_m}×{tiles_n} tiles every one is made")
+    expect(
+        tiles_m * tiles_n <= 2,
+        f"of {tiles_m}×{tiles_n} tiles {missing[0]} is never made, but there is a grid of fewer tiles",
+    )
+
+
+@contextlib.contextmanager
+def _precisions_noted():
+    """A list of the names of the precisions that tl.dot is asked for, of float32, while kernels run inside."""
+    noted, create_dot = [], upstream.InterpreterBuilder.create_dot
+
+    def dot(self, a, b, accumulator, precision, *rest):
+        if a.data.dtype == "float32":
+            noted.append(str(precision).rpartition(".")[2])
+        return create_dot(self, a, b, accumulator, precision, *rest)
+
+    with mock.patch.object(upstream.InterpreterBuilder, "create_dot", dot), interpreted_launches():
+        yield noted
+
+
+def _expect_no_tf32(launch):
+    with _precisions_noted() as noted:
+        launch()
+    expect(
+        "TF32" not in noted,
+        "tl.dot is asked for TF32, its default: on a GPU float32 would lose 13 of 23 bits; "
+        "pass input_precision='ieee' or 'tf32x3'",
+    )
+
+
+def _normal(shape, dtype, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator).to(machine.device(), dtype)
+
+
+@exercise("40.3", "A sibling: many small products", minutes=20, level=2)
+def check_batched(answer):
+    def inputs(shape, dtype):
+        n_batches, m, n, k = shape
+        return _normal((n_batches, m, k), dtype), _normal((n_batches, k, n), dtype, seed=1)
+
+    def strided(shape, dtype):
+        n_batches, m, n, k = shape
+        a = _normal((k, m, n_batches), dtype).permute(2, 1, 0)
+        return a, _normal((k, n), dtype, seed=1).expand(n_batches, k, n)
+
+    shapes = ((1, 1, 1, 1), (2, 3, 5, 4), (3, 17, 33, 20), (2, 64, 32, 64), (3, 40, 70, 50))
+    expect_op(answer, torch.bmm, inputs, shapes=shapes)
+    expect_op(answer, torch.bmm, strided, shapes=((2, 3, 5, 4), (3, 17, 33, 20)))
+    expect_op(answer, torch.bmm, inputs, shapes=((1, 16, 16, 1000),), dtypes=(torch.bfloat16,))
+    y = answer(*strided((2, 3, 5, 4), torch.float32))
+    expect(y.is_contiguous(), f"y should be contiguous, its strides are {y.stride()}")
+    expect_launches(lambda: answer(*inputs((3, 17, 33, 20), torch.float32)), exactly=1)
+    _expect_no_tf32(lambda: answer(*inputs((2, 16, 16, 16), torch.float32)))
+
+
+class _NoArithmetic(TorchDispatchMode):
+    """Inside, PyTorch may allocate, look at and copy tensors, and not calculate."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function.overloadpacket.__name__
+        forbidden = ("norm", "mul", "div", "mm", "sum", "pow", "sqrt", "square", "add", "sub")
+        if any(word in name for word in forbidden):
+            raise Wrong(f"PyTorch runs {name}: the norms belong into the launch")
+        return function(*args, **(kwargs or {}))
+
+
+def _cosine(x, c):
+    return (x @ c.t()) / (x.norm(dim=1)[:, None] * c.norm(dim=1)[None, :])
+
+
+@exercise("40.4", "A norm on the way", minutes=30, level=3)
+def check_cosine_similarity(answer):
+    def inputs(shape, dtype):
+        m, n, k = shape
+        return _normal((m, k), dtype), 3 * _normal((n, k), dtype, seed=1)
+
+    shapes = ((1, 1, 1), (3, 5, 4), (17, 33, 20), (64, 32, 64), (40, 70, 100))
+    expect_op(answer, _cosine, inputs, shapes=shapes)
+    x, c = inputs((16, 16, 100), torch.float32)
+    expect_launches(lambda: answer(x, c), exactly=1)
+    traffic = count_traffic(lambda: answer(x, c))
+    loaded = sum(a.loaded for a in traffic.by_argument.values())
+    expect(
+        loaded <= x.nbytes + c.nbytes,
+        f"at M = N = 16, K = 100 it loads {loaded} bytes, and the product alone {x.nbytes + c.nbytes}",
+    )
+    _expect_no_tf32(lambda: answer(x, c))
+    with _NoArithmetic():
+        answer(x, c)

@@ -1,0 +1,171 @@
+"""Exercises of notebook 41, linear_geglu."""
+
+import itertools
+import math
+
+from lib import machine, profiling
+from lib.check import check_against_float64
+from lib.exercises import Wrong, attempted, exercise, expect, expect_launches, expect_op
+from lib.nogpu.memory import count_traffic
+
+import torch
+import torch.nn.functional as F
+
+
+@exercise("41.1", "Which rows of W", minutes=8, level=1)
+def check_rows_of_w(answer):
+    for n_hidden, block_n in itertools.product((1, 2, 6, 16), (2, 4, 16)):
+        for tile in range(-(-n_hidden // block_n)):
+            cols = range(tile * block_n, min((tile + 1) * block_n, n_hidden))
+            want = [*cols, *(n_hidden + col for col in cols)]
+            got = attempted(answer(tile, block_n, n_hidden))
+            at = f"tile {tile}, block_n = {block_n}, n_hidden = {n_hidden}"
+            expect(isinstance(got, list), f"{at}: should be a list, got {type(got).__name__}")
+            expect(got == want, f"{at}: should be {want}, got {got}")
+
+
+@exercise("41.2", "Half a mask", minutes=10, level=2)
+def check_x_that_shows_it(rows):
+    ordinary = isinstance(rows, list) and rows and all(isinstance(row, list) for row in rows)
+    expect(ordinary, "give a list of rows, each of them a list of numbers")
+    expect(
+        len({len(row) for row in rows}) == 1 and rows[0],
+        "all rows have to be of one length, 1 or more",
+    )
+    numbers = [number for row in rows for number in row]
+    expect(
+        all(isinstance(n, (int, float)) and not isinstance(n, bool) for n in numbers),
+        "give numbers; float('nan') and float('inf') are numbers, too",
+    )
+    expect(
+        any(_reads_what_is_not_finite(rows, i) for i in range(len(rows))),
+        "no row of finite numbers gets NaN from this x: what is behind each in memory is finite, or masked",
+    )
+    expect(len(numbers) <= 2, f"it shows it with {len(numbers)} numbers, but fewer would do")
+
+
+def _reads_what_is_not_finite(rows, i, block_k=16):
+    """Whether row i is finite and a step of its product takes in, past its end, what is not."""
+    n_in, numbers = len(rows[0]), [number for row in rows for number in row]
+    padded = -(-n_in // block_k) * block_k
+    behind = numbers[(i + 1) * n_in : i * n_in + padded]
+    return all(map(math.isfinite, rows[i])) and not all(map(math.isfinite, behind))
+
+
+@exercise("41.3", "A sibling: SwiGLU", minutes=15, level=2)
+def check_linear_swiglu(answer):
+    def eager(x, weight, bias):
+        x1, x2 = F.linear(x, weight, bias).chunk(2, dim=-1)
+        return F.silu(x1) * x2
+
+    shapes = (
+        (1, 1, 1),
+        (1, 1, 2),
+        (2, 3, 1),
+        (3, 17, 5),
+        (17, 33, 21),
+        (64, 64, 128),
+        (70, 40, 96),
+    )
+    expect_op(answer, eager, _layer, shapes=shapes)
+    small = _layer((33, 24, 40), torch.float32)
+    expect_launches(lambda: answer(*small), exactly=1)
+    stored = count_traffic(lambda: answer(*small))
+    written = sum(a.stored for a in stored.by_argument.values())
+    expect(
+        written <= 33 * 40 * 4,
+        f"at (33, 24, 40): y has {33 * 40 * 4} bytes, and the kernel stores {written}",
+    )
+
+
+def _layer(shape, dtype):
+    """x (M, K), weight (2H, K), bias (2H,), with no gradients."""
+    n_rows, n_in, n_hidden = shape
+    generator = torch.Generator(device=machine.device()).manual_seed(0)
+    sizes = (n_rows, n_in), (2 * n_hidden, n_in), (2 * n_hidden,)
+    x, weight, bias = (
+        torch.randn(size, device=machine.device(), generator=generator) for size in sizes
+    )
+    return x.to(dtype), (weight / n_in**0.5).to(dtype), bias.to(dtype)
+
+
+@exercise("41.4", "Backward in one pass", minutes=20, level=3)
+def check_reglu_backward(answer):
+    for shape, dtype in itertools.product(
+        ((1, 1), (2, 1), (1, 3), (5, 7), (17, 33), (130, 65), (300, 129)),
+        (torch.float32, torch.bfloat16),
+    ):
+        for layout in ("contiguous", "all strides zero", "transposed"):
+            at = f"at (M, H) = {shape}, {str(dtype).removeprefix('torch.')}, dy {layout}"
+            _compare_reglu(answer, shape, dtype, layout, at)
+    _expect_one_pass(answer)
+
+
+def _compare_reglu(answer, shape, dtype, layout, at):
+    dy, h = _dy_and_h(shape, dtype, layout)
+    dh, db = _two_tensors(answer(dy, h), at)
+    expect(dh.shape == h.shape and dh.dtype == dtype, f"{at}: dh should be like h, got {_look(dh)}")
+    expect(dh.is_contiguous(), f"{at}: dh should be contiguous")
+    expect(db.shape == h.shape[1:], f"{at}: db should be ({h.shape[1]},), got {tuple(db.shape)}")
+    # each of the two by the rule for outputs; sums of a rounded dh are eager's
+    check_against_float64(
+        lambda *t: answer(*t)[0], lambda *t: _reglu(*t)[0], dy, h, name=f"{at}, dh"
+    )
+    check_against_float64(
+        lambda *t: answer(*t)[1].to(dtype), lambda *t: _reglu(*t)[1], dy, h, name=f"{at}, db"
+    )
+
+
+def _reglu(dy, h):
+    x1, x2 = h.chunk(2, dim=-1)
+    dh = torch.cat([dy * torch.relu(x2), torch.where(x2 > 0, dy * x1, 0)], dim=-1)
+    return dh, dh.sum(0)
+
+
+def _dy_and_h(shape, dtype, layout="contiguous"):
+    n_rows, n_hidden = shape
+    generator = torch.Generator(device=machine.device()).manual_seed(0)
+    dy, h = (
+        torch.randn(size, device=machine.device(), generator=generator).to(dtype)
+        for size in ((n_rows, n_hidden), (n_rows, 2 * n_hidden))
+    )
+    if layout == "all strides zero":
+        dy = dy[:1, :1].expand(shape)
+    if layout == "transposed":
+        dy = dy.t().contiguous().t()
+    return dy, h
+
+
+def _two_tensors(found, at):
+    attempted(found)
+    pair = isinstance(found, (tuple, list)) and len(found) == 2
+    if not pair or not all(isinstance(t, torch.Tensor) for t in found):
+        raise Wrong(f"{at}: should return two tensors, dh and db")
+    return found
+
+
+def _look(t):
+    return f"{tuple(t.shape)}, {t.dtype}"
+
+
+# What makes tensors and moves nothing; the interpreter's own among it.
+_MOVES_NOTHING = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "set_"}
+
+
+def _expect_one_pass(answer):
+    """dy and h loaded once, dh stored once and not read again, neither by a kernel nor by an op of torch."""
+    dy, h = _dy_and_h((512, 64), torch.float32)
+    traffic = count_traffic(lambda: answer(dy, h))
+    expect(traffic.launches > 0, "should launch a Triton kernel, launched none")
+    loaded = sum(a.loaded for a in traffic.by_argument.values())
+    expect(
+        loaded < 3.9 * dy.nbytes,
+        f"at (512, 64): dy and h have {dy.nbytes + h.nbytes} bytes, and kernels load {loaded}",
+    )
+    ops = profiling.traffic_table(lambda: answer(dy, h))
+    ops = ops[~ops.op.isin(_MOVES_NOTHING)]
+    for op in ops.itertuples():
+        expect(
+            op.bytes_read < dy.nbytes and op.bytes_written < dy.nbytes,
+            f"at (512, 64): torch's {op.op} passes over a tensor as large as dy; let the kernel do it",
+        )

@@ -1,0 +1,170 @@
+"""Exercises of notebook 42, lora_linear."""
+
+from functools import partial
+
+from lib import machine, profiling, suite
+from lib.exercises import Wrong, attempted, exercise, expect, expect_launches, expect_op
+from lib.ops.lora_linear import lora_linear_eager
+
+import torch
+import torch.nn.functional as F
+
+K, N = 24, 40
+# M, K, N, r: from small to large, so that the first failure is the smallest one
+SIZES = (
+    (1, 1, 1, 1),
+    (1, 3, 2, 2),
+    (5, 7, 3, 4),
+    (17, 33, 21, 5),
+    (32, 24, 40, 16),
+    (65, 70, 96, 9),
+)
+
+
+@exercise("42.1", "Mend the module", minutes=10, level=1)
+def check_add_lora(answer):
+    for place in ({}, {"dtype": torch.float64}, {"device": "meta"}, {"device": machine.device()}):
+        for rank, alpha in ((4, 8), (16, 8)):
+            at = ", ".join(str(v).removeprefix("torch.") for v in place.values()) or "float32"
+            _expect_module(answer, f"{at}, rank {rank}", rank, alpha, place)
+
+
+def _expect_module(answer, at, rank, alpha, place):
+    linear = torch.nn.Linear(K, N, **place)
+    weight, bias = linear.weight.detach().clone(), linear.bias.detach().clone()
+    layer = attempted(answer(linear, rank, alpha))
+    expect(
+        isinstance(layer, torch.nn.Module), f"should return a torch.nn.Module, got {type(layer)}"
+    )
+    by_shape = {tuple(p.shape): p for p in layer.parameters() if p.requires_grad}
+    names = [n for n, p in layer.named_parameters() if p.requires_grad]
+    expect(
+        set(by_shape) == {(rank, K), (N, rank)} and len(names) == 2,
+        f"{at}: trained are {', '.join(names) or 'no parameters'}; it should be A ({rank}, {K}) and B "
+        f"({N}, {rank}) alone",
+    )
+    a, b = by_shape[rank, K], by_shape[N, rank]
+    for label, p in (("A", a), ("B", b)):
+        expect(
+            p.dtype == weight.dtype and p.device == weight.device,
+            f"{at}: {label} is {p.dtype} on {p.device}, linear {weight.dtype} on {weight.device}",
+        )
+    kept = {tuple(t.shape) for t in layer.state_dict().values()}
+    missing = {(rank, K), (N, rank), (N, K), (N,)} - kept
+    expect(not missing, f"{at}: no tensor of shape {missing} in the state_dict")
+    if weight.device.type != "meta":
+        _expect_values(layer, at, a, b, weight, bias, alpha / rank)
+
+
+def _expect_values(layer, at, a, b, weight, bias, scale):
+    x = torch.randn(9, K, dtype=weight.dtype, device=weight.device)
+    start = torch.relu(F.linear(x, weight, bias))
+    expect(torch.allclose(layer(x), start, atol=1e-5), f"{at}: it should begin as relu(linear(x))")
+    expect(
+        bool(a.detach().any()) or bool(b.detach().any()),
+        f"{at}: with A and B both 0 each keeps the other's gradient at 0, for good",
+    )
+    with torch.no_grad():
+        for t in (a, b):
+            t.copy_(torch.randn_like(t) / 4)
+    want = lora_linear_eager(x, weight, a, b, bias, scale, "relu")
+    expect(torch.allclose(layer(x), want, atol=1e-5), f"{at}: y is wrong; s is {scale:g} there")
+    grads = torch.autograd.grad(layer(x).sum(), (a, b), allow_unused=True)
+    for label, got, to in zip("AB", grads, torch.autograd.grad(want.sum(), (a, b))):
+        expect(
+            got is not None and torch.allclose(got, to, atol=1e-4),
+            f"{at}: the gradient of {label} is wrong, or there is none",
+        )
+
+
+def _inside_is_wrong(m, k, n, r):
+    """The short product once for each step of 32: right where there is one step."""
+    return k > 32
+
+
+def _flat_is_wrong(m, k, n, r):
+    """Ranks beyond r read the next row of u and of B, where both have one; BLOCK_R is 16, 32, …"""
+    return m > 1 and n > 1 and r != max(16, 1 << (r - 1).bit_length())
+
+
+@exercise("42.2", "The smallest shapes that show it", minutes=10, level=2)
+def check_smallest_shapes(shapes):
+    expect(
+        isinstance(shapes, (tuple, list)) and len(shapes) == 2 and all(map(_is_shape, shapes)),
+        "give two tuples of four positive whole numbers, ((M, K, N, r), (M, K, N, r))",
+    )
+    wrong_where = {"inside": (_inside_is_wrong, 33), "flat": (_flat_is_wrong, 4)}
+    for shape, (name, (is_wrong, fewest)) in zip(shapes, wrong_where.items()):
+        expect(is_wrong(*shape), f"{name}: at {tuple(shape)} its numbers are right")
+        product = torch.Size(shape).numel()
+        expect(
+            product == fewest,
+            f"{name}: it is wrong at {tuple(shape)}, and at a shape with a product of less than {product}",
+        )
+
+
+def _is_shape(shape):
+    return (
+        isinstance(shape, (tuple, list))
+        and len(shape) == 4
+        and all(type(n) is int and n > 0 for n in shape)
+    )
+
+
+def _tensors(sizes, dtype):
+    """x, W, A, B and b, detached: u and z are about 1."""
+    tensors = suite.find("lora_linear").inputs(sizes, dtype, machine.device())
+    return tuple(t.detach() for t in tensors)
+
+
+def _products(fn):
+    """[(op, elements of the result)] of the matrix products that `fn` runs in PyTorch."""
+    table = profiling.traffic_table(fn)
+    names = ("mm", "mm_", "addmv", "mv", "dot", "matmul", "linear", "bilinear", "einsum")
+    itemsize = torch.float32.itemsize
+    rows = zip(table.op, table.bytes_written)
+    return [(op, n // itemsize) for op, n in rows if op.endswith(names)]
+
+
+@exercise("42.3", "One product", minutes=15, level=2)
+def check_one_product(answer):
+    for scale in (0.5, -2.0):
+        eager = partial(lora_linear_eager, scale=scale, activation="relu")
+        expect_op(partial(answer, scale=scale), eager, _tensors, shapes=SIZES)
+    m, k, n, r = 48, 56, 64, 3
+    found = _products(lambda: answer(*_tensors((m, k, n, r), torch.float32), 0.5))
+    kinds = {m * r: "u", m * n: "y", n * k: "a matrix of W's size"}
+    told = ", ".join(f"{op} gives {kinds.get(size, f'{size} elements')}" for op, size in found)
+    expect(
+        sorted(size for _, size in found) == sorted((m * r, m * n)),
+        f"there should be two products, one gives u and one y; there are {len(found)}: {told}",
+    )
+
+
+def _many(sizes, dtype):
+    """Three adapters, in an order in which neighbours differ, and one entry for each 16 rows."""
+    x, weight, _, _, bias = _tensors(sizes, dtype)
+    m, k, n, r = sizes
+    a, b = (torch.randn(3, *s, device=x.device) for s in ((r, k), (n, r)))
+    adapter = torch.tensor([2, 0, 1, 1, 2], dtype=torch.int32, device=x.device)
+    adapter = adapter.repeat(m // 80 + 1)[: -(-m // 16)]
+    return x, weight, (a / k**0.5).to(dtype), (b / r**0.5).to(dtype), bias, adapter.contiguous()
+
+
+def _many_eager(x, weight, lora_a, lora_b, bias, adapter, scale):
+    mine = adapter.long().repeat_interleave(16)[: x.shape[0]]
+    u = torch.einsum("mk,mrk->mr", x, lora_a[mine])
+    delta = torch.einsum("mr,mnr->mn", u, lora_b[mine])
+    return torch.relu(F.linear(x, weight, bias) + scale * delta)
+
+
+@exercise("42.4", "A sibling: an adapter for each group of rows", minutes=25, level=3)
+def check_many(answer):
+    for scale in (0.5, -2):
+        given, eager = partial(answer, scale=scale), partial(_many_eager, scale=scale)
+        expect_op(given, eager, _many, shapes=SIZES)
+    inputs = _many((40, 33, 21, 5), torch.float32)
+    expect_launches(lambda: answer(*inputs, 0.5), exactly=1)
+    found = _products(lambda: answer(*inputs, 0.5))
+    if found:
+        raise Wrong(f"all products belong into the kernel; PyTorch ran {found[0][0]}")

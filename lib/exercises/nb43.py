@@ -1,0 +1,145 @@
+"""Exercises of notebook 43, the whole MLP."""
+
+from lib import machine
+from lib.exercises import attempted, exercise, expect, expect_launches, expect_number, expect_op
+from lib.nogpu.memory import count_traffic
+from lib.profiling import traffic_table
+
+import torch
+import torch.nn.functional as F
+
+_TILE = 16  # hidden units of a program in 43.2 and 43.3
+_MOST_NUMBERS = 60
+
+
+# (m, k, h, itemsize, tflops, gbps, launch_us), the simplest first
+_LOSING_CASES = [
+    (1000, 500, 1, 2, 1.0, 1.0, 5.5),  # 1 µs for each extra tile; 5.5 + 4 µs for the second kernel
+    (8192, 1024, 1024, 2, 600.0, 4000.0, 5.0),
+    (128, 512, 256, 2, 600.0, 4000.0, 5.0),
+    (65536, 64, 64, 4, 50.0, 4000.0, 0.0),
+    (65536, 16384, 512, 2, 600.0, 4000.0, 5.0),
+]
+
+
+@exercise("43.1", "Where recomputing stops paying", minutes=8, level=1)
+def check_tiles_that_lose(answer):
+    for case in _LOSING_CASES:
+        m, k, h, itemsize, tflops, gbps, launch_us = case
+        again_us = 2 * m * k * h / tflops / 1e6
+        kernel_us = launch_us + 2 * m * h * itemsize / gbps / 1e3
+        want = 2 + int(kernel_us / again_us)
+        what = "m, k, h, itemsize, tflops, gbps, launch_us = " + ", ".join(f"{v:g}" for v in case)
+        expect_number(attempted(answer(*case)), want, what, rel=1e-12)
+
+
+def _first_tile_only(x, w1, b1, w2, b2):
+    return torch.sigmoid(
+        F.linear(torch.relu(F.linear(x, w1[:_TILE], b1[:_TILE])), w2[:, :_TILE], b2)
+    )
+
+
+def _bias_by_row(x, w1, b1, w2, b2):
+    by_row = F.pad(b1, (0, x.shape[0]))[: x.shape[0], None]  # 0 where there is none, as from a mask
+    return torch.sigmoid(F.linear(torch.relu(F.linear(x, w1) + by_row), w2, b2))
+
+
+def _bias_in_every_tile(x, w1, b1, w2, b2):
+    n_tiles = -(-w1.shape[0] // _TILE)
+    return torch.sigmoid(F.linear(torch.relu(F.linear(x, w1, b1)), w2, n_tiles * b2))
+
+
+def _no_relu(x, w1, b1, w2, b2):
+    return torch.sigmoid(F.linear(F.linear(x, w1, b1), w2, b2))
+
+
+_FAULTS = {
+    "the kernel that uses the first 16 hidden units only": _first_tile_only,
+    "the kernel that takes b1 by row": _bias_by_row,
+    "the kernel that adds b2 once for each tile": _bias_in_every_tile,
+    "the kernel without relu": _no_relu,
+}
+
+
+@exercise("43.2", "One test for four faults", minutes=12, level=2)
+def check_inputs_that_show_it(answer):
+    inputs = attempted(answer())
+    expect(
+        isinstance(inputs, (tuple, list))
+        and len(inputs) == 5
+        and all(isinstance(t, torch.Tensor) and t.dtype == torch.float32 for t in inputs),
+        "should return five float32 tensors: x, w1, b1, w2, b2",
+    )
+    shapes = [tuple(t.shape) for t in inputs]
+    fits = [len(s) for s in shapes] == [2, 2, 1, 2, 1]
+    if fits:
+        (_, k), (h, inner), (h1,), (n, hidden), (n2,) = shapes
+        fits = k == inner and h == h1 == hidden and n == n2
+    expect(fits, f"shapes should be (M, K), (H, K), (H,), (N, H), (N,); got {shapes}")
+    expect(all(bool(t.isfinite().all()) for t in inputs), "all numbers should be finite")
+    count = sum(t.numel() for t in inputs)
+    expect(count <= _MOST_NUMBERS, f"at most {_MOST_NUMBERS} numbers together, these are {count}")
+    inputs = [t.detach().cpu().double() for t in inputs]
+    x, w1, b1, w2, b2 = inputs
+    want = torch.sigmoid(F.linear(torch.relu(F.linear(x, w1, b1)), w2, b2))
+    for what, fault in _FAULTS.items():
+        off = (fault(*inputs) - want).abs().max().item() if want.numel() else 0.0
+        expect(off > 0.01, f"{what} is off by {off:.1e} at most: your test lets it pass")
+
+
+def _two_layers(shape, dtype, residual=False):
+    """x, w1, b1, w2, b2 for (M, K, H, N); with `residual`, for (M, K, H) and N = K."""
+    m, k, h, n = (*shape, shape[1]) if residual else shape
+    generator = torch.Generator().manual_seed(0)
+    sizes = [((m, k), 1), ((h, k), k**-0.5), ((h,), 1), ((n, h), h**-0.5), ((n,), 1)]
+    made = [scale * torch.randn(size, generator=generator) for size, scale in sizes]
+    return tuple(t.to(machine.device(), dtype) for t in made)
+
+
+def _parts(x, w1, b1, w2):
+    hidden = torch.relu(F.linear(x, w1, b1))
+    pieces = zip(hidden.split(_TILE, dim=1), w2.split(_TILE, dim=1))
+    return torch.stack([F.linear(a, b) for a, b in pieces])
+
+
+@exercise("43.3", "Split the sum", minutes=15, level=2)
+def check_parts_of(answer):
+    def inputs(shape, dtype):
+        return _two_layers(shape, dtype)[:4]
+
+    shapes = (
+        (1, 1, 1, 1),
+        (2, 3, 16, 1),
+        (1, 8, 17, 2),
+        (17, 33, 40, 3),
+        (40, 20, 33, 64),
+        (70, 100, 100, 33),
+    )
+    expect_op(answer, _parts, inputs, shapes=shapes, dtypes=(torch.float32,))
+    small = inputs((5, 7, 100, 3), torch.float32)
+    expect_launches(lambda: answer(*small), exactly=1)
+    programs = count_traffic(lambda: answer(*small)).programs
+    expect(programs >= 7, f"100 hidden units are 7 tiles, a program has one; it starts {programs}")
+
+
+def _residual(x, w1, b1, w2, b2):
+    return x + F.linear(torch.relu(F.linear(x, w1, b1)), w2, b2)
+
+
+@exercise("43.4", "A residual block", minutes=25, level=3)
+def check_residual_mlp(answer):
+    def inputs(shape, dtype):
+        return _two_layers(shape, dtype, residual=True)
+
+    shapes = ((1, 1, 1), (2, 3, 16), (1, 8, 33), (17, 33, 70), (40, 64, 129), (130, 20, 300))
+    expect_op(answer, _residual, inputs, shapes=shapes, dtypes=(torch.float32,))
+    small = inputs((37, 24, 50), torch.float32)
+    expect_launches(lambda: answer(*small), exactly=1)
+    added = {"add", "add_"} & set(traffic_table(lambda: answer(*small)).op)
+    expect(not added, "PyTorch adds something, which is a launch of its own: the kernel should")
+    traffic, x_bytes = count_traffic(lambda: answer(*small)), small[0].nbytes
+    of_x = [a.loaded for a in traffic.by_argument.values() if a.loaded_distinct == x_bytes]
+    expect(
+        bool(of_x) and min(of_x) == x_bytes,
+        f"at (37, 24, 50) x has {x_bytes} bytes and {sum(of_x)} are loaded: load a program's rows once",
+    )

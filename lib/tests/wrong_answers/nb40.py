@@ -1,0 +1,177 @@
+"""Plausible wrong answers to the exercises of notebook 40, named <answer>__<why>: each must be rejected."""
+
+import torch
+import triton
+import triton.language as tl
+
+
+def bytes_requested__formula_of_whole_tiles(M, N, K, BLOCK_M, BLOCK_N, s):
+    return (M * N * K // BLOCK_M + M * N * K // BLOCK_N + M * N) * s
+
+
+def bytes_requested__distinct_bytes(M, N, K, BLOCK_M, BLOCK_N, s):
+    return (M * K + K * N + M * N) * s
+
+
+def bytes_requested__sides_swapped(M, N, K, BLOCK_M, BLOCK_N, s):
+    return (M * K * -(-N // BLOCK_M) + K * N * -(-M // BLOCK_N) + M * N) * s
+
+
+def bytes_requested__masked_elements_too(M, N, K, BLOCK_M, BLOCK_N, s):
+    rows, cols = -(-M // BLOCK_M), -(-N // BLOCK_N)
+    return (rows * BLOCK_M * K * cols + cols * BLOCK_N * K * rows + M * N) * s
+
+
+def bytes_requested__elements(M, N, K, BLOCK_M, BLOCK_N, s):
+    return M * K * -(-N // BLOCK_N) + K * N * -(-M // BLOCK_M) + M * N
+
+
+def bytes_requested__y_forgotten(M, N, K, BLOCK_M, BLOCK_N, s):
+    return (M * K * -(-N // BLOCK_N) + K * N * -(-M // BLOCK_M)) * s
+
+
+smallest_grid__one_column = (9, 1)
+smallest_grid__a_row_too_many = (9, 2)
+smallest_grid__swapped = (2, 1)
+smallest_grid__a_whole_group = (8, 2)
+smallest_grid__not_the_smallest = (1, 3)
+smallest_grid__a_number = 2
+
+
+@triton.jit
+def _batched_kernel(
+    a_ptr, b_ptr, y_ptr, n_rows, n_cols, n_inner,
+    stride_ai, stride_am, stride_ak, stride_bi, stride_bk, stride_bn,
+    PRECISION: tl.constexpr, K_MASK: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    tiles_n, i = tl.cdiv(n_cols, BLOCK), tl.program_id(1)
+    rows = (tl.program_id(0) // tiles_n * BLOCK + tl.arange(0, BLOCK))[:, None]
+    cols = (tl.program_id(0) % tiles_n * BLOCK + tl.arange(0, BLOCK))[None, :]
+    total = tl.zeros((BLOCK, BLOCK), dtype=tl.float32 if WIDE else y_ptr.dtype.element_ty)
+    for k in range(0, n_inner, BLOCK):
+        inner = k + tl.arange(0, BLOCK)
+        last = n_inner if K_MASK else k + BLOCK
+        a_mask = (rows < n_rows) & (inner < last)[None, :]
+        b_mask = (inner < last)[:, None] & (cols < n_cols)
+        a_offsets = i * stride_ai + rows * stride_am + inner[None, :] * stride_ak
+        b_offsets = i * stride_bi + inner[:, None] * stride_bk + cols * stride_bn
+        a = tl.load(a_ptr + a_offsets, mask=a_mask, other=0.0)
+        b = tl.load(b_ptr + b_offsets, mask=b_mask, other=0.0)
+        product = tl.dot(a, b, input_precision=PRECISION)
+        total = (total + product).to(total.dtype)
+    offsets = i * n_rows * n_cols + rows * n_cols + cols
+    tl.store(y_ptr + offsets, total, mask=(rows < n_rows) & (cols < n_cols))
+
+
+def _batched(a, b, y=None, strides=None, precision="ieee", k_mask=True, wide=True):
+    (n_batches, m, k), n = a.shape, b.shape[2]
+    y = a.new_empty(n_batches, m, n) if y is None else y
+    grid = (triton.cdiv(m, 32) * triton.cdiv(n, 32), n_batches)
+    _batched_kernel[grid](
+        a, b, y, m, n, k, *(strides or (*a.stride(), *b.stride())),
+        PRECISION=precision, K_MASK=k_mask, WIDE=wide, BLOCK=32,
+    )  # fmt: skip
+    return y
+
+
+def batched__tf32(a, b):
+    return _batched(a, b, precision="tf32")
+
+
+def batched__eager(a, b):
+    return torch.bmm(a, b)
+
+
+def batched__no_mask_along_k(a, b):
+    return _batched(a, b, k_mask=False)
+
+
+def batched__sums_in_the_dtype_of_y(a, b):
+    return _batched(a, b, wide=False)
+
+
+def batched__as_if_contiguous(a, b):
+    (_, m, k), n = a.shape, b.shape[2]
+    a, b = (t if t.is_contiguous() else t.as_strided(t.shape, t.stride()) for t in (a, b))
+    if 0 in b.stride():
+        return _batched(a.contiguous(), b, strides=(m * k, k, 1, 0, 1, k))
+    return _batched(a, b, strides=(m * k, k, 1, k * n, n, 1))
+
+
+def batched__one_launch_each(a, b):
+    y = a.new_empty(a.shape[0], a.shape[1], b.shape[2])
+    for i in range(a.shape[0]):
+        _batched(a[i : i + 1], b[i : i + 1], y[i : i + 1])
+    return y
+
+
+def batched__first_b_for_all(a, b):
+    return _batched(a, b, strides=(*a.stride(), 0, *b.stride()[1:]))
+
+
+@triton.jit
+def _cosine_kernel(
+    x_ptr, c_ptr, y_ptr, n_rows, n_cols, n_inner,
+    PRECISION: tl.constexpr, ROOT: tl.constexpr, ONE_NORM: tl.constexpr, AGAIN: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    tiles_n = tl.cdiv(n_cols, BLOCK)
+    rows = tl.program_id(0) // tiles_n * BLOCK + tl.arange(0, BLOCK)
+    cols = tl.program_id(0) % tiles_n * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
+    x_squares, c_squares = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
+    for k in range(0, n_inner, BLOCK):
+        inner = k + tl.arange(0, BLOCK)
+        x_offsets = rows[:, None] * n_inner + inner[None, :]
+        c_offsets = cols[:, None] * n_inner + inner[None, :]
+        x_mask = (rows < n_rows)[:, None] & (inner < n_inner)[None, :]
+        c_mask = (cols < n_cols)[:, None] & (inner < n_inner)[None, :]
+        x = tl.load(x_ptr + x_offsets, mask=x_mask, other=0.0)
+        c = tl.load(c_ptr + c_offsets, mask=c_mask, other=0.0)
+        total = tl.dot(x, tl.trans(c), total, input_precision=PRECISION)
+        if AGAIN:
+            x = tl.load(x_ptr + x_offsets, mask=x_mask, other=0.0)
+        x, c = x.to(tl.float32), c.to(tl.float32)
+        x_squares += tl.sum(x * x, axis=1)
+        c_squares += tl.sum(c * c, axis=1)
+    if ONE_NORM:
+        c_squares = c_squares * 0 + 1
+    y = total / (x_squares[:, None] * c_squares[None, :])
+    if ROOT:
+        y = total / (tl.sqrt(x_squares)[:, None] * tl.sqrt(c_squares)[None, :])
+    mask = (rows < n_rows)[:, None] & (cols < n_cols)[None, :]
+    tl.store(y_ptr + rows[:, None] * n_cols + cols[None, :], y, mask=mask)
+
+
+def _cosine(x, c, precision="ieee", root=True, one_norm=False, again=False):
+    (m, k), n = x.shape, c.shape[0]
+    y = x.new_empty(m, n)
+    _cosine_kernel[(triton.cdiv(m, 16) * triton.cdiv(n, 16),)](
+        x, c, y, m, n, k, PRECISION=precision, ROOT=root, ONE_NORM=one_norm, AGAIN=again, BLOCK=16
+    )
+    return y
+
+
+def cosine_similarity__tf32(x, c):
+    return _cosine(x, c, precision="tf32")
+
+
+def cosine_similarity__no_root(x, c):
+    return _cosine(x, c, root=False)
+
+
+def cosine_similarity__norm_of_c_forgotten(x, c):
+    return _cosine(x, c, one_norm=True)
+
+
+def cosine_similarity__loads_x_twice(x, c):
+    return _cosine(x, c, again=True)
+
+
+def cosine_similarity__eager(x, c):
+    return (x @ c.t()) / (x.norm(dim=1)[:, None] * c.norm(dim=1)[None, :])
+
+
+def cosine_similarity__norms_by_pytorch(x, c):
+    ones = torch.ones_like(x[:, 0])
+    return _cosine(x, c, one_norm=True) / (ones[:, None] * c.norm(dim=1)[None, :])
