@@ -108,9 +108,8 @@ def _compare(label, got, own, want, slack):
     version_error = torch.where(finite, (got - want).abs(), 0.0)
     eager_error = torch.where(finite, (own - want).abs(), 0.0)
     largest = float(torch.where(finite, want.abs(), 0.0).max())
-    rounding = epsilon * 2.0 ** (
-        math.frexp(largest)[1] - 2
-    )  # half a unit in the last place of largest
+    # half a unit in the last place of largest
+    rounding = epsilon * 2.0 ** (math.frexp(largest)[1] - 2)
     allowed = 2 * max(float(eager_error.max()), rounding) + slack * max(1.0, largest)
     worst = int(version_error.argmax())
     if float(version_error.flatten()[worst]) > allowed:

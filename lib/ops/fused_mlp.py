@@ -72,12 +72,8 @@ _BACKWARD_TILES = {
 }
 _MOST_HIDDEN = 2048  # more: cuBLAS
 _MOST_COLS = {"half": 256, "tf32": 256, "tf32x3": 64, "double": 256}  # more: too
-_MOST_WORK = {
-    "half": 2**36,
-    "tf32": 2**35,
-    "tf32x3": 2**34,
-    "double": 2**32,
-}  # M(K + N)H; more: too
+# M(K + N)H; more: too
+_MOST_WORK = {"half": 2**36, "tf32": 2**35, "tf32x3": 2**34, "double": 2**32}
 # Multiply-adds that one program does before the layer is split: a second launch costs the host more than a GPU
 # needs for fewer
 _SPLIT_FROM = {"half": 2**23, "tf32": 2**21, "tf32x3": 2**19, "double": 2**19}
