@@ -62,10 +62,11 @@ def refuse_what_needs_a_gpu(source: str, name: str = "kernels"):
     """
     text = _without_gpu_only_lines(_without_comments(source, strings=False))
     code = _without_gpu_only_lines(_without_comments(source))
+    includes = re.sub(r"(?m)^(?!\s*#\s*include).*$", "", text)
     found = []
     for pattern, construct in _NOT_ON_CPU:
         # Quoted text only counts in an #include.
-        match = re.search(pattern, code) or re.search(rf"(?m)^\s*#\s*include.*(?:{pattern})", text)
+        match = re.search(pattern, code) or re.search(pattern, includes)
         if match:
             found.append((code.count("\n", 0, match.end()) + 1, construct))
     if found:
@@ -145,7 +146,13 @@ def _start_of_kernel_name(code: str, end: int) -> int:
     at = len(code[:end].rstrip())
     if code[at - 1] == ">":
         at = _start_of_bracket(code, at, "<", ">")
-    return re.search(r"[\w:]*\s*\Z", code[:at]).start()
+    return at - _length_backwards(r"\s*[\w:]*", code, at)
+
+
+def _length_backwards(reversed_pattern: str, code: str, end: int) -> int:
+    """How many characters before `end` the pattern matches, read backwards; a search would begin at the top."""
+    match = re.match(reversed_pattern, code[:end][::-1])
+    return match.end() if match else 0
 
 
 def _start_of_bracket(code: str, end: int, opening: str, closing: str) -> int:
@@ -229,11 +236,11 @@ def _start_of_expression(code: str, end: int) -> int:
     while True:
         while at and code[at - 1] in ")]":
             at = _start_of_bracket(code, at, "([", ")]")
-        at = re.search(r"[\w:]*\Z", code[:at]).start()
-        member = re.search(r"(?:\.|->)\s*\Z", code[:at])
+        at -= _length_backwards(r"[\w:]*", code, at)
+        member = _length_backwards(r"\s*(?:\.|>-)", code, at)
         if not member:
             return at
-        at = member.start()
+        at -= member
 
 
 # ---- Names -----------------------------------------------------------------------------------
