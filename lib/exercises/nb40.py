@@ -1,12 +1,9 @@
 """Exercises of notebook 40, matmul."""
 
-import contextlib
 import itertools
-from unittest import mock
 
 from lib import machine
 from lib.exercises import (
-    Wrong,
     attempted,
     exercise,
     expect,
@@ -14,12 +11,14 @@ from lib.exercises import (
     expect_number,
     expect_op,
 )
-from lib.nogpu.interpreter import interpreted_launches
+from lib.exercises.watch import (
+    expect_float32_products,
+    expect_kernels_alone_calculate,
+    expect_no_pass,
+)
 from lib.nogpu.memory import count_traffic
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from triton.runtime import interpreter as upstream
 
 
 @exercise("40.1", "What tiles ask for", minutes=8, level=1)
@@ -66,30 +65,6 @@ def check_smallest_grid(grid):
     )
 
 
-@contextlib.contextmanager
-def _precisions_noted():
-    """A list of the names of the precisions that tl.dot is asked for, of float32, while kernels run inside."""
-    noted, create_dot = [], upstream.InterpreterBuilder.create_dot
-
-    def dot(self, a, b, accumulator, precision, *rest):
-        if a.data.dtype == "float32":
-            noted.append(str(precision).rpartition(".")[2])
-        return create_dot(self, a, b, accumulator, precision, *rest)
-
-    with mock.patch.object(upstream.InterpreterBuilder, "create_dot", dot), interpreted_launches():
-        yield noted
-
-
-def _expect_no_tf32(launch):
-    with _precisions_noted() as noted:
-        launch()
-    expect(
-        "TF32" not in noted,
-        "tl.dot is asked for TF32, its default: on a GPU float32 would lose 13 of 23 bits; "
-        "pass input_precision='ieee' or 'tf32x3'",
-    )
-
-
 def _normal(shape, dtype, seed=0):
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(shape, generator=generator).to(machine.device(), dtype)
@@ -113,18 +88,12 @@ def check_batched(answer):
     y = answer(*strided((2, 3, 5, 4), torch.float32))
     expect(y.is_contiguous(), f"y should be contiguous, its strides are {y.stride()}")
     expect_launches(lambda: answer(*inputs((3, 17, 33, 20), torch.float32)), exactly=1)
-    _expect_no_tf32(lambda: answer(*inputs((2, 16, 16, 16), torch.float32)))
-
-
-class _NoArithmetic(TorchDispatchMode):
-    """Inside, PyTorch may allocate, look at and copy tensors, and not calculate."""
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        name = function.overloadpacket.__name__
-        forbidden = ("norm", "mul", "div", "mm", "sum", "pow", "sqrt", "square", "add", "sub")
-        if any(word in name for word in forbidden):
-            raise Wrong(f"PyTorch runs {name}: the norms belong into the launch")
-        return function(*args, **(kwargs or {}))
+    square = inputs((2, 16, 16, 16), torch.float32)
+    expect_kernels_alone_calculate(lambda: answer(*square))
+    expect_float32_products(lambda: answer(*square))
+    turned = strided((3, 17, 33, 20), torch.float32)
+    n_bytes = turned[0].nbytes
+    expect_no_pass(lambda: answer(*turned), n_bytes, "a permuted, b expanded")
 
 
 def _cosine(x, c):
@@ -147,6 +116,5 @@ def check_cosine_similarity(answer):
         loaded <= x.nbytes + c.nbytes,
         f"at M = N = 16, K = 100 it loads {loaded} bytes, and the product alone {x.nbytes + c.nbytes}",
     )
-    _expect_no_tf32(lambda: answer(x, c))
-    with _NoArithmetic():
-        answer(x, c)
+    expect_float32_products(lambda: answer(x, c))
+    expect_kernels_alone_calculate(lambda: answer(x, c))

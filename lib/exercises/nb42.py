@@ -57,7 +57,7 @@ def _expect_module(answer, at, rank, alpha, place):
 
 
 def _expect_values(layer, at, a, b, weight, bias, scale):
-    x = torch.randn(9, K, dtype=weight.dtype, device=weight.device)
+    x = torch.randn(9, K, dtype=weight.dtype, device=weight.device, requires_grad=True)
     start = torch.relu(F.linear(x, weight, bias))
     expect(torch.allclose(layer(x), start, atol=1e-5), f"{at}: it should begin as relu(linear(x))")
     expect(
@@ -69,8 +69,9 @@ def _expect_values(layer, at, a, b, weight, bias, scale):
             t.copy_(torch.randn_like(t) / 4)
     want = lora_linear_eager(x, weight, a, b, bias, scale, "relu")
     expect(torch.allclose(layer(x), want, atol=1e-5), f"{at}: y is wrong; s is {scale:g} there")
-    grads = torch.autograd.grad(layer(x).sum(), (a, b), allow_unused=True)
-    for label, got, to in zip("AB", grads, torch.autograd.grad(want.sum(), (a, b))):
+    wrt = (a, b, x)
+    grads = torch.autograd.grad(layer(x).sum(), wrt, allow_unused=True)
+    for label, got, to in zip("ABx", grads, torch.autograd.grad(want.sum(), wrt)):
         expect(
             got is not None and torch.allclose(got, to, atol=1e-4),
             f"{at}: the gradient of {label} is wrong, or there is none",
@@ -121,9 +122,10 @@ def _products(fn):
     """[(op, elements of the result)] of the matrix products that `fn` runs in PyTorch."""
     table = profiling.traffic_table(fn)
     names = ("mm", "mm_", "addmv", "mv", "dot", "matmul", "linear", "bilinear", "einsum")
+    names += ("_addmm_activation",)
     itemsize = torch.float32.itemsize
-    rows = zip(table.op, table.bytes_written)
-    return [(op, n // itemsize) for op, n in rows if op.endswith(names)]
+    rows = zip(table.op, table.bytes_written, table.bytes_read)
+    return [(op, n // itemsize, read // itemsize) for op, n, read in rows if op.endswith(names)]
 
 
 @exercise("42.3", "One product", minutes=15, level=2)
@@ -134,10 +136,16 @@ def check_one_product(answer):
     m, k, n, r = 48, 56, 64, 3
     found = _products(lambda: answer(*_tensors((m, k, n, r), torch.float32), 0.5))
     kinds = {m * r: "u", m * n: "y", n * k: "a matrix of W's size"}
-    told = ", ".join(f"{op} gives {kinds.get(size, f'{size} elements')}" for op, size in found)
+    told = ", ".join(f"{op} gives {kinds.get(size, f'{size} elements')}" for op, size, _ in found)
     expect(
-        sorted(size for _, size in found) == sorted((m * r, m * n)),
+        sorted(size for _, size, _ in found) == sorted((m * r, m * n)),
         f"there should be two products, one gives u and one y; there are {len(found)}: {told}",
+    )
+    read = max(read for _, size, read in found if size == m * n)
+    expect(
+        read >= (m + n) * (k + r),
+        f"the product that gives y reads {read} elements; with an inner dimension of K + r it would read "
+        f"{(m + n) * (k + r)}: what it leaves out is multiplied elsewhere",
     )
 
 
@@ -145,7 +153,8 @@ def _many(sizes, dtype):
     """Three adapters, in an order in which neighbours differ, and one entry for each 16 rows."""
     x, weight, _, _, bias = _tensors(sizes, dtype)
     m, k, n, r = sizes
-    a, b = (torch.randn(3, *s, device=x.device) for s in ((r, k), (n, r)))
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(3, *s, generator=generator).to(x.device) for s in ((r, k), (n, r)))
     adapter = torch.tensor([2, 0, 1, 1, 2], dtype=torch.int32, device=x.device)
     adapter = adapter.repeat(m // 80 + 1)[: -(-m // 16)]
     return x, weight, (a / k**0.5).to(dtype), (b / r**0.5).to(dtype), bias, adapter.contiguous()

@@ -45,7 +45,7 @@ x_that_shows_it__a_flat_list = [1.0, _NAN]
 def _swiglu_kernel(
     x_ptr, w_ptr, bias_ptr, y_ptr, h_ptr, n_rows, n_hidden, n_in, SECOND_GATES: tl.constexpr,
     MASK_K: tl.constexpr, PRECISE: tl.constexpr, HAS_BIAS2: tl.constexpr, STORES_H: tl.constexpr,
-    BLOCK: tl.constexpr,
+    PRECISION: tl.constexpr, STABLE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -62,13 +62,16 @@ def _swiglu_kernel(
         w2 = tl.load(w_ptrs + n_hidden * n_in, mask=in_w, other=0.0)
         if not PRECISE:
             x, w1, w2 = x.to(tl.float16), w1.to(tl.float16), w2.to(tl.float16)
-        total1 += tl.dot(x, w1, input_precision="ieee")
-        total2 += tl.dot(x, w2, input_precision="ieee")
+        total1 += tl.dot(x, w1, input_precision=PRECISION)
+        total2 += tl.dot(x, w2, input_precision=PRECISION)
     total1 += tl.load(bias_ptr + cols, mask=cols < n_hidden, other=0.0).to(tl.float32)[None, :]
     if HAS_BIAS2:
         bias2 = tl.load(bias_ptr + n_hidden + cols, mask=cols < n_hidden, other=0.0)
         total2 += bias2.to(tl.float32)[None, :]
-    y = total1 * total2 * tl.sigmoid(total2 if SECOND_GATES else total1)
+    if STABLE:
+        y = total1 * total2 * tl.sigmoid(total2 if SECOND_GATES else total1)
+    else:
+        y = total1 * total2 * tl.exp(total1) / (1 + tl.exp(total1))
     places = rows[:, None] * n_hidden + cols[None, :]
     tl.store(y_ptr + places, y, mask=mask)
     if STORES_H:
@@ -76,13 +79,15 @@ def _swiglu_kernel(
 
 
 def _swiglu(
-    x, weight, bias, second_gates=False, mask_k=True, precise=True, bias2=True, stores_h=False
-):
+    x, weight, bias, second_gates=False, mask_k=True, precise=True, bias2=True, stores_h=False,
+    precision="ieee", stable=True,
+):  # fmt: skip
     (n_rows, n_in), n_hidden = x.shape, weight.shape[0] // 2
     y, h = (x.new_empty(n_rows, n_hidden) for _ in range(2))
     _swiglu_kernel[(triton.cdiv(n_rows, 32), triton.cdiv(n_hidden, 32))](
         x, weight, bias, y, h, n_rows, n_hidden, n_in, SECOND_GATES=second_gates, MASK_K=mask_k,
-        PRECISE=precise, HAS_BIAS2=bias2, STORES_H=stores_h, BLOCK=32,
+        PRECISE=precise, HAS_BIAS2=bias2, STORES_H=stores_h, PRECISION=precision, STABLE=stable,
+        BLOCK=32,
     )  # fmt: skip
     return y
 
@@ -107,6 +112,21 @@ def linear_swiglu__writes_half_of_h(x, weight, bias):
     return _swiglu(x, weight, bias, stores_h=True)
 
 
+def linear_swiglu__tf32(x, weight, bias):
+    return _swiglu(x, weight, bias, precision="tf32")
+
+
+def linear_swiglu__exp_overflows(x, weight, bias):
+    return _swiglu(x, weight, bias, stable=False)
+
+
+def linear_swiglu__only_the_gate_in_a_kernel(x, weight, bias):
+    h = F.linear(x, weight, bias)
+    n_hidden = h.shape[1] // 2
+    eye = torch.eye(2 * n_hidden, device=h.device, dtype=h.dtype)
+    return _swiglu(h, eye, torch.zeros_like(bias))
+
+
 def linear_swiglu__eager(x, weight, bias):
     x1, x2 = F.linear(x, weight, bias).chunk(2, dim=-1)
     return F.silu(x1) * x2
@@ -115,7 +135,7 @@ def linear_swiglu__eager(x, weight, bias):
 @triton.jit
 def _reglu_kernel(
     dy_ptr, h_ptr, dh_ptr, partial_ptr, n_rows, n_hidden, stride_dym, stride_dyn, PART: tl.constexpr,
-    OTHER: tl.constexpr, NO_SLOPE: tl.constexpr, BLOCK: tl.constexpr,
+    OTHER: tl.constexpr, NO_SLOPE: tl.constexpr, AT_ZERO: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[:, None]
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
@@ -132,19 +152,19 @@ def _reglu_kernel(
         x1 = tl.load(h_ptr + offsets, mask=mask, other=OTHER).to(tl.float32)
         dx2 = dy.to(tl.float32) * x1
         if not NO_SLOPE:
-            dx2 = tl.where(x2 > 0, dx2, 0.0)
+            dx2 = tl.where((x2 > 0) | (AT_ZERO & (x2 == 0)), dx2, 0.0)
         tl.store(dh_ptr + n_hidden + offsets, dx2, mask=mask)
         tl.store(sums + n_hidden, tl.sum(dx2, axis=0)[None, :], mask=cols < n_hidden)
 
 
-def _reglu(dy, h, parts=(0,), other=0.0, no_slope=False, rows_summed=None):
+def _reglu(dy, h, parts=(0,), other=0.0, no_slope=False, at_zero=False, rows_summed=None):
     (n_rows, n_hidden), dh = dy.shape, torch.empty_like(h)
     grid = (triton.cdiv(n_rows, 64), triton.cdiv(n_hidden, 64))
     partial = torch.empty(grid[0], 2 * n_hidden, device=h.device)
     for part in parts:
         _reglu_kernel[grid](
             dy, h, dh, partial, n_rows, n_hidden, *dy.stride(),
-            PART=part, OTHER=other, NO_SLOPE=no_slope, BLOCK=64,
+            PART=part, OTHER=other, NO_SLOPE=no_slope, AT_ZERO=at_zero, BLOCK=64,
         )  # fmt: skip
     return dh, partial[:rows_summed].sum(0)
 
@@ -168,6 +188,14 @@ def reglu_backward__one_strip_only(dy, h):
 
 def reglu_backward__no_slope(dy, h):
     return _reglu(dy, h, no_slope=True)
+
+
+def reglu_backward__a_slope_at_zero(dy, h):
+    return _reglu(dy, h, at_zero=True)
+
+
+def reglu_backward__makes_dy_contiguous_first(dy, h):
+    return _reglu(dy.contiguous(), h)
 
 
 def reglu_backward__taken_as_contiguous(dy, h):

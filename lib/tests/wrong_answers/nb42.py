@@ -70,6 +70,15 @@ class _Detached(_right.EagerLoRA):
         return torch.relu(self.linear(x) + self.scale * (x @ self.a.detach().t() @ self.b.t()))
 
 
+class _NoGradientOfX(_right.EagerLoRA):
+    """W needs no gradient, but what comes before x does."""
+
+    def forward(self, x):
+        with torch.no_grad():
+            y = self.linear(x)
+        return torch.relu(y + self.scale * (x @ self.a.t() @ self.b.t()))
+
+
 class _Unregistered(_right.EagerLoRA):
     """The linear layer is in a list: not in the state_dict, not moved by .to()."""
 
@@ -88,6 +97,10 @@ def add_lora__no_relu(linear, rank, alpha):
 
 def add_lora__a_does_not_learn(linear, rank, alpha):
     return _Detached(linear, rank, alpha)
+
+
+def add_lora__no_gradient_through_w(linear, rank, alpha):
+    return _NoGradientOfX(linear, rank, alpha)
 
 
 def add_lora__linear_in_a_list(linear, rank, alpha):
@@ -116,6 +129,12 @@ def lora_one_product__two_and_added(x, weight, lora_a, lora_b, bias, scale):
 def lora_one_product__added_in_place(x, weight, lora_a, lora_b, bias, scale):
     u = scale * (x @ lora_a.t())
     return torch.addmm(bias, x, weight.t()).addmm_(u, lora_b.t()).relu_()
+
+
+def lora_one_product__the_low_rank_one_as_a_sum(x, weight, lora_a, lora_b, bias, scale):
+    u = scale * (x @ lora_a.t())
+    delta = (u[:, None] * lora_b[None]).sum(-1)
+    return torch.relu(F.linear(x, weight, bias) + delta)
 
 
 def lora_one_product__merged(x, weight, lora_a, lora_b, bias, scale):

@@ -1,6 +1,7 @@
 """Plausible wrong answers to the exercises of notebook 43, named <answer>__<why>: each must be rejected."""
 
 import importlib.util
+import math
 
 from lib.results import ROOT
 
@@ -18,6 +19,11 @@ _spec.loader.exec_module(_right)
 
 def tiles_that_lose__counts_the_extra_ones(*case):
     return _right.tiles_that_lose(*case) - 1
+
+
+def tiles_that_lose__or_as_long(m, k, h, itemsize, tflops, gbps, launch_us):
+    again_us = 2 * m * k * h / tflops / 1e6
+    return 1 + math.ceil((launch_us + 2 * m * h * itemsize / gbps / 1e3) / again_us)
 
 
 def tiles_that_lose__no_launch(m, k, h, itemsize, tflops, gbps, launch_us):
@@ -169,6 +175,10 @@ def residual_mlp__one_tile(*inputs):
 
 def residual_mlp__added_outside(x, *weights):
     return x + _residual((x, *weights), residual=False)
+
+
+def residual_mlp__subtracted_outside(x, *weights):
+    return _residual((x, *weights), residual=False).sub_(-x)
 
 
 def residual_mlp__relu_at_the_end(*inputs):

@@ -1,0 +1,72 @@
+"""What checkers watch while an answer runs: who calculates, in which precision, and who passes over memory."""
+
+import contextlib
+from unittest import mock
+
+from lib import profiling
+from lib.exercises import Wrong, expect
+from lib.nogpu.interpreter import interpreted_launches
+
+from torch.utils._python_dispatch import TorchDispatchMode
+from triton.runtime import interpreter as upstream
+
+_ARITHMETIC = ("norm", "mul", "div", "mm", "sum", "pow", "sqrt", "square", "add", "sub", "addcmul")
+
+
+class _NoArithmetic(TorchDispatchMode):
+    """Inside, PyTorch may allocate, look at and copy tensors, and not calculate."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function.overloadpacket.__name__
+        if any(word in name for word in _ARITHMETIC):
+            raise Wrong(f"PyTorch runs {name}: calculate inside the launch")
+        return function(*args, **(kwargs or {}))
+
+
+def expect_kernels_alone_calculate(launch):
+    """Wrong if PyTorch multiplies, adds or sums while `launch()` runs."""
+    with _NoArithmetic():
+        launch()
+
+
+@contextlib.contextmanager
+def _precisions_noted():
+    """A list of the names of the precisions that tl.dot is asked for, of float32, while kernels run inside."""
+    noted, create_dot = [], upstream.InterpreterBuilder.create_dot
+
+    def dot(self, a, b, accumulator, precision, *rest):
+        if a.data.dtype == "float32":
+            noted.append(str(precision).rpartition(".")[2])
+        return create_dot(self, a, b, accumulator, precision, *rest)
+
+    with mock.patch.object(upstream.InterpreterBuilder, "create_dot", dot), interpreted_launches():
+        yield noted
+
+
+def expect_float32_products(launch):
+    """Wrong unless `launch()`, of float32 tensors, multiplies by tl.dot and never in TF32."""
+    with _precisions_noted() as noted:
+        launch()
+    expect(
+        "TF32" not in noted,
+        "tl.dot is asked for TF32, its default: on a GPU float32 would lose 13 of 23 bits; "
+        "pass input_precision='ieee' or 'tf32x3'",
+    )
+    expect(
+        noted,
+        "no product by tl.dot: a sum of products becomes TF32 on a GPU, and tensor cores need tl.dot",
+    )
+
+
+# What makes tensors and moves nothing; the interpreter's own among it.
+_MOVES_NOTHING = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "set_"}
+
+
+def expect_no_pass(launch, n_bytes, at):
+    """Wrong if an op of PyTorch reads or writes `n_bytes` or more, the size of a tensor, in `launch()`."""
+    ops = profiling.traffic_table(launch)
+    for op in ops[~ops.op.isin(_MOVES_NOTHING)].itertuples():
+        expect(
+            max(op.bytes_read, op.bytes_written) < n_bytes,
+            f"{at}: torch's {op.op} passes over a whole tensor; let the kernel do it",
+        )
