@@ -47,6 +47,16 @@ def spread(t):
     return torch.stack([t, t], dim=-1)[..., 0].detach().requires_grad_()
 
 
+def in_float32(eager):
+    """The definition in float32, then rounded: some CPUs' own bfloat16 products let NaN into other rows."""
+
+    def rounded(*tensors, **how):
+        wide = [t.to(torch.promote_types(t.dtype, torch.float32)) for t in tensors]
+        return eager(*wide, **how).to(tensors[0].dtype)
+
+    return rounded
+
+
 def with_specials(inputs, eager):
     """NaN, infinities, zeros of both signs and large numbers written into x, (6, 24) or larger, in place.
 

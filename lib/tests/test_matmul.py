@@ -201,19 +201,9 @@ def test_nan_and_infinities(version, dtype):
         a[1, 2], a[3, 32], b[32, 5], b[0, 23], bias[7] = NAN, INF, -INF, NAN, INF
         a[19, 0] = INF
     for activation in ("identity", "relu", "sigmoid"):
-        eager = bound(in_float32(matmul_eager), activation)
+        eager = bound(cases.in_float32(matmul_eager), activation)
         name = f"{version.__name__} {activation}"
         check_against_float64(bound(version, activation), eager, a, b, bias, name=name)
-
-
-def in_float32(eager):
-    """The definition in float32, then rounded: some CPUs' own bfloat16 products let NaN into other rows."""
-
-    def rounded(*tensors, **how):
-        wide = [t.to(torch.promote_types(t.dtype, torch.float32)) for t in tensors]
-        return eager(*wide, **how).to(tensors[0].dtype)
-
-    return rounded
 
 
 @kinds_of_kernels
