@@ -318,24 +318,28 @@ def _plan(m, k, h, n, kind, device, backward=False):
     no_tensor_cores = kind != "double" and not _has_tensor_cores(device)
     tiles = (_BACKWARD_TILES if backward else _TILES)["ieee" if no_tensor_cores else kind]
 
+    def chunks(tile):  # BLOCK_H and how many of them the hidden layer is
+        block_h = min(tile.h, max(16, _power_of_2(h)))
+        return block_h, max(1, _cdiv(h, block_h))
+
     def n_parts(tile):  # of the hidden layer, for the same rows
+        n_chunks = chunks(tile)[1]
         if backward:
-            return _cdiv(h, tile.h)
-        n_tiles, n_chunks = _cdiv(m, tile.m), max(1, _cdiv(h, min(tile.h, max(16, _power_of_2(h)))))
+            return n_chunks
         work = tile.m * (k + n) * h  # of a program, without a split
-        most = min(n_chunks, _MOST_SPLITS, n_multiprocessors // n_tiles, work // _SPLIT_FROM[kind])
-        return max(1, most)
+        per_tile = n_multiprocessors // _cdiv(m, tile.m)
+        return max(1, min(n_chunks, _MOST_SPLITS, per_tile, work // _SPLIT_FROM[kind]))
 
     enough = 0.75 * n_multiprocessors
     tile = next((t for t in tiles if _cdiv(m, t.m) * n_parts(t) >= enough), tiles[-1])
-    block_h, block_k = min(tile.h, max(16, _power_of_2(h))), min(tile.k, max(16, _power_of_2(k)))
+    block_h, n_chunks = chunks(tile)
+    block_k = min(tile.k, max(16, _power_of_2(k)))
     block_n = 1 if n == 1 else max(16, _power_of_2(n))
     blocks = {
         "ONE_STEP": k <= block_k and not backward,
         "BLOCK_M": tile.m, "BLOCK_H": block_h, "BLOCK_K": block_k,
         "BLOCK_N": min(tile.k, block_n) if backward else block_n,
     }  # fmt: skip
-    n_chunks = max(1, _cdiv(h, block_h))
     units = block_h * (1 if backward else _cdiv(n_chunks, n_parts(tile)))
     # a wide y has sums that the registers of 4 warps do not hold
     num_warps = 8 if tile.m >= 64 and blocks["BLOCK_N"] > 64 else tile.num_warps
