@@ -113,13 +113,19 @@ def _panel(ax, name, curve):
     ax.plot(at_us, n_bytes / _MIB, "o", color="black", markersize=4)
     right = at_us > 0.75 * curve["wall_us"]
     place = {"xytext": (-5 if right else 5, 3), "ha": "right" if right else "left", "va": "bottom"}
-    text = f"peak {n_bytes / _MIB:,.3g} MiB"
+    text = f"peak {_mib(n_bytes)} MiB"
     at = at_us, n_bytes / _MIB
     ax.annotate(text, at, textcoords="offset points", fontsize=8, bbox=_BOX, **place)
     ax.set_xlim(0, curve["wall_us"])
     ax.set_ylabel(name, fontsize=9)
     ax.spines[["top", "right"]].set_visible(False)
     ax.xaxis.set_major_formatter("{x:,.0f}")
+
+
+def _mib(n_bytes):
+    """Three digits, and never 2.1e+03: `0.125`, `16.5`, `2,100`."""
+    mib = n_bytes / _MIB
+    return f"{mib:,.0f}" if abs(mib) >= 100 else f"{mib:.3g}"
 
 
 def _names(ax, phases, wall_us):
@@ -150,6 +156,6 @@ def _told(name, curve):
     where = (
         "on the GPU" if curve["device"] == "cuda" else "on the CPU, from what the step allocates"
     )
-    high, end = n_bytes / _MIB, curve["points"][-1][1] / _MIB
-    told = f"peak {high:,.3g} MiB above the start at {at_us:,.0f} µs, {end:,.3g} at the end"
+    high, end = _mib(n_bytes), _mib(curve["points"][-1][1])
+    told = f"peak {high} MiB above the start at {at_us:,.0f} µs, {end} at the end"
     return f"{name}, {where}: {'; '.join([told, *phases])}."

@@ -170,3 +170,10 @@ def test_a_tensor_kept_for_the_backward_pass_is_held_until_then():
     start = curve["points"][0][1]
     freed = 4 * MIB if curve["device"] == "cuda" else 0  # the old gradient; a CPU's is not watched
     assert 4 * MIB <= held - start + freed < 4.1 * MIB
+
+
+@pytest.mark.parametrize(
+    ("n_bytes", "text"), [(2**17, "0.125"), (16.5 * 2**20, "16.5"), (2100 * 2**20, "2,100")]
+)
+def test_sizes_are_told_without_exponents(n_bytes, text):
+    assert memory_plot._mib(n_bytes) == text
