@@ -381,10 +381,10 @@ CHECKS = [
     check_traffic,
     check_values,
     check_past_k,
-    check_many_rows,
     check_strides,
     check_far_apart,
     check_tma,
+    check_many_rows,
 ]
 
 MUTANTS = [
