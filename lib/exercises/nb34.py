@@ -44,9 +44,8 @@ def check_rows_that_overflow(rows):
 
 @exercise("34.3", "One mask for every tile", minutes=15, level=2)
 def check_keep_flags(answer):
-    for n, block_size, p, seed in itertools.product(
-        (1, 8, 100, 3001), (8, 64, 1024), (0.0, 0.25, 0.5, 1.0), _SEEDS
-    ):
+    sizes = [(n, b) for n, b in itertools.product((1, 8, 100, 3001), (8, 64, 1024)) if n < 100 * b]
+    for (n, block_size), p, seed in itertools.product(sizes, (0.0, 0.25, 0.5, 1.0), _SEEDS):
         at = f"at n_elements = {n}, p = {p}, seed {seed}, block_size {block_size}"
         got = attempted(answer(n, p, _tensor(seed), block_size))
         expect(isinstance(got, torch.Tensor), f"{at}: should be a tensor, got {type(got).__name__}")
@@ -75,8 +74,11 @@ def check_drop_path(answer):
         def given(x, branch, p=p, seed=seed):
             return answer(x, branch, p, _tensor(seed))
 
-        shapes = ((1, 1), (2, 3), (8, 8), (17, 33), (129, 100), (700, 3))
-        expect_op(given, eager, _rows_and_branch, shapes=shapes)
+        shapes = ((1, 1), (2, 3), (8, 8), (17, 33), (129, 100))
+        expect_op(given, eager, _rows_and_branch, shapes=shapes if p else shapes[:3])
+        if p == 0.25:
+            many = {"shapes": ((700, 3),), "dtypes": (torch.float32,)}
+            expect_op(given, eager, _rows_and_branch, **many)
         expect_launches(
             lambda given=given: given(*_rows_and_branch((5, 7), torch.float32)), exactly=1
         )
