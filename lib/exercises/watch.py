@@ -10,7 +10,7 @@ from lib.nogpu.interpreter import interpreted_launches
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime import interpreter as upstream
 
-_ARITHMETIC = ("norm", "mul", "div", "mm", "sum", "pow", "sqrt", "square", "add", "sub", "addcmul")
+_ARITHMETIC = ("norm", "mul", "div", "mm", "sum", "pow", "sqrt", "square", "add", "sub")
 
 
 class _NoArithmetic(TorchDispatchMode):
