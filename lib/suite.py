@@ -330,6 +330,9 @@ def _two_matrices(shape, dtype, device, seed=0):
     )
 
 
+_ODD_PRODUCTS = ((1, 1, 1), (5, 7, 3), (17, 33, 21), (130, 72, 96), (257, 333, 781))
+
+
 MATMUL = Op(
     name="matmul",
     notebook="40_matmul",
@@ -348,14 +351,7 @@ MATMUL = Op(
     inputs=_two_matrices,
     generic=False,
     host_shape=(64, 64, 64),
-    odd_shapes=(
-        (1, 1, 1),
-        (5, 7, 3),
-        (17, 33, 21),
-        (130, 72, 96),
-        (257, 333, 781),
-        (1030, 264, 520),
-    ),  # M, K, N; the last one by TMA
+    odd_shapes=(*_ODD_PRODUCTS, (1030, 264, 520)),  # M, K, N; the last one by TMA
     # forward: read a and b, write y; backward: read them and dy, write da and db
     bytes_moved=lambda shape, itemsize, gradients: (
         (2 if gradients else 1) * shape[0] * shape[2] * itemsize
@@ -393,14 +389,7 @@ LINEAR_GEGLU = Op(
     inputs=_layer,
     generic=False,
     host_shape=(16, 64, 64),
-    odd_shapes=(
-        (1, 1, 1),
-        (5, 7, 3),
-        (17, 33, 21),
-        (130, 72, 96),
-        (257, 333, 781),
-        (1030, 264, 2056),
-    ),  # M, K, H; the last one by TMA
+    odd_shapes=(*_ODD_PRODUCTS, (1030, 264, 2056)),  # M, K, H; the last one by TMA
     # forward: read x, W and b, write y; backward: read x, W and dy, write dx and dW
     bytes_moved=lambda shape, itemsize, gradients: (
         (2 if gradients else 1) * (shape[0] * shape[2]) * itemsize

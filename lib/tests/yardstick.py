@@ -14,7 +14,7 @@ from lib.nogpu import cuda_build
 PYTHON_SECONDS = 0.4
 COMPILER_SECONDS = 1.5
 
-SOURCE = """
+_SOURCE = """
 #include <functional>
 #include <iostream>
 #include <map>
@@ -49,4 +49,4 @@ def _python():
 
 def _compiler():
     command = [*cuda_build.find_compiler(), *"-std=c++17 -O2 -x c++ -c - -o /dev/null".split()]
-    subprocess.run(command, input=SOURCE, text=True, check=True)
+    subprocess.run(command, input=_SOURCE, text=True, check=True)
