@@ -958,7 +958,9 @@ def _compiled_forward(
     allow_tf32=False,
 ):  # fmt: skip
     shapes = (512, 512), (512, 512), (512, 512), (512, rank), (512, rank), (512,)
-    y, x, weight, u, lora_b, bias = (torch.empty(s, dtype=dtype) for s in shapes)
+    y, x, weight, u, lora_b, bias = (
+        torch.empty(s, dtype=dtype, device=machine.device()) for s in shapes
+    )
     arguments = (
         y,
         y.clone() if keeps_z else None,
@@ -1050,7 +1052,7 @@ def test_the_pointer_kernel_multiplies_by_the_best_there_is(monkeypatch, kind, f
 
 @pytest.mark.parametrize("activation", ["identity", "relu", "gelu"])
 def test_backward_kernel_has_sixteen_byte_accesses_and_no_spills(monkeypatch, activation):
-    dy = torch.empty(4096, 4096, dtype=torch.bfloat16)
+    dy = torch.empty(4096, 4096, dtype=torch.bfloat16, device=machine.device())
     saved = None if activation == "identity" else dy.clone()
     monkeypatch.setattr(op_file, "_sum_rows", lambda *_: None)
     compiled = _compiled(

@@ -847,9 +847,9 @@ def test_no_host_sync(version):
 @pytest.mark.gpu
 @pytest.mark.parametrize("version", [*LADDER, registered], ids=lambda v: v.__name__)
 def test_another_size_does_not_compile_again(version):
-    """Sizes of one kind: multiples of 16 that take the same tile."""
+    """Sizes of one kind: multiples of 16 that take the same tile, gradients too."""
     with _count_compilations() as compiled:
-        for n, (rows, cols, inner) in enumerate([(4096, 4096, 512), (4112, 8192, 1040)]):
+        for n, (rows, cols, inner) in enumerate([(4096, 4096, 2048), (4112, 8192, 2064)]):
             inputs = tensors((rows, cols, inner), torch.bfloat16)
             version(*inputs, "relu").sum().backward()
             if n == 0:
@@ -1156,8 +1156,8 @@ def test_cuda_equals_float64():
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float64], ids=str)
 def test_cuda_equals_float64_at_real_sizes(dtype):
     for case in BIG:
-        if dtype == torch.float32 and case[0] == 8:
-            continue  # eager's sums are shorter there: cuBLAS cuts K for few rows, this kernel does not
+        if dtype == torch.float32 and case[2] > 2048:
+            continue  # eager's sums are shorter there: cuBLAS cuts K for few tiles, this kernel does not
         check_against_float64(matmul_cuda, matmul_eager, *tensors(case, dtype)[:2], name=str(case))
 
 
