@@ -55,7 +55,7 @@ class _Tile(NamedTuple):
 # ("half"), on tf32 or on three times tf32, or on float64 ("double"); _choose says which one is taken.
 _TILES = {
     "half, hopper": (
-        _Tile(128, 256, 64, 8, 3), _Tile(128, 128, 64, 8, 4), _Tile(64, 128, 64, 4, 4), _Tile(64, 64, 64, 4, 4),
+        _Tile(128, 256, 64, 8, 3), _Tile(128, 128, 64, 8, 4), _Tile(64, 64, 64, 4, 4),
         _Tile(64, 16, 128, 4, 4), _Tile(16, 64, 128, 4, 4), _Tile(16, 16, 128, 2, 4),
     ),
     "half": (
@@ -75,15 +75,27 @@ _TILES = {
         _Tile(64, 16, 32, 4, 3), _Tile(16, 32, 64, 4, 3), _Tile(16, 16, 64, 4, 3),
     ),
     "double": (_Tile(64, 64, 16, 4, 3), _Tile(16, 16, 16, 2, 3)),
+    # Rows that begin anywhere: loads of single elements go through registers, and stages only wait for them.
+    "half, unaligned": (
+        _Tile(128, 128, 64, 8, 1), _Tile(128, 64, 64, 8, 1), _Tile(64, 64, 64, 4, 1),
+        _Tile(64, 16, 64, 4, 1), _Tile(16, 64, 64, 4, 1), _Tile(16, 16, 64, 2, 1),
+    ),
+    "tf32, unaligned": (
+        _Tile(128, 64, 32, 8, 1), _Tile(64, 64, 32, 4, 1),
+        _Tile(64, 16, 32, 4, 1), _Tile(16, 32, 64, 4, 1), _Tile(16, 16, 64, 4, 1),
+    ),
     "turing": (_Tile(64, 64, 16, 4, 1), _Tile(16, 16, 32, 4, 1)),  # where Triton has no tensor cores
 }  # fmt: skip
 _NAIVE = _Tile(16, 16, 16, 4, 1)
 _GROUP = 8  # rows of tiles that programs go down together
 _HALVES_FROM = 256  # tiles this wide are stored in halves: fewer registers, less shared memory
 _FLATTEN = False  # the persistent kernel's two loops as one: a tile's loads start before the last one's end
-_TMA_FROM = 2**27  # M·N·K: for less, descriptors cost the host more than the product takes
+_LARGE = (
+    2**32
+)  # M·N·K from which descriptors, and copies with aligned rows, cost less than they save
 _ENOUGH = 0.75  # of the multiprocessors have a tile: no smaller one is tried
 _MOST_PARTS, _LEAST_STEPS = 32, 8  # split-K: parts at most, and steps in each at least
+_RESIDENT = {"tf32x3": 2}  # programs that a multiprocessor needs, where it is not one, to be busy
 _PROGRAMS, _MOST_STRIPS = 8192, 1024  # for dz: enough for any GPU; partial sums of dbias
 
 
@@ -348,10 +360,12 @@ def _precision(kind, device):
 
 
 @functools.cache
-def _tiles(kind, device):
+def _tiles(kind, device, aligned=True):
     generation = _generation(device)
     if generation == "turing" and kind != "double":
         return _TILES["turing"]
+    if not aligned and kind != "double":
+        return _TILES["half, unaligned" if kind == "half" else "tf32, unaligned"]
     return _TILES.get(f"{kind}, {generation}", _TILES[kind])
 
 
@@ -361,14 +375,15 @@ def _fits(size, length):
 
 
 @functools.lru_cache(4096)
-def _choose(m, n, k, kind, device):
+def _choose(m, n, k, kind, device, aligned=True):
     """(tile, parts of K): the largest tile that gives most multiprocessors work, a long K cut in parts."""
-    n_multiprocessors, tiles = _n_multiprocessors(device), _tiles(kind, device)
+    n_multiprocessors, tiles = _n_multiprocessors(device), _tiles(kind, device, aligned)
+    n_programs = n_multiprocessors * _RESIDENT.get(kind, 1)
     chosen = tiles[-1], 1
     for tile in tiles:
         if _fits(tile.m, m) and _fits(tile.n, n):
             n_tiles = _cdiv(m, tile.m) * _cdiv(n, tile.n)
-            parts = min(_MOST_PARTS, k // (_LEAST_STEPS * tile.k), n_multiprocessors // n_tiles)
+            parts = min(_MOST_PARTS, k // (_LEAST_STEPS * tile.k), n_programs // n_tiles)
             chosen = tile, max(1, parts)
             if n_tiles * max(1, parts) >= _ENOUGH * n_multiprocessors:
                 break
@@ -423,6 +438,24 @@ def _launch_split(y, z, a, b, bias, activation, kind, tile, n_parts):
     )  # fmt: skip
 
 
+def _with_pitch(t):
+    """Memory for the numbers of t whose rows begin on 16-byte boundaries, a multiple of 16 elements apart."""
+    return t.new_empty(t.shape[0], _cdiv(t.shape[1], 16) * 16)[:, : t.shape[1]]
+
+
+def _is_aligned(t):
+    """Whether the kernel can load 16 bytes at a time: Triton asks for a pitch that is a multiple of 16."""
+    pitch = max(t.stride()) if min(t.shape) > 1 else 0
+    return pitch % 16 == t.data_ptr() % 16 == 0
+
+
+def _aligned(t):
+    """t, or a copy in the same order whose rows, or columns, can be loaded 16 bytes at a time."""
+    if _is_aligned(t):
+        return t
+    return _with_pitch(t).copy_(t) if t.stride(1) == 1 else _aligned(t.t()).t()
+
+
 def _for_tma(t):
     """(view, whether it is t's transpose) with rows as TMA reads them: no gaps, from 16-byte boundaries on."""
     for view, transposed in ((t, False), (t.t(), True)):
@@ -432,15 +465,10 @@ def _for_tma(t):
     return _with_pitch(t).copy_(t), False
 
 
-def _with_pitch(t):
-    """Memory for the numbers of t, 16-bit ones, where each row begins on a 16-byte boundary."""
-    return t.new_empty(t.shape[0], _cdiv(t.shape[1], 8) * 8)[:, : t.shape[1]]
-
-
 def _launch_persistent(y, z, a, b, bias, activation, kind, tile=None):
     tile, n_inner = tile or _tiles(kind, y.device)[0], a.shape[1]
     if kind != "half" or _generation(y.device) != "hopper" or n_inner == 0:
-        _launch_tiles(y, z, a, b, bias, activation, kind, tile)
+        _launch_tiles(y, z, _aligned(a), _aligned(b), bias, activation, kind, tile)
         return
     (a, a_transposed), (b, b_transposed) = _for_tma(a), _for_tma(b)
     outs = [t if t is None or t.shape[1] % 8 == 0 else _with_pitch(t) for t in (y, z)]
@@ -462,11 +490,16 @@ def _launch_persistent(y, z, a, b, bias, activation, kind, tile=None):
 
 def _launch_best(y, z, a, b, bias, activation, kind):
     (m, n), k = y.shape, a.shape[1]
-    tile, n_parts = _choose(m, n, k, kind, y.device)
+    large = m * n * k >= _LARGE
+    aligned = large or _is_aligned(a) and _is_aligned(b)
+    tile, n_parts = _choose(m, n, k, kind, y.device, aligned)
+    if large and n_parts == 1 and tile.m >= 64 and tile.n >= 64:
+        _launch_persistent(y, z, a, b, bias, activation, kind, tile)
+        return
+    if large:
+        a, b = _aligned(a), _aligned(b)
     if n_parts > 1:
         _launch_split(y, z, a, b, bias, activation, kind, tile, n_parts)
-    elif m * n * k >= _TMA_FROM and tile.m >= 64 and tile.n >= 64:
-        _launch_persistent(y, z, a, b, bias, activation, kind, tile)
     else:
         _launch_tiles(y, z, a, b, bias, activation, kind, tile)
 

@@ -165,11 +165,52 @@ def test_equals_float64_at_real_sizes(version, dtype):
         check(version, tensors(case, dtype), activation, f"{version.__name__} {case} {activation}")
 
 
-def test_the_choice_takes_tma_for_a_large_product():
+def test_the_choice_takes_tma_for_a_large_product(monkeypatch):
     a, b, bias = tensors((512, 512, 512), torch.bfloat16)
-    traffic = count_traffic(lambda: matmul_triton(a.detach(), b.detach(), bias.detach()))
-    assert [name for name in traffic.by_argument if "persistent" in name]
-    check(matmul_triton, [a, b, bias], "silu")
+    for large in (False, True):
+        monkeypatch.setattr(op_file, "_LARGE", 2**27 if large else 2**28)
+        traffic = count_traffic(lambda: matmul_triton(a.detach(), b.detach(), bias.detach()))
+        assert large == any("persistent" in name for name in traffic.by_argument)
+        check(matmul_triton, [a, b, bias], "silu")
+
+
+@dtypes
+@pytest.mark.parametrize("transposed", list(itertools.product((False, True), repeat=2)), ids=str)
+def test_rows_that_begin_anywhere(monkeypatch, dtype, transposed):
+    """A small product is made from single elements, a large one from copies with aligned rows."""
+    a, b, bias = tensors((131, 70, 149), dtype)
+    a, b = (
+        t.detach().t().contiguous().t() if turn else t.detach()
+        for t, turn in zip((a, b), transposed)
+    )
+    launched = []
+    launch_tiles = op_file._launch_tiles
+
+    def noted(y, z, a, b, *rest):
+        launched.append((op_file._is_aligned(a) and op_file._is_aligned(b), rest[3].num_stages))
+        launch_tiles(y, z, a, b, *rest)
+
+    monkeypatch.setattr(op_file, "_launch_tiles", noted)
+    inputs = [t.requires_grad_() for t in (a, b)] + [bias]
+    if dtype != torch.float64 and op_file._generation(machine.device()) != "turing":
+        check(matmul_triton, inputs, "silu")
+        assert launched and set(launched) == {(False, 1)}
+    monkeypatch.setattr(op_file, "_LARGE", 2**20)
+    launched.clear()
+    check(matmul_triton, inputs, "silu")
+    assert all(aligned for aligned, _ in launched)
+
+
+def test_copies_with_aligned_rows_are_made_only_where_rows_are_not():
+    a = torch.randn(40, 64, device=machine.device())
+    for t in (a, a.t(), a[:, 8:], a[:, :63], a[:7].t(), a[:1, :5], a[:0]):
+        assert op_file._aligned(t) is t
+    for t in (a[:, :63].contiguous(), a[:, :63].contiguous().t(), a[:, 1:], a[1:, 2:].t()):
+        copy = op_file._aligned(t)
+        assert torch.equal(copy, t) and op_file._is_aligned(copy)
+        assert copy.untyped_storage().data_ptr() != t.untyped_storage().data_ptr()
+        # as far apart as before, nearly: neighbours stay neighbours
+        assert copy.stride().index(1) == t.stride().index(1)
 
 
 @versions
@@ -565,20 +606,23 @@ def gpu(request, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["half", "tf32", "tf32x3", "double"])
-def test_choice(gpu, kind):
+@pytest.mark.parametrize("aligned", [True, False], ids=["aligned", "unaligned"])
+def test_choice(gpu, kind, aligned):
     generation, multiprocessors = gpu
-    tiles = op_file._tiles(kind, None)
+    tiles = op_file._tiles(kind, None, aligned)
     assert tiles is op_file._TILES[
         "turing" if generation == "turing" and kind != "double"
+        else f"{kind.removesuffix('x3')}, unaligned" if not aligned and kind != "double"
         else f"{kind}, hopper" if generation == "hopper" and kind in ("half", "tf32x3") else kind
     ]  # fmt: skip
+    programs = multiprocessors * (2 if kind == "tf32x3" else 1)
     for m, n, k in itertools.product(SIZES, SIZES, [0, *SIZES]):
-        tile, parts = op_file._choose.__wrapped__(m, n, k, kind, None)
+        tile, parts = op_file._choose.__wrapped__(m, n, k, kind, None, aligned)
         n_tiles = -(-m // tile.m) * -(-n // tile.n)
         assert tile in tiles
         assert 1 <= parts <= op_file._MOST_PARTS
         if parts > 1:
-            assert n_tiles * parts <= multiprocessors, "more parts than can run at once"
+            assert n_tiles * parts <= programs, "more parts than can run at once"
             assert k // parts >= op_file._LEAST_STEPS * tile.k, "parts too short"
         if tile is not tiles[-1]:
             assert tile.m < 2 * max(m, 9) and tile.n < 2 * max(n, 9), "a tile half empty"
@@ -1029,6 +1073,7 @@ SHARED = {75: 64 * 1024, 80: 99 * 1024, 90: 227 * 1024}
 SWEEP = [
     pytest.param(name, tile, dtype, arch, id=f"{name}-{tile.m}x{tile.n}x{tile.k}-{dtype}-sm_{arch}")
     for name, tiles in op_file._TILES.items()
+    if "unaligned" not in name
     for n, tile in enumerate(tiles)
     for dtype, arch in {
         "half, hopper": [(torch.bfloat16, 90)],
@@ -1057,14 +1102,31 @@ def test_every_tile_of_the_table(monkeypatch, name, tile, dtype, arch, transpose
     for launch in launches:
         kernel = compiled(launch, arch)
         mix = mix_of(kernel)
-        # gelu, z and three products: a word or two of an epilogue may lie in local memory
-        assert kernel.spills <= (8 if name == "tf32x3, hopper" else 0)
+        # gelu, z and three products: a few words of an epilogue may lie in local memory
+        assert kernel.spills <= (16 if name == "tf32x3, hopper" else 0)
         assert kernel.shared_bytes <= SHARED[arch]
         units = {"double": ("DMMA",), "ieee": ("FFMA",)}.get(kind, ("HGMMA", "HMMA"))
         assert [op for op in mix if op.startswith(units)]
         assert arch == 75 or mix.get("LDGSTS.E.BYPASS.128") or mix.get("UTMALDG.2D")
         if dtype != torch.float64:
             assert not [op for op in mix if re.match(r"D(ADD|MUL|FMA|SETP)|F2F.*F64", op)]
+
+
+@pytest.mark.parametrize("arch", [80, 90])
+@pytest.mark.parametrize("name", ["half, unaligned", "tf32, unaligned"])
+def test_tiles_for_rows_that_begin_anywhere(monkeypatch, name, arch):
+    dtype, kind = (torch.bfloat16, "half") if name[:4] == "half" else (torch.float32, "tf32x3")
+    monkeypatch.setattr(op_file, "_generation", lambda device: "hopper" if arch == 90 else "ampere")
+    for tile in op_file._TILES[name]:
+        args = (*operands(dtype, case=(1023, 2047, 511)), "gelu", kind, tile)
+        (launch,) = launches_of(monkeypatch, lambda args=args: op_file._launch_tiles(*args))
+        kernel = compiled(launch, arch)
+        mix = mix_of(kernel)
+        # addresses of single elements, each its own: of the widest tile a few lie in local memory
+        assert kernel.spills <= (48 if tile.m == tile.n == 128 else 4)
+        assert kernel.shared_bytes <= SHARED[arch]
+        assert [op for op in mix if op.startswith(("HGMMA", "HMMA"))]
+        assert not [op for op in mix if op.startswith("LDGSTS")], "of single elements, or of bytes"
 
 
 @pytest.mark.parametrize("activation", ["identity", "relu", "gelu"])
