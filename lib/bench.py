@@ -68,6 +68,19 @@ def time_us(fn, rep_ms=200):
     return Timing(*(1e3 * ms for ms in quantiles))
 
 
+def in_turns_us(calls, n_rounds=5, rep_ms=100):
+    """{name: µs} of `calls`, {name: closure}, timed in turns: for each the median of its n_rounds medians.
+
+    For comparing products: a GPU that multiplies for long lowers its clock, and who comes later would lose.
+    """
+    for call in calls.values():
+        call()  # compiles
+    rounds = [
+        {n: time_us(call, rep_ms).median_us for n, call in calls.items()} for _ in range(n_rounds)
+    ]
+    return {name: statistics.median(times[name] for times in rounds) for name in calls}
+
+
 def host_us(fn, n_calls=100, n_repeats=7):
     """Host time of one call in µs, launches included and not waited for: what a small op costs.
 

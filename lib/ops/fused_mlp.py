@@ -14,7 +14,8 @@ Ways      y needs *all* hidden units of its row. A program that makes one tile o
                          each at once by its columns of W2, into sums for all of y's columns.
             split        A program owns rows and a part of the hidden layer: that gives a part of the sums, in
                          float32. A second kernel adds the parts, in a fixed order, b2 and the last function.
-            cublas       H > 2048, a wide y or much work: products by cuBLAS, and a pass for each function.
+            cublas       H > 2048, large weights, a wide y or much work: products by cuBLAS, and a pass for
+                         each function.
 Where     One kernel: few rows, where a launch is what costs (1 instead of 4), and narrow layers in 16 bits.
           Split: few rows and long sums. cuBLAS: where its faster products gain more than the hidden layer's way
           to memory and back costs; in float32, with three products for one, that is soon. Small tables choose.
@@ -72,6 +73,8 @@ _BACKWARD_TILES = {
 }
 _MOST_HIDDEN = 2048  # more: cuBLAS
 _MOST_COLS = {"half": 256, "tf32": 256, "tf32x3": 64, "double": 256}  # more: too
+# (K + N)H, multiply-adds for a row; more: too. A program has 16 rows at least, and walks long through as many
+_MOST_OF_A_ROW = {"half": 2**20}
 # M(K + N)H; more: too
 _MOST_WORK = {"half": 2**36, "tf32": 2**35, "tf32x3": 2**34, "double": 2**32}
 # Multiply-adds that one program does before the layer is split: a second launch costs the host more than a GPU
@@ -298,7 +301,9 @@ def _precision(kind, device):
 
 def _by_cublas(m, k, h, n, kind):
     """Whether the products are left to cuBLAS. Plain arithmetic: torch.compile looks into it."""
-    return h > _MOST_HIDDEN or n > _MOST_COLS[kind] or m * (k + n) * h > _MOST_WORK[kind]
+    of_a_row = (k + n) * h
+    long_walk = of_a_row > _MOST_OF_A_ROW.get(kind, of_a_row)
+    return h > _MOST_HIDDEN or n > _MOST_COLS[kind] or long_walk or m * of_a_row > _MOST_WORK[kind]
 
 
 class _Plan(NamedTuple):

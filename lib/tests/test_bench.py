@@ -21,6 +21,20 @@ def test_fewer_rows(shape, most, want):
     assert bench._fewer_rows(shape, most) == want
 
 
+def test_calls_are_timed_in_turns(monkeypatch):
+    order = []
+    calls = {name: lambda name=name: order.append(name) for name in "ab"}
+
+    def time_us(call, rep_ms):
+        call()
+        us = {3: 9.0, 5: 1.0, 7: 2.0}.get(len(order), 50.0)  # of a: one slow, one fast, one usual
+        return bench.Timing(us, us, us)
+
+    monkeypatch.setattr(bench, "time_us", time_us)
+    assert bench.in_turns_us(calls, n_rounds=3) == {"a": 2.0, "b": 50.0}
+    assert "".join(order) == "ab" + "ab" * 3
+
+
 def test_a_function_kept_out_of_the_compiler_still_runs():
     """The mask of dropout's definition: compiled it takes a minute, and it is only there for checks."""
     op = suite.BIAS_GELU_DROPOUT_ADD.configured()

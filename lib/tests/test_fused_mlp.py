@@ -91,6 +91,7 @@ def _go(monkeypatch, way):
         monkeypatch.setattr(op_file, "_MOST_HIDDEN", 0)
         return
     monkeypatch.setattr(op_file, "_MOST_WORK", dict.fromkeys(op_file._MOST_WORK, 2**62))
+    monkeypatch.setattr(op_file, "_MOST_OF_A_ROW", {})
     monkeypatch.setattr(op_file, "_n_multiprocessors", lambda device: 132)
     monkeypatch.setattr(op_file, "_MOST_SPLITS", 3)  # parts of several tiles
     least = 1 if way == "split" else 2**62
@@ -143,6 +144,17 @@ def test_errors_are_on_average_those_of_eager(dtype, final):
         ours, eagers = ((t.double() - want).square().mean().sqrt() for t in (got, own))
         allowed = 1.25 * eagers + 1e-6 * want.abs().max()
         assert ours <= allowed, f"{name}: {ours:.1e}, eager's {eagers:.1e}"
+
+
+def test_what_is_left_to_cublas():
+    """Shapes at each limit, and just past it."""
+    stays, goes = [(128, 512, 256, 1), (65536, 512, 256, 1), (128, 1008, 1024, 16)], []
+    goes += [(1, 16, 2049, 16), (1, 16, 16, 257), (128, 1009, 1024, 16), (2**20, 512, 256, 1)]
+    assert not any(op_file._by_cublas(*shape, "half") for shape in stays)
+    assert all(op_file._by_cublas(*shape, "half") for shape in goes)
+    # in float32 three products for one bring cuBLAS's nearer, and a long walk is split
+    assert op_file._by_cublas(1, 16, 16, 65, "tf32x3")
+    assert not op_file._by_cublas(128, 1009, 1024, 16, "tf32x3")
 
 
 def test_the_ways_are_what_they_are_called(monkeypatch):
