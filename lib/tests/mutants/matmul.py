@@ -235,7 +235,7 @@ def check_launches(op, module):
     assert stored == 16 * 24 * 2, "z was stored and nobody needs it"
     y, z = module.matmul_op(*inputs, "gelu", False, True)
     assert y.requires_grad and not z.requires_grad, "z has a gradient"
-    a, b, _ = _detached((16, 16, 2100), torch.bfloat16)
+    a, b, _ = _detached((16, 16, 2112), torch.bfloat16)
     traffic = count_traffic(lambda: module.matmul_triton(a, b))
     assert traffic.by_argument["_sum_parts_kernel.parts_ptr"].loaded == 2 * 16 * 16 * 4, "parts"
 
@@ -250,13 +250,39 @@ def check_choice(op, module):
                 n_tiles = -(-m // tile.m) * -(-n // tile.n)
                 assert tile.m < 2 * max(9, m) and tile.n < 2 * max(9, n), "a tile half empty"
                 assert parts >= 1
-                assert parts == 1 or n_tiles * parts <= 132, "more parts than run at once"
+                resident = {"half": 132, "tf32x3": 264}[kind]
+                assert parts == 1 or n_tiles * parts <= resident, "more parts than run at once"
                 assert parts == 1 or k // parts >= 8 * tile.k, "parts too short"
                 if min(m, n) >= 4096:
                     assert tile == module._tiles(kind, device)[0], "a large product in small tiles"
                     assert parts == 1
         tile, parts = module._choose.__wrapped__(512, 512, 65536, "half", device)
         assert tile[:2] == (128, 256) and parts > 8, "a long K not split"
+
+
+def check_alignment(op, module):
+    """Rows that begin anywhere: loaded element by element in tiles of one stage, large products from copies."""
+    launched, launch_tiles = [], module._launch_tiles
+
+    def noted(y, z, a, b, bias, activation, kind, tile, **how):
+        wide = all(max(t.stride()) % 16 == t.data_ptr() % 16 == 0 for t in (a, b))
+        launched.append((wide, tile.num_stages))
+        launch_tiles(y, z, a, b, bias, activation, kind, tile, **how)
+
+    for large, (m, n, k) in itertools.product(
+        (False, True), [(20, 33, 48), (20, 48, 37), (32, 32, 48)]
+    ):
+        a, b, bias = _detached((m, n, k))
+        launched.clear()
+        with _with(module, _launch_tiles=noted, _LARGE=2**10 if large else 2**32):
+            _check(module.matmul_triton, [a, b, bias], "relu")
+            if large:  # y is its transpose's transpose
+                _check(module.matmul_triton, [a.t().contiguous().t(), b.t().contiguous().t(), bias])
+        aligned = large or (n, k) == (32, 48)
+        assert all(wide or not aligned for wide, _ in launched), (
+            "a large product element by element"
+        )
+        assert all((stages > 1) == aligned for _, stages in launched), "stages that only wait"
 
 
 def check_far_apart(op, module):
@@ -377,6 +403,7 @@ CHECKS = [
     check_second_derivative,
     check_autocast,
     check_choice,
+    check_alignment,
     check_tf32,
     check_tails,
     check_specials,
@@ -559,7 +586,16 @@ MUTANTS = [
     Mutant("bias = None if bias is None else bias.contiguous()", "pass", "a bias with gaps"),
     # --- the choice
     Mutant("k // (_LEAST_STEPS * tile.k)", "k // tile.k", "parts of one step"),
-    Mutant(", n_multiprocessors // n_tiles)", ")", "more parts than run at once"),
+    Mutant(", n_programs // n_tiles)", ")", "more parts than run at once"),
+    Mutant("_RESIDENT.get(kind, 1)", "3", "three programs for each multiprocessor"),
+    Mutant("pitch % 16 == t.data_ptr()", "0 == t.data_ptr()", "any pitch taken for aligned"),
+    Mutant("else _aligned(t.t()).t()", "else _aligned(t.t())", "the copy of a transpose"),
+    Mutant(
+        "        a, b = _aligned(a), _aligned(b)\n",
+        "        pass\n",
+        "a large product element by element",
+    ),
+    Mutant("large or _is_aligned(a) and", "large or", "the rows of b alone decide"),
     Mutant("<= size <= max(16, _power_of_2(length))", "<= size", "tiles larger than y"),
     Mutant(
         "            if n_tiles * max(1, parts) >= _ENOUGH * n_multiprocessors:\n                break\n",
