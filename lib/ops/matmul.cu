@@ -7,6 +7,8 @@
 // Each step takes BLOCK_K columns of a and rows of b. While a piece is multiplied, the next one is on its way to
 // registers, and then goes to the other half of shared memory: one barrier a step.
 // Rows of a, b and y that all begin on 16-byte boundaries are moved 16 bytes at a time, others element by element.
+// Each element of y is one running sum over all of K. In float32 its error grows with K: at K = 16384 it is more
+// than twice that of cuBLAS, which adds up parts of a long K.
 #include <climits>
 #include <cstdint>
 
