@@ -29,8 +29,8 @@ def test_the_source_hash_ignores_comments_only(tmp_path, monkeypatch):
     assert hashes[0] == hashes[1] != hashes[2]
 
 
-# What the check refused when it was recorded, and why that stands: matmul.cu has one running sum an element, whose
-# error in float32 grows with K; cuBLAS cuts a long K into parts. So there is no time for it.
+# What the check refused when it was recorded, and why that stands: an element of matmul.cu is one running sum,
+# whose error in float32 grows with K; cuBLAS cuts a long K into parts. So there is no time for it.
 REFUSED = {("matmul", "cuda", "float32", 16384)}
 
 
