@@ -793,14 +793,17 @@ def test_offsets_past_two_to_the_31(version):
         check_against_float64(bound(version, "silu"), eager, *inputs, name=name)
 
 
-@pytest.mark.parametrize(("version", "gap"), [(matmul_naive, 2**27), (matmul_triton, 2**24)])
-def test_steps_past_two_to_the_31(version, gap):
-    """From one piece of a and b to the next: 16 or 128 columns, each 2**27 or 2**24 elements long."""
+@pytest.mark.parametrize(
+    ("version", "gap", "n_near"),
+    [(matmul_naive, 2**27, 5), (matmul_triton, 2**24, 16), (matmul_triton, 2**25, 5)],
+)
+def test_steps_past_two_to_the_31(version, gap, n_near):
+    """From one piece of a and b to the next: 16, 128 or (not aligned) 64 columns, each `gap` elements long."""
     n_inner = 2**31 // gap + 4
     storage = torch.empty(n_inner * gap, dtype=torch.float16, device=machine.device())
     far = storage.as_strided((n_inner, 5), (gap, 1))
     far.copy_(torch.randn(n_inner, 5))
-    near = torch.randn(n_inner, 5, device=far.device).half()
+    near = torch.randn(n_inner, n_near, device=far.device).half()
     check_against_float64(version, cases.near(matmul_eager), far.t(), near)
     check_against_float64(version, cases.near(matmul_eager), near.t(), far)
 
