@@ -74,7 +74,7 @@ def in_turns_us(calls, n_rounds=5, rep_ms=100):
     For comparing products: a GPU that multiplies for long lowers its clock, and who comes later would lose.
     """
     for call in calls.values():
-        call()  # compiles
+        call()  # compiles here, so that no round has a pause in which the GPU cools
     rounds = [
         {n: time_us(call, rep_ms).median_us for n, call in calls.items()} for _ in range(n_rounds)
     ]

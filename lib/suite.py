@@ -351,7 +351,7 @@ MATMUL = Op(
     inputs=_two_matrices,
     generic=False,
     host_shape=(64, 64, 64),
-    odd_shapes=(*_ODD_PRODUCTS, (1030, 264, 520)),  # M, K, N; the last one by TMA
+    odd_shapes=(*_ODD_PRODUCTS, (1030, 264, 520)),  # M, K, N; the last one as TMA reads it
     # forward: read a and b, write y; backward: read them and dy, write da and db
     bytes_moved=lambda shape, itemsize, gradients: (
         (2 if gradients else 1) * shape[0] * shape[2] * itemsize

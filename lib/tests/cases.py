@@ -3,6 +3,11 @@
 import torch
 
 
+def release(package):
+    """(major, minor) of a package, as torch or triton: (3, 7)."""
+    return tuple(map(int, package.__version__.split(".")[:2]))
+
+
 def matrix_like(inputs):
     """Which of an op's inputs have the shape of the first: they take every layout that it takes."""
     return [t.shape == inputs[0].shape for t in inputs]

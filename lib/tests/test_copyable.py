@@ -8,6 +8,7 @@ import sys
 
 from lib import machine, suite
 from lib.results import ROOT
+from lib.tests.cases import release
 
 import numpy as np
 import pytest
@@ -92,11 +93,7 @@ def _run(folder, script, **extra):
 
 
 # Without lib's repairs: int() of a one-element array, which NumPy no longer takes
-LOOPS_FAIL = (
-    not machine.HAS_GPU
-    and tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7)
-    and tuple(map(int, np.__version__.split(".")[:2])) >= (2, 4)
-)
+LOOPS_FAIL = not machine.HAS_GPU and release(triton) < (3, 7) and release(np) >= (2, 4)
 
 
 @files

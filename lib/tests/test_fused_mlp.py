@@ -148,8 +148,8 @@ def test_errors_are_on_average_those_of_eager(dtype, final):
 
 def test_what_is_left_to_cublas():
     """Shapes at each limit, and just past it."""
-    stays, goes = [(128, 512, 256, 1), (65536, 512, 256, 1), (128, 1008, 1024, 16)], []
-    goes += [(1, 16, 2049, 16), (1, 16, 16, 257), (128, 1009, 1024, 16), (2**20, 512, 256, 1)]
+    stays = [(128, 512, 256, 1), (65536, 512, 256, 1), (128, 1008, 1024, 16)]
+    goes = [(1, 16, 2049, 16), (1, 16, 16, 257), (128, 1009, 1024, 16), (2**20, 512, 256, 1)]
     assert not any(op_file._by_cublas(*shape, "half") for shape in stays)
     assert all(op_file._by_cublas(*shape, "half") for shape in goes)
     # in float32 three products for one bring cuBLAS's nearer, and a long walk is split

@@ -23,6 +23,7 @@ from lib.tests.test_ops import DTYPES, _count_compilations, assert_close
 
 import pytest
 import torch
+import triton
 import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -1046,7 +1047,9 @@ def test_the_pointer_kernel_multiplies_by_the_best_there_is(monkeypatch, kind, f
         assert _count(compiled, r"LDGSTS\.E\.BYPASS\.128") >= 2 * tile.num_stages
     assert _count(compiled, r"LDGSTS(?!.*128)") == 0
     assert _count(compiled, r"STG\.E(?!\.128)") == 0
-    assert compiled.spills <= 4, "a word of the epilogue, which keeps z too"
+    # gelu, and z kept: with Triton 3.6 a word of Hopper's epilogue lies in local memory
+    one_word = (kind, family) == ("half", "hopper") and cases.release(triton) < (3, 7)
+    assert compiled.spills <= (4 if one_word else 0)
     assert compiled.shared_bytes <= shared
 
 

@@ -209,7 +209,7 @@ def test_copies_with_aligned_rows_are_made_only_where_rows_are_not():
         copy = op_file._aligned(t)
         assert torch.equal(copy, t) and op_file._is_aligned(copy)
         assert copy.untyped_storage().data_ptr() != t.untyped_storage().data_ptr()
-        # as far apart as before, nearly: neighbours stay neighbours
+        # neighbours stay neighbours
         assert copy.stride().index(1) == t.stride().index(1)
 
 
@@ -1105,8 +1105,9 @@ def test_every_tile_of_the_table(monkeypatch, name, tile, dtype, arch, transpose
     for launch in launches:
         kernel = compiled(launch, arch)
         mix = mix_of(kernel)
-        # gelu, z and three products: a few words of an epilogue may lie in local memory
-        assert kernel.spills <= (16 if name == "tf32x3, hopper" else 0)
+        # gelu, z and three products: a word or two of an epilogue may lie in local memory, Triton 3.6: four
+        most = 16 if cases.release(triton) < (3, 7) else 8
+        assert kernel.spills <= (most if name == "tf32x3, hopper" else 0)
         assert kernel.shared_bytes <= SHARED[arch]
         units = {"double": ("DMMA",), "ieee": ("FFMA",)}.get(kind, ("HGMMA", "HMMA"))
         assert [op for op in mix if op.startswith(units)]
