@@ -43,15 +43,18 @@ def measure_copy_gbps(n_bytes=GIB):
 
 
 def measure_gemm_tflops(dtype, n=8192):
-    """An n×n×n matrix product on random data (zeros run faster), in TFLOP/s; float32 means not TF32."""
+    """An n×n×n matrix product on random data (zeros run faster), in TFLOP/s; float32 means not TF32.
+
+    Of a GPU that has been multiplying for a while: its clock starts higher than it can stay.
+    """
     a, b = (torch.randn(n, n, dtype=dtype, device="cuda") for _ in range(2))
-    ms = triton.testing.do_bench(lambda: a @ b, return_mode="median")
+    ms = triton.testing.do_bench(lambda: a @ b, warmup=500, return_mode="median")
     return 2 * n**3 / ms / 1e9
 
 
 @functools.cache
 def ceilings():
-    """This GPU's Ceilings, measured once a process (a second); with no GPU the recorded ones of an H200.
+    """This GPU's Ceilings, measured once a process (two seconds); with no GPU the recorded ones of an H200.
 
     Returns None when there is no GPU and nothing was recorded yet.
     """

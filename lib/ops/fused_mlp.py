@@ -74,7 +74,7 @@ _BACKWARD_TILES = {
 _MOST_HIDDEN = 2048  # more: cuBLAS
 _MOST_COLS = {"half": 256, "tf32": 256, "tf32x3": 64, "double": 256}  # more: too
 # (K + N)H, multiply-adds for a row; more: too. A program has 16 rows at least, and walks long through as many
-_MOST_OF_A_ROW = {"half": 2**20}
+_MOST_OF_A_ROW = {"half": 2**20, "tf32": 2**62, "tf32x3": 2**62, "double": 2**62}
 # M(K + N)H; more: too
 _MOST_WORK = {"half": 2**36, "tf32": 2**35, "tf32x3": 2**34, "double": 2**32}
 # Multiply-adds that one program does before the layer is split: a second launch costs the host more than a GPU
@@ -302,7 +302,7 @@ def _precision(kind, device):
 def _by_cublas(m, k, h, n, kind):
     """Whether the products are left to cuBLAS. Plain arithmetic: torch.compile looks into it."""
     of_a_row = (k + n) * h
-    long_walk = of_a_row > _MOST_OF_A_ROW.get(kind, of_a_row)
+    long_walk = of_a_row > _MOST_OF_A_ROW[kind]
     return h > _MOST_HIDDEN or n > _MOST_COLS[kind] or long_walk or m * of_a_row > _MOST_WORK[kind]
 
 

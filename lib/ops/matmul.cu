@@ -7,10 +7,12 @@
 // Each step takes BLOCK_K columns of a and rows of b. While a piece is multiplied, the next one is on its way to
 // registers, and then goes to the other half of shared memory: one barrier a step.
 // Rows of a, b and y that all begin on 16-byte boundaries are moved 16 bytes at a time, others element by element.
-// Each element of y is one running sum over all of K. In float32 its error grows with K: at K = 16384 it is more
-// than twice that of cuBLAS, which adds up parts of a long K.
+// A running sum in float32 loses more with every product: its error grows with K, not with its root. So a sum ends
+// after PART_K products, and y adds up those parts, each thread its own elements. Sums of half and bfloat16 need no
+// parts: what they lose is less than y's rounding.
 #include <climits>
 #include <cstdint>
+#include <type_traits>
 
 #include <ATen/Dispatch.h>
 #include <ATen/OpMathType.h>
@@ -25,6 +27,7 @@ constexpr int PART = 4;          // two groups of 4 rows and of 4 columns, half 
 constexpr int SUMS = 2 * PART;   // so that neighbours read neighbouring 16 bytes of shared memory
 constexpr int APART = BLOCK / 2;
 constexpr int PITCH = BLOCK + PART;  // of a's piece: fewer of the threads that store it meet at one bank
+constexpr int PART_K = 1024;         // products in one running sum, where y is as wide as the sum
 
 // sizeof(T) * n bytes that move in one instruction: LDG.128 when that is 16.
 template <typename T, int n>
@@ -73,64 +76,71 @@ __global__ void __launch_bounds__(THREADS, VEC == 1 || sizeof(T) == 8 ? 1 : 2) m
   const int64_t a_rows_left = n_rows - first_row - a_row, b_cols_left = n_cols - first_col - b_col;
   const int thread_row = threadIdx.x / 16 * PART, thread_col = threadIdx.x % 16 * PART;
 
-  Math sum[SUMS][SUMS] = {};
   PieceOfA a_next;
   PieceOfB b_next;
   a_next.load(a, n_inner, a_rows_left, n_inner - a_col);
   b_next.load(b, n_cols, n_inner - b_row, b_cols_left);
   int buffer = 0;
-  for (int64_t left = n_inner; left > 0; left -= BLOCK_K) {
+  int64_t left = n_inner;
+  do {  // once for K = 0 too: y is then zeros
+    const bool is_first = left == n_inner;
+    const int64_t left_after = std::is_same_v<T, Math> && left > PART_K ? left - PART_K : 0;
+    Math sum[SUMS][SUMS] = {};
+    for (; left > left_after; left -= BLOCK_K) {
 #pragma unroll
-    for (int i = 0; i < PieceOfA::LOADS; ++i) {
+      for (int i = 0; i < PieceOfA::LOADS; ++i) {
 #pragma unroll
-      for (int j = 0; j < VEC; ++j)  // transposed: so a thread's rows of a lie side by side
-        a_piece[buffer][a_col + j][a_row + i * PieceOfA::STEP] = Math(a_next.loaded[i].item[j]);
-    }
-#pragma unroll
-    for (int i = 0; i < PieceOfB::LOADS; ++i) {
-#pragma unroll
-      for (int j = 0; j < VEC; ++j)
-        b_piece[buffer][b_row + i * PieceOfB::STEP][b_col + j] = Math(b_next.loaded[i].item[j]);
-    }
-    // One barrier a step: the next one writes the other buffer, which all have left before they come here.
-    __syncthreads();
-    a += BLOCK_K;
-    b += BLOCK_K * n_cols;
-    a_next.load(a, n_inner, a_rows_left, left - BLOCK_K - a_col);
-    b_next.load(b, n_cols, left - BLOCK_K - b_row, b_cols_left);
-
-#pragma unroll
-    for (int k = 0; k < BLOCK_K; ++k) {
-      Math a_part[SUMS], b_part[SUMS];
-#pragma unroll
-      for (int i = 0; i < SUMS; ++i) {
-        a_part[i] = a_piece[buffer][k][thread_row + i / PART * APART + i % PART];
-        b_part[i] = b_piece[buffer][k][thread_col + i / PART * APART + i % PART];
+        for (int j = 0; j < VEC; ++j)  // transposed: so a thread's rows of a lie side by side
+          a_piece[buffer][a_col + j][a_row + i * PieceOfA::STEP] = Math(a_next.loaded[i].item[j]);
       }
 #pragma unroll
-      for (int i = 0; i < SUMS; ++i) {
+      for (int i = 0; i < PieceOfB::LOADS; ++i) {
 #pragma unroll
-        for (int j = 0; j < SUMS; ++j) sum[i][j] += a_part[i] * b_part[j];
+        for (int j = 0; j < VEC; ++j)
+          b_piece[buffer][b_row + i * PieceOfB::STEP][b_col + j] = Math(b_next.loaded[i].item[j]);
+      }
+      // One barrier a step: the next one writes the other buffer, which all have left before they come here.
+      __syncthreads();
+      a += BLOCK_K;
+      b += BLOCK_K * n_cols;
+      a_next.load(a, n_inner, a_rows_left, left - BLOCK_K - a_col);
+      b_next.load(b, n_cols, left - BLOCK_K - b_row, b_cols_left);
+
+#pragma unroll
+      for (int k = 0; k < BLOCK_K; ++k) {
+        Math a_part[SUMS], b_part[SUMS];
+#pragma unroll
+        for (int i = 0; i < SUMS; ++i) {
+          a_part[i] = a_piece[buffer][k][thread_row + i / PART * APART + i % PART];
+          b_part[i] = b_piece[buffer][k][thread_col + i / PART * APART + i % PART];
+        }
+#pragma unroll
+        for (int i = 0; i < SUMS; ++i) {
+#pragma unroll
+          for (int j = 0; j < SUMS; ++j) sum[i][j] += a_part[i] * b_part[j];
+        }
+      }
+      buffer ^= 1;
+    }
+
+    constexpr int WIDE = VEC < PART ? VEC : PART;
+#pragma unroll
+    for (int i = 0; i < SUMS; ++i) {
+      const int64_t r = first_row + thread_row + i / PART * APART + i % PART;
+      if (r >= n_rows) continue;
+      auto* row = reinterpret_cast<Vector<T, WIDE>*>(y + r * n_cols);
+#pragma unroll
+      for (int j = 0; j < SUMS; j += WIDE) {
+        const int64_t c = first_col + thread_col + j / PART * APART + j % PART;
+        if (c >= n_cols) continue;
+        Vector<T, WIDE> out = {};
+        if (!is_first) out = row[c / WIDE];
+#pragma unroll
+        for (int l = 0; l < WIDE; ++l) out.item[l] = T(out.item[l] + sum[i][j + l]);
+        row[c / WIDE] = out;
       }
     }
-    buffer ^= 1;
-  }
-
-  constexpr int WIDE = VEC < PART ? VEC : PART;
-#pragma unroll
-  for (int i = 0; i < SUMS; ++i) {
-    const int64_t r = first_row + thread_row + i / PART * APART + i % PART;
-    if (r >= n_rows) continue;
-    auto* row = reinterpret_cast<Vector<T, WIDE>*>(y + r * n_cols);
-#pragma unroll
-    for (int j = 0; j < SUMS; j += WIDE) {
-      const int64_t c = first_col + thread_col + j / PART * APART + j % PART;
-      Vector<T, WIDE> out;
-#pragma unroll
-      for (int l = 0; l < WIDE; ++l) out.item[l] = T(sum[i][j + l]);
-      if (c < n_cols) row[c / WIDE] = out;
-    }
-  }
+  } while (left > 0);
 }
 
 template <typename T, int VEC>

@@ -90,9 +90,8 @@ _NAIVE = _Tile(16, 16, 16, 4, 1)
 _GROUP = 8  # rows of tiles that programs go down together
 _HALVES_FROM = 256  # tiles this wide are stored in halves: fewer registers, less shared memory
 _FLATTEN = False  # the persistent kernel's two loops as one: a tile's loads start before the last one's end
-_LARGE = (
-    2**32
-)  # M·N·K from which descriptors, and copies with aligned rows, cost less than they save
+# M·N·K from which descriptors, and copies with aligned rows, cost less than they save
+_LARGE = 2**32
 _ENOUGH = 0.75  # of the multiprocessors have a tile: no smaller one is tried
 _MOST_PARTS, _LEAST_STEPS = 32, 8  # split-K: parts at most, and steps in each at least
 _RESIDENT = {"tf32x3": 2}  # programs that a multiprocessor needs, where it is not one, to be busy
@@ -449,11 +448,11 @@ def _is_aligned(t):
     return pitch % 16 == t.data_ptr() % 16 == 0
 
 
-def _aligned(t):
+def _to_aligned(t):
     """t, or a copy in the same order whose rows, or columns, can be loaded 16 bytes at a time."""
     if _is_aligned(t):
         return t
-    return _with_pitch(t).copy_(t) if t.stride(1) == 1 else _aligned(t.t()).t()
+    return _with_pitch(t).copy_(t) if t.stride(1) == 1 else _to_aligned(t.t()).t()
 
 
 def _for_tma(t):
@@ -468,7 +467,7 @@ def _for_tma(t):
 def _launch_persistent(y, z, a, b, bias, activation, kind, tile=None):
     tile, n_inner = tile or _tiles(kind, y.device)[0], a.shape[1]
     if kind != "half" or _generation(y.device) != "hopper" or n_inner == 0:
-        _launch_tiles(y, z, _aligned(a), _aligned(b), bias, activation, kind, tile)
+        _launch_tiles(y, z, _to_aligned(a), _to_aligned(b), bias, activation, kind, tile)
         return
     (a, a_transposed), (b, b_transposed) = _for_tma(a), _for_tma(b)
     outs = [t if t is None or t.shape[1] % 8 == 0 else _with_pitch(t) for t in (y, z)]
@@ -497,7 +496,7 @@ def _launch_best(y, z, a, b, bias, activation, kind):
         _launch_persistent(y, z, a, b, bias, activation, kind, tile)
         return
     if large:
-        a, b = _aligned(a), _aligned(b)
+        a, b = _to_aligned(a), _to_aligned(b)
     if n_parts > 1:
         _launch_split(y, z, a, b, bias, activation, kind, tile, n_parts)
     else:
@@ -544,9 +543,8 @@ def _dz(dy, saved, activation, has_dz, has_dbias):
     block_n = min(128, _power_of_2(n_cols))
     block_m = 8192 // dy.itemsize // block_n
     n_tiles = _cdiv(n_cols, block_n)
-    aligned = (
-        n_cols % 16 == 0 and dy.stride(1) == 1
-    )  # loads of one element are too many to keep in flight
+    # loads of one element are too many to keep in flight
+    aligned = n_cols % 16 == 0 and dy.stride(1) == 1
     strips = max(1, min(_cdiv(_PROGRAMS, n_tiles), _MOST_STRIPS))
     rows_per_program = _cdiv(_cdiv(n_rows, strips), block_m) * block_m
     strips = _cdiv(n_rows, rows_per_program)

@@ -127,8 +127,6 @@ OWN = {
 }
 OWN |= {"_cuda_forward", "_setup_context", "_op_backward", "_", "forward", "backward"}
 OWN |= {"_finish", "_launch_cublas", "_precision", "_to_save"}
-# matmul's copies tensors; the one that files share asks
-OWN_OF_A_FILE = {("matmul.py", "_aligned")}
 
 
 def _functions(path):
@@ -148,7 +146,7 @@ def test_copies_are_equal():
     seen, repeated = {}, set()
     for path in FILES:
         for name, source in _functions(path).items():
-            if name in OWN or (path.name, name) in OWN_OF_A_FILE:
+            if name in OWN:
                 continue
             first, its_source = seen.setdefault(name, (path.name, source))
             assert source == its_source, f"{name} of {path.name} is not that of {first}"

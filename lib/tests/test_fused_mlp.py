@@ -91,7 +91,7 @@ def _go(monkeypatch, way):
         monkeypatch.setattr(op_file, "_MOST_HIDDEN", 0)
         return
     monkeypatch.setattr(op_file, "_MOST_WORK", dict.fromkeys(op_file._MOST_WORK, 2**62))
-    monkeypatch.setattr(op_file, "_MOST_OF_A_ROW", {})
+    monkeypatch.setattr(op_file, "_MOST_OF_A_ROW", dict.fromkeys(op_file._MOST_OF_A_ROW, 2**62))
     monkeypatch.setattr(op_file, "_n_multiprocessors", lambda device: 132)
     monkeypatch.setattr(op_file, "_MOST_SPLITS", 3)  # parts of several tiles
     least = 1 if way == "split" else 2**62

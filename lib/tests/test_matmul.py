@@ -204,9 +204,9 @@ def test_rows_that_begin_anywhere(monkeypatch, dtype, transposed):
 def test_copies_with_aligned_rows_are_made_only_where_rows_are_not():
     a = torch.randn(40, 64, device=machine.device())
     for t in (a, a.t(), a[:, 8:], a[:, :63], a[:7].t(), a[:1, :5], a[:0]):
-        assert op_file._aligned(t) is t
+        assert op_file._to_aligned(t) is t
     for t in (a[:, :63].contiguous(), a[:, :63].contiguous().t(), a[:, 1:], a[1:, 2:].t()):
-        copy = op_file._aligned(t)
+        copy = op_file._to_aligned(t)
         assert torch.equal(copy, t) and op_file._is_aligned(copy)
         assert copy.untyped_storage().data_ptr() != t.untyped_storage().data_ptr()
         # neighbours stay neighbours
@@ -1217,13 +1217,26 @@ def test_cuda_equals_float64():
     check_against_float64(matmul_cuda, matmul_eager, *tensors((5, 7, 9))[:2])  # with gradients
 
 
+@needs_cuda
+def test_cuda_sums_a_long_row_in_parts():
+    """A running sum's error grows with its length: parts of 1024 are to lose less than one sum does."""
+    check_against_float64(matmul_cuda, matmul_eager, *detached((3, 5, 1033))[:2])
+    (a, b, _), n_inner = detached((16, 16, 3080)), 3080
+    exact, running = a.double() @ b.double(), torch.zeros(16, 16, device=a.device)
+    for k in range(n_inner):
+        running += a[:, k, None] * b[k]
+    error = {
+        name: (y - exact).square().mean().sqrt().item()
+        for name, y in (("parts", matmul_cuda(a, b)), ("one sum", running))
+    }
+    assert error["parts"] < 0.75 * error["one sum"], error
+
+
 @pytest.mark.gpu
 @needs_cuda
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float64], ids=str)
 def test_cuda_equals_float64_at_real_sizes(dtype):
     for case in BIG:
-        if dtype == torch.float32 and case[2] > 2048:
-            continue  # eager's sums are shorter there: cuBLAS cuts K for few tiles, this kernel does not
         check_against_float64(matmul_cuda, matmul_eager, *tensors(case, dtype)[:2], name=str(case))
 
 

@@ -33,7 +33,7 @@ def _go(module, way):
     module._n_multiprocessors = lambda device: 132
     module._MOST_HIDDEN = 0 if way == "cublas" else 2**62
     module._MOST_SPLITS = 3  # parts of several tiles
-    module._MOST_OF_A_ROW = {}
+    module._MOST_OF_A_ROW = dict.fromkeys(module._MOST_OF_A_ROW, 2**62)
     module._SPLIT_FROM = dict.fromkeys(module._SPLIT_FROM, 1 if way == "split" else 2**62)
 
 

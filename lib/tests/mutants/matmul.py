@@ -589,9 +589,9 @@ MUTANTS = [
     Mutant(", n_programs // n_tiles)", ")", "more parts than run at once"),
     Mutant("_RESIDENT.get(kind, 1)", "3", "three programs for each multiprocessor"),
     Mutant("pitch % 16 == t.data_ptr()", "0 == t.data_ptr()", "any pitch taken for aligned"),
-    Mutant("else _aligned(t.t()).t()", "else _aligned(t.t())", "the copy of a transpose"),
+    Mutant("else _to_aligned(t.t()).t()", "else _to_aligned(t.t())", "the copy of a transpose"),
     Mutant(
-        "        a, b = _aligned(a), _aligned(b)\n",
+        "        a, b = _to_aligned(a), _to_aligned(b)\n",
         "        pass\n",
         "a large product element by element",
     ),
