@@ -1220,8 +1220,12 @@ def test_cuda_equals_float64():
 @needs_cuda
 def test_cuda_sums_a_long_row_in_parts():
     """A running sum's error grows with its length: parts of 1024 are to lose less than one sum does."""
-    check_against_float64(matmul_cuda, matmul_eager, *detached((3, 5, 1033))[:2])
-    (a, b, _), n_inner = detached((16, 16, 3080)), 3080
+    a, b, _ = detached((3, 5, 1033))  # rows that begin anywhere
+    torch.testing.assert_close(
+        matmul_cuda(a, b).double(), a.double() @ b.double(), rtol=1e-3, atol=1e-3
+    )
+    n_inner = 3080
+    a, b, _ = detached((16, 16, n_inner))
     exact, running = a.double() @ b.double(), torch.zeros(16, 16, device=a.device)
     for k in range(n_inner):
         running += a[:, k, None] * b[k]
