@@ -14,11 +14,11 @@ Ways      y needs *all* hidden units of its row. A program that makes one tile o
                          each at once by its columns of W2, into sums for all of y's columns.
             split        A program owns rows and a part of the hidden layer: that gives a part of the sums, in
                          float32. A second kernel adds the parts, in a fixed order, b2 and the last function.
-            cublas       H > 2048, large weights, a wide y or much work: products by cuBLAS, and a pass for
-                         each function.
-Where     One kernel: few rows, where a launch is what costs (1 instead of 4), and narrow layers in 16 bits.
-          Split: few rows and long sums. cuBLAS: where its faster products gain more than the hidden layer's way
-          to memory and back costs; in float32, with three products for one, that is soon. Small tables choose.
+            cublas       H or K > 2048, large weights or a wide y: products by cuBLAS, and a pass for each
+                         function.
+Where     One kernel: small weights, for few rows, where a launch is what costs (1 instead of 4), and for many.
+          Split: few rows and larger weights, through which one program would walk for long. cuBLAS: where its
+          faster products gain more than the hidden layer's way to memory and back costs. Small tables choose.
 Traffic   M rows, elements of s bytes. Fused: x, weights, y once, (MK + HK + H + NH + N + MN)s; each program
           reads all weights, from L2. A split adds 8MN for each part. Eager adds 4MHs, the hidden layer written,
           read and written by relu, and read, and 2MNs.
@@ -71,16 +71,17 @@ _BACKWARD_TILES = {
     "ieee": (_Tile(64, 64, 16, 8, 3), _Tile(32, 32, 16, 4, 3)),
     "double": (_Tile(16, 16, 16, 4, 2),),
 }
-_MOST_HIDDEN = 2048  # more: cuBLAS
+_MOST_INNER, _MOST_HIDDEN = 2048, 2048  # more: cuBLAS
 _MOST_COLS = {"half": 256, "tf32": 256, "tf32x3": 64, "double": 256}  # more: too
-# (K + N)H, multiply-adds for a row; more: too. A program has 16 rows at least, and walks long through as many
-_MOST_OF_A_ROW = {"half": 2**20, "tf32": 2**62, "tf32x3": 2**62, "double": 2**62}
-# M(K + N)H; more: too
-_MOST_WORK = {"half": 2**36, "tf32": 2**35, "tf32x3": 2**34, "double": 2**32}
-# Multiply-adds that one program does before the layer is split: a second launch costs the host more than a GPU
-# needs for fewer
-_SPLIT_FROM = {"half": 2**23, "tf32": 2**21, "tf32x3": 2**19, "double": 2**19}
-_MOST_SPLITS = 32
+# (K + N)H, multiply-adds for a row. More: too, as a program would walk through the weights for long...
+_MOST_OF_A_ROW = {"half": 3 * 2**16, "tf32": 3 * 2**15, "tf32x3": 3 * 2**16, "double": 3 * 2**12}
+_FEW_ROWS = (
+    2048  # ...but up to so many rows and so many multiply-adds, M(K + N)H, the walk is split
+)
+_MOST_OF_FEW_ROWS = {"half": 3 * 2**29, "tf32": 3 * 2**28, "tf32x3": 2**31, "double": 0}
+# (K + N)H up to which it is not: a second launch costs the host more than a GPU needs for the walk
+_ALONE = {"half": 3 * 2**16, "tf32": 3 * 2**15, "tf32x3": 2**16, "double": 3 * 2**12}
+_LEAST_OF_A_PART, _MOST_SPLITS = 2**14, 32
 
 
 def fused_mlp_eager(x, weight1, bias1, weight2, bias2, final="sigmoid"):
@@ -302,8 +303,9 @@ def _precision(kind, device):
 def _by_cublas(m, k, h, n, kind):
     """Whether the products are left to cuBLAS. Plain arithmetic: torch.compile looks into it."""
     of_a_row = (k + n) * h
-    long_walk = of_a_row > _MOST_OF_A_ROW[kind]
-    return h > _MOST_HIDDEN or n > _MOST_COLS[kind] or long_walk or m * of_a_row > _MOST_WORK[kind]
+    is_split = m <= _FEW_ROWS and m * of_a_row <= _MOST_OF_FEW_ROWS[kind]
+    long_walk = of_a_row > _MOST_OF_A_ROW[kind] and not is_split
+    return k > _MOST_INNER or h > _MOST_HIDDEN or n > _MOST_COLS[kind] or long_walk
 
 
 class _Plan(NamedTuple):
@@ -328,12 +330,13 @@ def _plan(m, k, h, n, kind, device, backward=False):
         return block_h, max(1, _cdiv(h, block_h))
 
     def n_parts(tile):  # of the hidden layer, for the same rows
-        n_chunks = chunks(tile)[1]
+        n_chunks, of_a_row = chunks(tile)[1], (k + n) * h
         if backward:
             return n_chunks
-        work = tile.m * (k + n) * h  # of a program, without a split
+        if of_a_row <= _ALONE[kind]:
+            return 1
         per_tile = n_multiprocessors // _cdiv(m, tile.m)
-        return max(1, min(n_chunks, _MOST_SPLITS, per_tile, work // _SPLIT_FROM[kind]))
+        return max(1, min(n_chunks, _MOST_SPLITS, per_tile, of_a_row // _LEAST_OF_A_PART))
 
     enough = 0.75 * n_multiprocessors
     tile = next((t for t in tiles if _cdiv(m, t.m) * n_parts(t) >= enough), tiles[-1])

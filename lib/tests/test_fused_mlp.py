@@ -90,12 +90,12 @@ def _go(monkeypatch, way):
     if way == "cublas":
         monkeypatch.setattr(op_file, "_MOST_HIDDEN", 0)
         return
-    monkeypatch.setattr(op_file, "_MOST_WORK", dict.fromkeys(op_file._MOST_WORK, 2**62))
     monkeypatch.setattr(op_file, "_MOST_OF_A_ROW", dict.fromkeys(op_file._MOST_OF_A_ROW, 2**62))
     monkeypatch.setattr(op_file, "_n_multiprocessors", lambda device: 132)
     monkeypatch.setattr(op_file, "_MOST_SPLITS", 3)  # parts of several tiles
-    least = 1 if way == "split" else 2**62
-    monkeypatch.setattr(op_file, "_SPLIT_FROM", dict.fromkeys(op_file._SPLIT_FROM, least))
+    monkeypatch.setattr(op_file, "_LEAST_OF_A_PART", 1)
+    most = 0 if way == "split" else 2**62
+    monkeypatch.setattr(op_file, "_ALONE", dict.fromkeys(op_file._ALONE, most))
 
 
 @pytest.fixture(params=["one kernel", "split", "cublas"])
@@ -148,13 +148,32 @@ def test_errors_are_on_average_those_of_eager(dtype, final):
 
 def test_what_is_left_to_cublas():
     """Shapes at each limit, and just past it."""
-    stays = [(128, 512, 256, 1), (65536, 512, 256, 1), (128, 1008, 1024, 16)]
-    goes = [(1, 16, 2049, 16), (1, 16, 16, 257), (128, 1009, 1024, 16), (2**20, 512, 256, 1)]
+    stays = [(1, 2048, 16, 16), (65536, 767, 256, 1), (2048, 768, 256, 1), (1024, 1535, 1024, 1)]
+    goes = [(1, 2049, 16, 16), (65536, 768, 256, 1), (2049, 768, 256, 1), (1024, 1536, 1024, 1)]
+    goes += [(1, 16, 2049, 16), (1, 16, 16, 257)]
     assert not any(op_file._by_cublas(*shape, "half") for shape in stays)
     assert all(op_file._by_cublas(*shape, "half") for shape in goes)
-    # in float32 three products for one bring cuBLAS's nearer, and a long walk is split
+    # in float32 three products for one bring cuBLAS's nearer; float64 is never split
     assert op_file._by_cublas(1, 16, 16, 65, "tf32x3")
-    assert not op_file._by_cublas(128, 1009, 1024, 16, "tf32x3")
+    assert op_file._by_cublas(1, 768, 16, 1, "double")
+    assert not op_file._by_cublas(1, 767, 16, 1, "double")
+
+
+def test_a_long_walk_is_split(monkeypatch):
+    monkeypatch.setattr(op_file, "_n_multiprocessors", lambda device: 132)
+    plan = op_file._plan.__wrapped__
+
+    def n_splits(*shape, kind="half"):
+        return plan(*shape, kind, machine.device()).n_splits
+
+    assert n_splits(128, 767, 256, 1) == 1 < n_splits(128, 768, 256, 1)
+    assert (
+        n_splits(128, 255, 256, 1, kind="tf32x3") == 1 < n_splits(128, 256, 256, 1, kind="tf32x3")
+    )
+    # a part for each 64 units, or for each multiprocessor that 16 tiles of 64 rows leave
+    assert (n_splits(16, 512, 512, 1), n_splits(1024, 512, 1024, 1)) == (8, 8)
+    # whoever takes the way of many rows is not split
+    assert n_splits(65536, 512, 256, 1) == n_splits(65536, 767, 256, 1) == 1
 
 
 def test_the_ways_are_what_they_are_called(monkeypatch):

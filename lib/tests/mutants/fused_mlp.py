@@ -34,7 +34,8 @@ def _go(module, way):
     module._MOST_HIDDEN = 0 if way == "cublas" else 2**62
     module._MOST_SPLITS = 3  # parts of several tiles
     module._MOST_OF_A_ROW = dict.fromkeys(module._MOST_OF_A_ROW, 2**62)
-    module._SPLIT_FROM = dict.fromkeys(module._SPLIT_FROM, 1 if way == "split" else 2**62)
+    module._LEAST_OF_A_PART = 1
+    module._ALONE = dict.fromkeys(module._ALONE, 0 if way == "split" else 2**62)
 
 
 def _check(module, inputs, final="sigmoid", version=None, eager=fused_mlp_eager, **kwargs):
@@ -341,7 +342,7 @@ MUTANTS = [
     ),
     Mutant("b2_ptr + offsets % n_cols", "b2_ptr + offsets * 0", "split: one bias for all columns"),
     Mutant("split = plan.n_splits > 1", "split = False", "split: without the second kernel"),
-    Mutant("work // _SPLIT_FROM[kind])", "0)", "never split"),
+    Mutant("of_a_row // _LEAST_OF_A_PART)", "0)", "never split"),
     # --- sums, masks, relu
     Mutant(
         "inside = inner < n_inner - k",
