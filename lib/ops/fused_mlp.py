@@ -73,11 +73,11 @@ _BACKWARD_TILES = {
 }
 _MOST_INNER, _MOST_HIDDEN = 2048, 2048  # more: cuBLAS
 _MOST_COLS = {"half": 256, "tf32": 256, "tf32x3": 64, "double": 256}  # more: too
-# (K + N)H, multiply-adds for a row. More: too, as a program would walk through the weights for long...
+# (K + N)H, multiply-adds for a row. More: too, as a program would walk through the weights for long.
 _MOST_OF_A_ROW = {"half": 3 * 2**16, "tf32": 3 * 2**15, "tf32x3": 3 * 2**16, "double": 3 * 2**12}
-_FEW_ROWS = (
-    2048  # ...but up to so many rows and so many multiply-adds, M(K + N)H, the walk is split
-)
+# M(K + N)H with more than 64 columns. More: too, as their sums take all registers
+_MOST_OF_WIDE = 2**32
+_FEW_ROWS = 2048  # But a long walk of so few rows is split, up to so many multiply-adds, M(K + N)H:
 _MOST_OF_FEW_ROWS = {"half": 3 * 2**29, "tf32": 3 * 2**28, "tf32x3": 2**31, "double": 0}
 # (K + N)H up to which it is not: a second launch costs the host more than a GPU needs for the walk
 _ALONE = {"half": 3 * 2**16, "tf32": 3 * 2**15, "tf32x3": 2**16, "double": 3 * 2**12}
@@ -305,7 +305,8 @@ def _by_cublas(m, k, h, n, kind):
     of_a_row = (k + n) * h
     is_split = m <= _FEW_ROWS and m * of_a_row <= _MOST_OF_FEW_ROWS[kind]
     long_walk = of_a_row > _MOST_OF_A_ROW[kind] and not is_split
-    return k > _MOST_INNER or h > _MOST_HIDDEN or n > _MOST_COLS[kind] or long_walk
+    wide = n > _MOST_COLS[kind] or n > 64 and m * of_a_row > _MOST_OF_WIDE
+    return k > _MOST_INNER or h > _MOST_HIDDEN or wide or long_walk
 
 
 class _Plan(NamedTuple):

@@ -91,6 +91,7 @@ def _go(monkeypatch, way):
         monkeypatch.setattr(op_file, "_MOST_HIDDEN", 0)
         return
     monkeypatch.setattr(op_file, "_MOST_OF_A_ROW", dict.fromkeys(op_file._MOST_OF_A_ROW, 2**62))
+    monkeypatch.setattr(op_file, "_MOST_OF_WIDE", 2**62)
     monkeypatch.setattr(op_file, "_n_multiprocessors", lambda device: 132)
     monkeypatch.setattr(op_file, "_MOST_SPLITS", 3)  # parts of several tiles
     monkeypatch.setattr(op_file, "_LEAST_OF_A_PART", 1)
@@ -150,7 +151,8 @@ def test_what_is_left_to_cublas():
     """Shapes at each limit, and just past it."""
     stays = [(1, 2048, 16, 16), (65536, 767, 256, 1), (2048, 768, 256, 1), (1024, 1535, 1024, 1)]
     goes = [(1, 2049, 16, 16), (65536, 768, 256, 1), (2049, 768, 256, 1), (1024, 1536, 1024, 1)]
-    goes += [(1, 16, 2049, 16), (1, 16, 16, 257)]
+    goes += [(1, 16, 2049, 16), (1, 16, 16, 257), (2**15 + 1, 256, 256, 256)]
+    stays += [(2**15, 256, 256, 256), (65536, 448, 256, 64)]
     assert not any(op_file._by_cublas(*shape, "half") for shape in stays)
     assert all(op_file._by_cublas(*shape, "half") for shape in goes)
     # in float32 three products for one bring cuBLAS's nearer; float64 is never split
