@@ -36,6 +36,10 @@ def test_recorded_results_belong_to_this_code(op):
         pytest.skip(f"{op.name}: {results.NOT_RECORDED}")
     assert not results.is_stale(record), f"the code changed since: make bench OP={op.name}"
     for row in record["rows"]:
+        if row["version"] == "compiled" and row.get("note"):
+            # not our code: where the check refuses what torch.compile makes of eager, it has no time
+            assert row["note"].startswith("✘ not timed: compiled, ") and "time_us" not in row, row
+            continue
         assert row.get("note", "") == "", row
         if "time_us" in row:
             assert row["error_vs_float64"] is not None, row
