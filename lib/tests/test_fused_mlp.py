@@ -87,16 +87,8 @@ dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def _go(monkeypatch, way):
     """Let every call go this way, whatever the tables say."""
     op_file._plan.cache_clear()
-    if way == "cublas":
-        monkeypatch.setattr(op_file, "_MOST_HIDDEN", 0)
-        return
-    monkeypatch.setattr(op_file, "_MOST_OF_A_ROW", dict.fromkeys(op_file._MOST_OF_A_ROW, 2**62))
-    monkeypatch.setattr(op_file, "_MOST_OF_WIDE", 2**62)
-    monkeypatch.setattr(op_file, "_n_multiprocessors", lambda device: 132)
-    monkeypatch.setattr(op_file, "_MOST_SPLITS", 3)  # parts of several tiles
-    monkeypatch.setattr(op_file, "_LEAST_OF_A_PART", 1)
-    most = 0 if way == "split" else 2**62
-    monkeypatch.setattr(op_file, "_ALONE", dict.fromkeys(op_file._ALONE, most))
+    for name, value in cases.way_of_fused_mlp(op_file, way).items():
+        monkeypatch.setattr(op_file, name, value)
 
 
 @pytest.fixture(params=["one kernel", "split", "cublas"])
@@ -153,10 +145,12 @@ def test_what_is_left_to_cublas():
     goes = [(1, 2049, 16, 16), (65536, 768, 256, 1), (2049, 768, 256, 1), (1024, 1536, 1024, 1)]
     goes += [(1, 16, 2049, 16), (1, 16, 16, 257), (2**15 + 1, 256, 256, 256)]
     stays += [(2**15, 256, 256, 256), (65536, 448, 256, 64)]
+    stays += [(128, 512, 256, 1), (65536, 512, 256, 1), (128, 1008, 1024, 16)]
     assert not any(op_file._by_cublas(*shape, "half") for shape in stays)
     assert all(op_file._by_cublas(*shape, "half") for shape in goes)
     # in float32 three products for one bring cuBLAS's nearer; float64 is never split
     assert op_file._by_cublas(1, 16, 16, 65, "tf32x3")
+    assert not op_file._by_cublas(128, 1009, 1024, 16, "tf32x3")
     assert op_file._by_cublas(1, 768, 16, 1, "double")
     assert not op_file._by_cublas(1, 767, 16, 1, "double")
 

@@ -30,12 +30,8 @@ def _tensors(case=SMALL, dtype=torch.float32):
 def _go(module, way):
     """Let every call of this module go this way."""
     module._plan.cache_clear()
-    module._n_multiprocessors = lambda device: 132
-    module._MOST_HIDDEN = 0 if way == "cublas" else 2**62
-    module._MOST_SPLITS = 3  # parts of several tiles
-    module._MOST_OF_A_ROW = dict.fromkeys(module._MOST_OF_A_ROW, 2**62)
-    module._LEAST_OF_A_PART = 1
-    module._ALONE = dict.fromkeys(module._ALONE, 0 if way == "split" else 2**62)
+    for name, value in cases.way_of_fused_mlp(module, way).items():
+        setattr(module, name, value)
 
 
 def _check(module, inputs, final="sigmoid", version=None, eager=fused_mlp_eager, **kwargs):
