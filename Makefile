@@ -59,21 +59,21 @@ test-gpu: $(READY)  ## the tests on this machine's GPU, big sizes included
 sanitize: $(READY)  ## all kernels under compute-sanitizer, memcheck and racecheck, or of one op: make sanitize [OP=gelu]
 	@# Without torch's caching allocator each tensor is an allocation of its own, and its end is seen.
 	PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 1 \
-		$(PY) -m lib.sanitize $(if $(OP),--op $(OP))
+		$(PY) -m lib.measure.sanitize $(if $(OP),--op $(OP))
 	PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool racecheck --error-exitcode 1 \
-		$(PY) -m lib.sanitize --without-cublas $(if $(OP),--op $(OP))
+		$(PY) -m lib.measure.sanitize --without-cublas $(if $(OP),--op $(OP))
 
 run: $(READY)  ## execute notebooks in a scratch copy: make run NB=30
-	$(PY) -m lib.recording run $(NB)
+	$(PY) -m lib.recorded.notebooks run $(NB)
 
 record: $(READY)  ## execute on this GPU, keep outputs and results: make record [NB=30]
-	$(PY) -m lib.recording record $(NB)
+	$(PY) -m lib.recorded.notebooks record $(NB)
 
 bench: $(READY)  ## time every version on this GPU, save to data/results: make bench [OP=add_relu]
-	$(PY) -m lib.bench $(if $(OP),--op $(OP))
+	$(PY) -m lib.measure.bench $(if $(OP),--op $(OP))
 
 sweep: $(READY)  ## bias_gelu_dropout_add over sizes, shares dropped and dtypes, as CSV, JSON and a plot; needs a GPU
-	$(PY) -m lib.dropout_sweep
+	$(PY) -m lib.measure.dropout_sweep
 
 text: $(READY)  ## a notebook as a Python file to edit, in notebooks/text: make text NB=30
 	@mkdir -p notebooks/text

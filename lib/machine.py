@@ -1,4 +1,4 @@
-"""What this machine is and can do: the GPU or its absence, versions, and what is missing for a cell."""
+"""What this machine is: the GPU or its absence, and the versions that stand beside a measurement."""
 
 import dataclasses
 import datetime
@@ -6,13 +6,9 @@ import functools
 import platform
 import subprocess
 
-from lib import nogpu
-
-import pandas as pd
 import torch
-import triton
 
-HAS_GPU = nogpu.HAS_GPU
+HAS_GPU = torch.cuda.is_available()
 
 
 def device():
@@ -59,6 +55,8 @@ def _driver():
 
 def stamp():
     """The Stamp of this machine, today."""
+    import triton  # not at the top: lib.nogpu sets TRITON_INTERPRET before triton is first imported
+
     return Stamp(
         gpu=gpu_name(),
         driver=_driver(),
@@ -67,32 +65,3 @@ def stamp():
         python=platform.python_version(),
         date=datetime.date.today().isoformat(),
     )
-
-
-def why_no_cuda():
-    """None when a CUDA C++ source can be built and run here, else one sentence that says what is missing."""
-    from lib.nogpu import cuda
-
-    return cuda.why_no_cuda()
-
-
-def describe():
-    """A table for the first cell of a notebook: what is here, and how each part of the course runs on it."""
-    here = stamp()
-    missing = why_no_cuda()
-    rows = {
-        "GPU": f"{here.gpu}, driver {here.driver}" if HAS_GPU else "none found",
-        "torch, triton": f"{here.torch}, {here.triton}",
-        "Triton kernels": "compiled"
-        if HAS_GPU
-        else "interpreted on the CPU, loads and stores checked",
-        "CUDA kernels": missing
-        or ("compiled by nvcc" if HAS_GPU else "compiled by g++ for the CPU, with a checker"),
-        "torch.compile": "compiled for this GPU"
-        if HAS_GPU
-        else "the Triton code it writes for an H200 is shown; times are recorded ones",
-        "times in tables": "measured here" if HAS_GPU else "recorded on an NVIDIA H200",
-    }
-    from lib.show import style_table  # which needs this module
-
-    return style_table(pd.DataFrame(rows.items(), columns=["", "this machine"]))

@@ -16,8 +16,8 @@ import json
 import pkgutil
 from collections.abc import Callable
 
-from lib import reader
-from lib.check import CheckError, check_against_float64
+from lib.course import progress as reader_progress
+from lib.measure.check import CheckError, check_against_float64
 from lib.nogpu.memory import count_traffic
 
 import torch
@@ -93,7 +93,9 @@ def check(id, answer):
     verdict = _judge(_exercises[id], answer)
     if verdict.status in ("right", "wrong"):
         today = datetime.date.today().isoformat()
-        reader.append(PROGRESS, json.dumps({"id": id, "status": verdict.status, "date": today}))
+        reader_progress.append(
+            PROGRESS, json.dumps({"id": id, "status": verdict.status, "date": today})
+        )
     return verdict
 
 
@@ -178,7 +180,7 @@ def expect_launches(launch, exactly=None, at_least=1):
 def progress():
     """{id: 'right' or 'wrong'} from the reader's progress; once right stays right."""
     found = {}
-    for line in reader.read_lines(PROGRESS):
+    for line in reader_progress.read_lines(PROGRESS):
         entry = json.loads(line)
         if found.get(entry["id"]) != "right":
             found[entry["id"]] = entry["status"]

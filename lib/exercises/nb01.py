@@ -1,8 +1,8 @@
 """Exercises of notebook 01: measure time."""
 
-from lib import cheats
 from lib.exercises import Wrong, attempted, exercise, expect, expect_number
-from lib.virtual_gpu import VirtualGPU
+from lib.measure import cheats
+from lib.measure.virtual_gpu import VirtualGPU
 
 import torch
 

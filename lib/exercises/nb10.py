@@ -3,8 +3,8 @@
 import random
 
 from lib import machine
-from lib.check import check_against_float64
 from lib.exercises import Wrong, attempted, exercise, expect
+from lib.measure.check import check_against_float64
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode

@@ -3,9 +3,9 @@
 import copy
 
 from lib import machine
-from lib.bill import syncs
 from lib.exercises import Wrong, attempted, exercise, expect
 from lib.profiling import events_of, profiled, traffic_table
+from lib.profiling.cost import syncs
 
 import torch
 from torch import nn

@@ -2,7 +2,8 @@
 
 import copy
 
-from lib import dlrm, machine
+from lib import machine
+from lib.dlrm import model as dlrm
 from lib.exercises import attempted, exercise, expect
 from lib.nogpu import inductor
 

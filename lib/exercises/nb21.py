@@ -5,8 +5,8 @@ import functools
 import re
 import warnings
 
-from lib.check import CheckError, check_against_float64
 from lib.exercises import SHAPES, NotAttempted, Wrong, attempted, exercise, expect, expect_op
+from lib.measure.check import CheckError, check_against_float64
 from lib.nogpu.inductor import kernel_source, kernels, output_code
 
 import torch

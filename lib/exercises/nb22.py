@@ -5,8 +5,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from lib.check import CheckError, check_against_float64
 from lib.exercises import NotAttempted, Skip, Wrong, attempted, exercise, expect, expect_op
+from lib.measure.check import CheckError, check_against_float64
 from lib.nogpu import cuda
 from lib.nogpu.compile_only import Compiled, compile_for, instruction_mix, signature_of
 from lib.nogpu.cuda_toolkit import find_nvcc, nvcc_check

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from unittest import mock
 
 from lib import machine
-from lib.check import CheckError, check_against_float64
 from lib.exercises import (
     SHAPES,
     Skip,
@@ -24,6 +23,7 @@ from lib.exercises import (
     expect_launches,
     expect_op,
 )
+from lib.measure.check import CheckError, check_against_float64
 from lib.nogpu import cuda, memory
 from lib.nogpu.compile_only import compile_for, signature_of
 from lib.nogpu.interpreter import interpreted_launches

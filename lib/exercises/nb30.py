@@ -2,8 +2,7 @@
 
 import re
 
-from lib import machine, suite
-from lib.check import CheckError, check_against_float64
+from lib import machine
 from lib.exercises import (
     SHAPES,
     Skip,
@@ -14,13 +13,15 @@ from lib.exercises import (
     expect_launches,
     expect_op,
 )
+from lib.measure import registry
+from lib.measure.check import CheckError, check_against_float64
 from lib.nogpu import cuda
 
 import torch
 
 
 def _inputs(shape, dtype, low=-8.0):
-    x, bias = suite.find("add_relu").inputs(shape, dtype, machine.device())
+    x, bias = registry.find("add_relu").inputs(shape, dtype, machine.device())
     return (4 * x).detach(), bias.detach()
 
 

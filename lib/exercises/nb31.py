@@ -4,8 +4,8 @@ import math
 import re
 
 from lib import machine
-from lib.check import CheckError, check_against_float64
 from lib.exercises import Skip, Wrong, attempted, exercise, expect, expect_launches, expect_op
+from lib.measure.check import CheckError, check_against_float64
 from lib.nogpu import cuda
 from lib.nogpu.interpreter import interpreted_launches
 from lib.nogpu.memory import count_traffic

@@ -2,9 +2,10 @@
 
 import re
 
-from lib import machine, suite
-from lib.check import CheckError, check_against_float64
+from lib import machine
 from lib.exercises import Skip, Wrong, attempted, exercise, expect, expect_launches, expect_op
+from lib.measure import registry
+from lib.measure.check import CheckError, check_against_float64
 from lib.nogpu import cuda
 from lib.nogpu.memory import count_traffic
 from lib.ops.lora_epilogue import lora_epilogue_eager
@@ -17,7 +18,7 @@ NAN = float("nan")
 
 def _tensors(shape, dtype):
     """x, delta and bias with gradients, and z = x + delta / 2 + bias of either sign."""
-    return suite.find("lora_epilogue").inputs(shape, dtype, machine.device())
+    return registry.find("lora_epilogue").inputs(shape, dtype, machine.device())
 
 
 def _detached(shape, dtype):

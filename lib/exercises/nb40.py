@@ -3,14 +3,7 @@
 import itertools
 
 from lib import machine
-from lib.exercises import (
-    attempted,
-    exercise,
-    expect,
-    expect_launches,
-    expect_number,
-    expect_op,
-)
+from lib.exercises import attempted, exercise, expect, expect_launches, expect_number, expect_op
 from lib.exercises.watch import (
     expect_float32_products,
     expect_kernels_alone_calculate,

@@ -3,14 +3,15 @@
 import itertools
 import math
 
-from lib import machine, suite
-from lib.check import check_against_float64
+from lib import machine
 from lib.exercises import Wrong, attempted, exercise, expect, expect_launches, expect_op
 from lib.exercises.watch import (
     expect_float32_products,
     expect_kernels_alone_calculate,
     expect_no_pass,
 )
+from lib.measure import registry
+from lib.measure.check import check_against_float64
 from lib.nogpu.memory import count_traffic
 
 import torch
@@ -94,7 +95,7 @@ def _large_layer(shape, dtype):
 
 def _layer(shape, dtype):
     """x (M, K), weight (2H, K), bias (2H,), with no gradients."""
-    tensors = suite.find("linear_geglu").inputs(shape, dtype, machine.device())
+    tensors = registry.find("linear_geglu").inputs(shape, dtype, machine.device())
     return tuple(t.detach() for t in tensors)
 
 

@@ -2,8 +2,9 @@
 
 from functools import partial
 
-from lib import machine, profiling, suite
+from lib import machine, profiling
 from lib.exercises import Wrong, attempted, exercise, expect, expect_launches, expect_op
+from lib.measure import registry
 from lib.ops.lora_linear import lora_linear_eager
 
 import torch
@@ -114,7 +115,7 @@ def _is_shape(shape):
 
 def _tensors(sizes, dtype):
     """x, W, A, B and b, detached: u and z are about 1."""
-    tensors = suite.find("lora_linear").inputs(sizes, dtype, machine.device())
+    tensors = registry.find("lora_linear").inputs(sizes, dtype, machine.device())
     return tuple(t.detach() for t in tensors)
 
 

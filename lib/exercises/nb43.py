@@ -1,8 +1,9 @@
 """Exercises of notebook 43, the whole MLP."""
 
-from lib import machine, suite
+from lib import machine
 from lib.exercises import attempted, exercise, expect, expect_launches, expect_number, expect_op
 from lib.exercises.watch import expect_kernels_alone_calculate
+from lib.measure import registry
 from lib.nogpu.memory import count_traffic
 
 import torch
@@ -90,7 +91,7 @@ def check_inputs_that_show_it(answer):
 
 def _two_layers(shape, dtype):
     """x, w1, b1, w2, b2 for (M, K, H, N), with no gradients."""
-    tensors = suite.find("fused_mlp").inputs(shape, dtype, machine.device())
+    tensors = registry.find("fused_mlp").inputs(shape, dtype, machine.device())
     return tuple(t.detach() for t in tensors)
 
 

@@ -12,9 +12,7 @@ The calls are the same with a GPU; there they use it.
 import os
 import sys
 
-import torch
-
-HAS_GPU = torch.cuda.is_available()
+from lib.machine import HAS_GPU
 
 
 def install():
@@ -23,9 +21,10 @@ def install():
     Raises RuntimeError when triton was imported first and so missed TRITON_INTERPRET=1.
     """
     if HAS_GPU:
-        from lib.nogpu.cuda_toolkit import use_pip_cuda
+        from lib.nogpu import cuda_toolkit, memory
 
-        use_pip_cuda()  # where no toolkit is installed, that of pip's wheels
+        cuda_toolkit.use_pip_cuda()  # where no toolkit is installed, that of pip's wheels
+        memory.install()  # for kernels that are interpreted beside the GPU
         return
     if "triton" in sys.modules and not sys.modules["triton"].knobs.runtime.interpret:
         raise RuntimeError(
@@ -33,7 +32,8 @@ def install():
             "switched on before. Restart the kernel and import lib first."
         )
     os.environ["TRITON_INTERPRET"] = "1"
-    from lib.nogpu import cuda, interpreter
+    from lib.nogpu import cuda, interpreter, memory
 
     interpreter.install()
+    memory.install()
     cuda.install()

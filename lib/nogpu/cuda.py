@@ -31,7 +31,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lib.cache import cache_dir
-from lib.nogpu import HAS_GPU, cuda_build
+from lib.machine import HAS_GPU
+from lib.nogpu import cuda_build
 from lib.nogpu.cuda_build import ToolMissing
 from lib.nogpu.cuda_toolkit import (
     KernelResources,

@@ -34,7 +34,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
-import lib
 from lib.nogpu import recorded_code
 from lib.nogpu.inductor_text import KernelInfo, kernel_source, kernels, normalize
 from lib.nogpu.run_output_code import graphs, run_output_code, run_training_code
@@ -243,7 +242,7 @@ def output_code_in_subprocess(source, timeout_s=120):
         "TORCHINDUCTOR_FX_GRAPH_CACHE": "0",  # with a cache hit nothing is written
         "TORCHINDUCTOR_AUTOGRAD_CACHE": "0",
         "PYTHONPATH": os.pathsep.join(
-            [str(Path(lib.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+            [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
         ),
     }
     with tempfile.TemporaryDirectory() as folder:

@@ -47,9 +47,6 @@ def install():
     _repair_reduce()
     _repair_loop_bounds()
     _skip_copy_back()
-    from lib.nogpu import memory
-
-    memory.install()
     # At its import the compiler makes a list of triton.language's functions. An interpreted launch replaces
     # some while it runs, tl.static_assert too: were that the first import, the compiler would not know it.
     import triton.compiler.code_generator  # noqa: F401

@@ -9,6 +9,9 @@ Differs in      what counts as traffic: a GPU's L2 serves repeated reads, so bot
 
 import contextlib
 import dataclasses
+import functools
+
+from lib.nogpu.interpreter import interpreted_launches
 
 import numpy as np
 import pandas as pd
@@ -137,8 +140,6 @@ def count_traffic(launch):
     Works with and without a GPU: kernels run in the interpreter either way, so use small inputs.
     Returns a `Traffic`.
     """
-    from lib.nogpu.interpreter import interpreted_launches
-
     traffic = Traffic()
     with interpreted_launches():
         _counting.append(traffic)
@@ -149,8 +150,9 @@ def count_traffic(launch):
     return traffic
 
 
+@functools.cache
 def install():
-    """Hook the interpreter's loads, stores and launches. Called once, by interpreter.install()."""
+    """Hook the interpreter's loads, stores and launches, for this process."""
     _hook_accesses(upstream.InterpreterBuilder)
     _hook_launches(upstream.GridExecutor)
 

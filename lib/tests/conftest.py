@@ -2,7 +2,8 @@
 
 import os
 
-from lib import machine, reader
+from lib import machine
+from lib.course import progress
 
 import pytest
 import torch
@@ -30,7 +31,7 @@ def _same_random_numbers():
 @pytest.fixture
 def reader_folder(tmp_path, monkeypatch):
     """An empty folder for the reader's files."""
-    monkeypatch.setattr(reader, "_in_memory", {})
+    monkeypatch.setattr(progress, "_in_memory", {})
     monkeypatch.setenv("FUSED_KERNELS_READER", str(tmp_path / "reader"))
     return tmp_path / "reader"
 

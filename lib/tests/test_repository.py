@@ -5,7 +5,7 @@ import subprocess
 import tomllib
 
 from lib import nogpu
-from lib.results import ROOT
+from lib.recorded.results import ROOT
 
 import pytest
 

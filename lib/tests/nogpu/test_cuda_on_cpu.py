@@ -12,9 +12,10 @@ import types
 from pathlib import Path
 
 from lib.cache import cache_dir
-from lib.nogpu import HAS_GPU, cuda, cuda_build, cuda_toolkit
+from lib.machine import HAS_GPU
+from lib.nogpu import cuda, cuda_build, cuda_toolkit
 from lib.nogpu.cuda_translate import namespaces_of, translate
-from lib.results import ROOT
+from lib.recorded.results import ROOT
 from lib.tests import yardstick
 
 import pytest

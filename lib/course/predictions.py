@@ -1,0 +1,89 @@
+"""Write a number down before you measure: the ledger of the reader's predictions.
+
+The ledger is a file of the reader's own (.reader/predictions.jsonl, ignored by git). A guess of None leaves
+the cell working: the cell then only says what it would have asked.
+"""
+
+import datetime
+import json
+
+from lib.course import progress
+
+LEDGER = "predictions.jsonl"
+_guesses: dict[str, tuple] = {}
+
+
+def predict(key, question, guess=None, unit="µs"):
+    """Note `guess`, a number, for `question`; `outcome(key, …)` compares it. Returns a line to show.
+
+    Raises TypeError when guess is neither a number nor None, ValueError when it is not positive.
+    """
+    if guess is not None and (isinstance(guess, bool) or not isinstance(guess, (int, float))):
+        raise TypeError(
+            f"predict: guess must be a number of {unit}, or None; got {type(guess).__name__}"
+        )
+    if guess is not None and not guess > 0:
+        raise ValueError(f"predict: guess must be more than 0 {unit}, got {guess}")
+    _guesses[key] = (question, guess, unit)
+    if guess is None:
+        return f"○ {question}  Put your number ({unit}) in place of None before you run on."
+    return f"● {question}  Your prediction: {guess:g} {unit}."
+
+
+def outcome(key, result, where="measured here"):
+    """Compare the result with the prediction `key` and write both to the ledger. Returns a line to show."""
+    question, guess, unit = _guesses.get(key, (key, None, ""))
+    if result is None:
+        return f"– {question}  {where}."
+    if guess is None:
+        return f"○ {question}  It is {result:,.4g} {unit} ({where}); you made no prediction."
+    ratio = guess / result
+    entry = {
+        "key": key,
+        "question": question,
+        "unit": unit,
+        "guess": guess,
+        "result": result,
+        "ratio": ratio,
+        "where": where,
+        "date": datetime.date.today().isoformat(),
+    }
+    progress.append(LEDGER, json.dumps(entry, ensure_ascii=False))
+    verdict = "within 20 %" if 1 / 1.2 <= ratio <= 1.2 else f"{max(ratio, 1 / ratio):.1f}× off"
+    return f"● {question}  You: {guess:g} {unit}; it is {result:,.4g} {unit} ({where}): {verdict}."
+
+
+def ledger():
+    """All predictions with an outcome, as dictionaries, oldest first; the last one of a key counts."""
+    entries = [json.loads(line) for line in progress.read_lines(LEDGER)]
+    return list({entry["key"]: entry for entry in entries}.values())
+
+
+def plot_calibration():
+    """Guess against result for every prediction in the ledger, on log axes; the diagonal is a perfect guess."""
+    import matplotlib.pyplot as plt
+
+    entries = ledger()
+    if not entries:
+        figure = plt.figure(figsize=(4.5, 0.6))
+        figure.text(0.02, 0.4, "no predictions with an outcome yet")
+        return figure
+    figure, ax = plt.subplots(figsize=(4.5, 4.2), layout="constrained")
+    numbers = [n for e in entries for n in (e["guess"], e["result"])]
+    low, high = min(numbers) / 2, max(numbers) * 2
+    ax.fill_between(
+        [low, high], [low / 2, high / 2], [low * 2, high * 2], alpha=0.15, label="within 2×"
+    )
+    ax.plot([low, high], [low, high], color="black", linewidth=1)
+    ax.loglog([e["result"] for e in entries], [e["guess"] for e in entries], "o")
+    for e in entries:
+        ax.annotate(
+            e["key"],
+            (e["result"], e["guess"]),
+            textcoords="offset points",
+            xytext=(5, 4),
+            fontsize=8,
+        )
+    ax.set(xlabel="result", ylabel="your prediction", title=f"{len(entries)} predictions")
+    ax.legend(loc="upper left")
+    return figure

@@ -1,0 +1,172 @@
+"""How the course's tables and plots look: one style, alt text, readable without colour."""
+
+import base64
+import inspect
+import io
+
+from lib import machine
+from lib.nogpu import cuda
+from lib.recorded import results
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from IPython.display import Markdown, display
+from PIL import Image
+
+_HEADINGS = {
+    "version": "version",
+    "where": "where",
+    "time_us": "time, µs",
+    "p20_us": "p20–p80",
+    "launches": "launches",
+    "bandwidth_gbps": "GB/s",
+    "tflops": "TFLOP/s",
+    "ceiling_pct": "% of ceiling",
+    "peak_mib": "peak MiB",
+    "error_vs_float64": "error",
+    "note": "note",
+}
+_FORMATS = {
+    "time, µs": "{:,.1f}",
+    "launches": "{:.0f}",
+    "GB/s": "{:,.0f}",
+    "TFLOP/s": "{:,.1f}",
+    "% of ceiling": "{:.1f}",
+    "peak MiB": "{:,.0f}",
+    "error": "{:.1e}",
+}
+
+
+def show_ladder(table):
+    """Display a ladder (lib.measure.bench.ladder) as a table and a plot of time against the ceiling."""
+    shown = table.rename(columns=_HEADINGS)
+    shown["p20–p80"] = [_range(r.p20_us, r.p80_us) for r in table.itertuples()]
+    # the rate of what sets the limit, and a note where there is one
+    left_out = {"GB/s" if "flops" in table.attrs else "TFLOP/s"}
+    left_out |= set() if table["note"].fillna("").any() else {"note"}
+    shown = shown[[c for c in _HEADINGS.values() if c not in left_out]]
+    formats = {c: _FORMATS.get(c) for c in shown}  # None: as it is, escaped
+    style = style_table(shown).format(formats, na_rep="–", escape="html")
+    style = style.set_properties(**{"white-space": "nowrap"})
+    display(style.set_caption(_caption(table)))
+    if table["time_us"].notna().any():
+        show_figure(plot_ladder(table), _alt_text(table))
+
+
+def _range(low, high):
+    return "–" if low != low else f"{low:,.1f}–{high:,.1f}"  # NaN is not equal to itself
+
+
+def _caption(table):
+    least = table["bytes_moved"].max()
+    needs = f"; it has to move {least / 1e9:,.3g} GB" if least == least else ""
+    if "flops" in table.attrs:
+        needs = f"; it has to do {table.attrs['flops'] / 1e12:,.3g} TFLOP"
+    return f"{table.attrs.get('caption', '')}{needs}"
+
+
+def plot_ladder(table):
+    """Horizontal bars, one per row with a time: µs, % of the ceiling beside it, hatched when recorded."""
+    rows = table[table["time_us"].notna()].iloc[::-1]
+    figure, ax = plt.subplots(figsize=(7.5, 0.8 + 0.42 * len(rows)), layout="constrained")
+    recorded = ["recorded" in where for where in rows["where"]]
+    bars = ax.barh(
+        [f"{v} · {'recorded' if r else 'here'}" for v, r in zip(rows["version"], recorded)],
+        rows["time_us"],
+        color=["#b9c9dd" if r else "#1f4e79" for r in recorded],
+        edgecolor="black",
+        hatch=["//" if r else "" for r in recorded],
+    )
+    percent = [
+        f" {t:,.0f} µs, {p:.0f} % of ceiling" for t, p in zip(rows["time_us"], rows["ceiling_pct"])
+    ]
+    ax.bar_label(bars, percent, fontsize="small")
+    limit = rows["time_us"].iloc[0] * rows["ceiling_pct"].iloc[0] / 100
+    ax.axvline(limit, color="black", linestyle="--", linewidth=1)
+    ax.set(xlabel="time, µs (dashed: the ceiling)", xlim=(0, rows["time_us"].max() * 1.45))
+    figure.suptitle(table.attrs.get("caption", ""), fontsize="medium")  # wider than the axes
+    return figure
+
+
+def _alt_text(table):
+    rows = table[table["time_us"].notna()]
+    bars = "; ".join(
+        f"{r.version} {r.time_us:.0f} µs, {r.ceiling_pct:.0f} % of the ceiling, {r.where}"
+        for r in rows.itertuples()
+    )
+    return f"Bar chart, {table.attrs.get('caption', '')}: {bars}."
+
+
+def show_figure(figure, alt):
+    """Display a matplotlib figure as a PNG with alt text, which also stands in for it as text, and close it."""
+    drawn, buffer = io.BytesIO(), io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=80)
+    plt.close(figure)
+    # 32 colours are enough for a plot, and a third of the bytes
+    Image.open(drawn).convert("RGB").quantize(32).save(buffer, format="png", optimize=True)
+    image = base64.b64encode(buffer.getvalue()).decode()
+    bundle = {"image/png": image, "text/plain": alt}
+    display(bundle, metadata={"image/png": {"alt": alt}}, raw=True)
+
+
+def show_source(thing, language="python"):
+    """Display the source of a function, kernel or class, or a string of code, highlighted."""
+    thing = getattr(thing, "fn", thing)  # a @triton.jit kernel wraps its function
+    text = thing if isinstance(thing, str) else inspect.getsource(thing)
+    # Markdown rather than highlighted HTML: a tenth of the bytes in the notebook, and it follows the theme
+    fence = "\n".join([f"```{language}", text.strip("\n"), "```"])
+    display(Markdown(fence))
+
+
+def show_plot(measurement, draw, alt, title=""):
+    """Display `draw(ax, value)` for a results.Measurement with its origin; with no value yet, say so."""
+    figure, ax = plt.subplots(figsize=(7.5, 3.4), layout="constrained")
+    if measurement.value is None:
+        figure.set_size_inches(7.5, 1.2)
+        ax.text(0.5, 0.5, results.NOT_RECORDED, ha="center", va="center", fontsize="large")
+        ax.set(xticks=[], yticks=[])
+        alt = f"An empty frame: {results.NOT_RECORDED}. To come: {alt}"
+    else:
+        draw(ax, measurement.value)
+        alt = f"{alt} {measurement.where}."
+        title = f"{title}, {measurement.where}"
+    ax.set_title(title, fontsize="medium")
+    show_figure(figure, alt)
+
+
+def table_of(measurement, note=""):
+    """A results.Measurement of a list of rows (dictionaries) as a table with its origin as caption."""
+    if measurement.value is None:
+        return style_table(pd.DataFrame({note or "GPU numbers": [results.NOT_RECORDED]}))
+    caption = " · ".join(part for part in (note, measurement.where) if part)
+    return style_table(pd.DataFrame(measurement.value)).set_caption(caption)
+
+
+def style_table(table):
+    """A table as the course shows it: one decimal, text to the left, no index."""
+    words = list(table.select_dtypes(exclude="number").columns)
+    left = {word: [{"selector": "th.col_heading", "props": "text-align: left"}] for word in words}
+    style = table.style.format(precision=1, thousands=",", na_rep="–", escape="html").hide()
+    style = style.set_properties(subset=words, **{"text-align": "left"})
+    caption = {"selector": "caption", "props": "white-space: nowrap; text-align: left"}
+    return style.set_table_styles(left).set_table_styles([caption], overwrite=False)
+
+
+def describe():
+    """A table for the first cell of a notebook: what is here, and how each part of the course runs on it."""
+    here, has_gpu = machine.stamp(), machine.HAS_GPU
+    missing = cuda.why_no_cuda()
+    rows = {
+        "GPU": f"{here.gpu}, driver {here.driver}" if has_gpu else "none found",
+        "torch, triton": f"{here.torch}, {here.triton}",
+        "Triton kernels": "compiled"
+        if has_gpu
+        else "interpreted on the CPU, loads and stores checked",
+        "CUDA kernels": missing
+        or ("compiled by nvcc" if has_gpu else "compiled by g++ for the CPU, with a checker"),
+        "torch.compile": "compiled for this GPU"
+        if has_gpu
+        else "the Triton code it writes for an H200 is shown; times are recorded ones",
+        "times in tables": "measured here" if has_gpu else "recorded on an NVIDIA H200",
+    }
+    return style_table(pd.DataFrame(rows.items(), columns=["", "this machine"]))

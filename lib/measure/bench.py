@@ -1,0 +1,464 @@
+"""Time the versions of an op, after checking them, and show them as a ladder.
+
+Method    triton.testing.do_bench: warm-up, L2 flushed before every run, GPU events around it; median, p20 and
+          p80 of the runs, in µs. Launches are counted by torch.profiler.
+Rule      a version that fails the float64 check is not timed: its row says why.
+No GPU    the check runs here, on a small shape; the times are the recorded ones, and say so.
+
+    python -m lib.measure.bench [--op add_relu] [--quick]      measure on this GPU and save to data/results
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import functools
+import itertools
+import os
+import statistics
+import sys
+import time
+from unittest import mock
+
+from lib import machine
+from lib.measure import registry, roofline
+from lib.measure.check import CheckError, check_against_float64
+from lib.nogpu import cuda
+from lib.recorded import results
+
+import pandas as pd
+import torch
+import triton
+from tqdm import tqdm
+from triton.runtime.jit import JITFunction
+
+COLUMNS = [
+    "version",
+    "where",
+    "time_us",
+    "p20_us",
+    "p80_us",
+    "launches",
+    "bytes_moved",
+    "bandwidth_gbps",
+    "tflops",
+    "ceiling_pct",
+    "peak_mib",
+    "error_vs_float64",
+    "note",
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class Timing:
+    """µs: the median of many runs, and the 20th and 80th percentile."""
+
+    median_us: float
+    p20_us: float
+    p80_us: float
+
+    def __repr__(self):
+        return f"{self.median_us:.1f} µs (p20–p80 {self.p20_us:.1f}–{self.p80_us:.1f})"
+
+
+def time_us(fn, rep_ms=200):
+    """Timing of `fn()` on this GPU, L2 flushed before each run. ValueError with no GPU."""
+    if not machine.HAS_GPU:
+        raise ValueError(
+            "time_us needs a GPU: the interpreter's times say nothing about one. Use the recorded "
+            "ladder, or time CPU code with torch.utils.benchmark"
+        )
+    quantiles = triton.testing.do_bench(fn, warmup=25, rep=rep_ms, quantiles=(0.5, 0.2, 0.8))
+    return Timing(*(1e3 * ms for ms in quantiles))
+
+
+def in_turns_us(calls, n_rounds=5, rep_ms=100):
+    """{name: µs} of `calls`, {name: closure}, timed in turns: for each the median of its n_rounds medians.
+
+    For comparing products: a GPU that multiplies for long lowers its clock, and who comes later would lose.
+    """
+    for call in calls.values():
+        call()  # compiles here, so that no round has a pause in which the GPU cools
+    rounds = [
+        {n: time_us(call, rep_ms).median_us for n, call in calls.items()} for _ in range(n_rounds)
+    ]
+    return {name: statistics.median(times[name] for times in rounds) for name in calls}
+
+
+def host_us(fn, n_calls=100, n_repeats=7):
+    """Host time of one call in µs, launches included and not waited for: what a small op costs.
+
+    The median of n_repeats means: a host has other things to do now and then.
+    """
+    fn()
+    means = []
+    for _ in range(n_repeats):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(n_calls):
+            fn()
+        means.append((time.perf_counter() - start) / n_calls * 1e6)
+    torch.cuda.synchronize()
+    return statistics.median(means)
+
+
+def triton_launches(fn):
+    """The Triton launches of one call of `fn`, as a closure that repeats them and does nothing else."""
+    launched, run = [], JITFunction.run
+
+    def noted(self, *args, **options):
+        launched.append((self, args, options))
+        return run(self, *args, **options)
+
+    fn()  # compiles
+    with mock.patch.object(JITFunction, "run", noted):
+        fn()
+
+    def again():
+        for kernel, args, options in launched:
+            run(kernel, *args, **options)
+
+    return again
+
+
+def kernels_launched(fn):
+    """The names of the GPU kernels that one call of `fn` launches, in order, from torch.profiler."""
+    # Else what listens to launches stays after the first profile, and each launch costs the host more.
+    os.environ.setdefault("TEARDOWN_CUPTI", "1")
+    from torch.profiler import ProfilerActivity, profile
+
+    fn()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as recorded:
+        fn()
+        torch.cuda.synchronize()
+    events = [e for e in recorded.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    names = [e.name for e in sorted(events, key=lambda e: e.time_range.start)]
+    return [name for name in names if not name.startswith(("Memset", "Memcpy"))]
+
+
+def peak_mib(fn):
+    """MiB that one call of `fn` allocates on top of what is there, at its highest."""
+    fn()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    fn()
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - before) / 2**20
+
+
+def versions_of(op):
+    """{'eager': …, 'compiled': …, then the op's own versions}: the rungs of its ladder, in order.
+
+    In-place versions are no rung: each run would have another x, or a copy to pay.
+    """
+    return {"eager": op.eager, "compiled": _compiled(op.eager), **op.versions}
+
+
+@functools.cache
+def _compiled(eager):
+    # dynamic=False: each shape gets its own code, the fastest that torch.compile can write for it
+    return torch.compile(eager, dynamic=False)
+
+
+@contextlib.contextmanager
+def _really_compiled(not_compiled=()):
+    """Inside, torch.compile raises where it would fall back to eager, as it does after 8 shapes.
+
+    Around the measuring and not in the version: entering it costs as much host time as a launch.
+    not_compiled: functions that run as they are all the same.
+    """
+    torch._dynamo.reset()  # forget other shapes' code
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch._dynamo.config.patch(fail_on_recompile_limit_hit=True))
+        for function in not_compiled:
+            module, kept_out = sys.modules[function.__module__], torch.compiler.disable(function)
+            stack.enter_context(mock.patch.object(module, function.__name__, kept_out))
+        yield
+
+
+def _call(version, inputs, gradients):
+    """A closure to time: the forward pass alone, or forward and backward with fresh gradients."""
+    if not gradients:
+        detached = [i.detach() for i in inputs]
+        return lambda: version(*detached)
+    leaves = [i for i in inputs if i.requires_grad]
+    dys = [torch.randn_like(y) for y in outputs(version(*inputs))]
+
+    def forward_and_backward():
+        # In this thread: autograd's own takes hundreds of µs to be woken on some hosts, whatever it runs then.
+        # grad and not backward: that would copy a gradient which is dy itself into .grad
+        with torch.autograd.set_multithreading_enabled(False):
+            return torch.autograd.grad(outputs(version(*inputs)), leaves, dys)
+
+    return forward_and_backward
+
+
+def outputs(result):
+    """The tensors that a version returns, as a list: one, or those of a tuple."""
+    return list(result) if isinstance(result, (tuple, list)) else [result]
+
+
+def _why_skipped(name):
+    return cuda.why_no_cuda() if name == "cuda" else None
+
+
+def _checked(name, version, op, inputs, gradients):
+    """(error, note): the error against float64, or why there is none."""
+    if skip := _why_skipped(name):
+        return None, f"skipped: {skip}"
+    if name == "compiled" and not machine.HAS_GPU:
+        return None, ""
+    try:
+        found = check_against_float64(version, op.eager, *inputs, gradients=gradients, name=name)
+    except CheckError as error:
+        return None, f"✘ not timed: {error}"
+    return found.version_error, ""
+
+
+def measure(op, shape, dtype, gradients, versions=None, progress=None, timed=None):
+    """One row (a dictionary with COLUMNS) per version, each checked and then timed on this GPU.
+
+    timed: the versions to time, where checks had to fix what is random in them.
+    """
+    rows = []
+    least = {
+        "bytes_moved": op.bytes_moved(shape, dtype.itemsize, gradients),
+        "flops": op.flops(shape, gradients),
+    }
+    for name, version in (versions or versions_of(op)).items():
+        if progress is not None:
+            progress.set_postfix_str(f"{op.name} {name} {tuple(shape)}")
+        inputs = op.inputs(shape, dtype, machine.device())
+        checked = inputs
+        if (fewer := _fewer_rows(shape, op.checked_elements)) != tuple(shape):
+            checked = op.inputs(fewer, dtype, machine.device())
+        with _really_compiled(op.not_compiled):
+            error, note = _checked(name, version, op, checked, gradients)
+            row = {
+                "version": name,
+                "where": "measured here",
+                "error_vs_float64": error,
+                "note": note,
+            }
+            if not note:
+                run_it = (timed or {}).get(name, version)
+                row |= _timed(_call(run_it, inputs, gradients), least, dtype)
+        rows.append(row)
+        del inputs
+        torch.cuda.empty_cache()
+    return rows
+
+
+def _timed(call, least, dtype):
+    """least: the fewest bytes_moved and flops; ceiling_pct says how near their time the call comes."""
+    timing = time_us(call)
+    limit_us = roofline.ceilings().attainable_us(**least, dtype=_name(dtype))
+    return {
+        "time_us": round(timing.median_us, 2),
+        "p20_us": round(timing.p20_us, 2),
+        "p80_us": round(timing.p80_us, 2),
+        "launches": len(kernels_launched(call)),
+        "bytes_moved": least["bytes_moved"],
+        "bandwidth_gbps": round(least["bytes_moved"] / timing.median_us / 1e3, 1),
+        "tflops": round(least["flops"] / timing.median_us / 1e6, 2),
+        "ceiling_pct": round(100 * limit_us / timing.median_us, 1),
+        "peak_mib": round(peak_mib(call), 1),
+    }
+
+
+def fit(op, shape, dtype):
+    """`shape` with its rows halved until the float64 check of it fits into the memory that is free."""
+    shape = tuple(shape)
+    free, _ = torch.cuda.mem_get_info()
+    # what goes in and out, with elements of 8 bytes; autograd and checks keep ten times as much
+    while 10 * op.bytes_moved(shape, 8, False) > free and shape[0] > 1:
+        shape = (shape[0] // 2, *shape[1:])
+    return shape
+
+
+def _fewer_rows(shape, most_elements):
+    """`shape` with its first size cut until it has at most so many elements; None: as it is."""
+    shape = tuple(shape)
+    if most_elements is None or torch.Size(shape).numel() <= most_elements:
+        return shape
+    return (max(1, most_elements // torch.Size(shape[1:]).numel()), *shape[1:])
+
+
+def ladder(op, shape=None, dtype=torch.float32, gradients=False, versions=None, configuration=None):
+    """The ladder of one op: a DataFrame with COLUMNS, one row per version and place of measurement.
+
+    op: an entry of the registry or its name; configuration: a label of it, the first by default. With a GPU,
+    `shape` (default: the op's first bench shape, made to fit) is checked and timed here, and the recorded rows
+    stand beside it. With no GPU, versions are checked on the op's small shape and the times are the recorded
+    ones for `shape`.
+    """
+    op = registry.find(op) if isinstance(op, str) else op
+    shape = tuple(shape or op.bench_shapes[0])
+    recorded = _recorded_rows(op, shape, dtype, gradients, configuration)
+    timed = _to_time(op, configuration)
+    op = op.configured(configuration)
+    if versions is not None:
+        recorded = [row for row in recorded if row["version"] in versions]
+    if machine.HAS_GPU:
+        shape = fit(op, shape, dtype)
+        rows = measure(op, shape, dtype, gradients, versions, timed=timed) + recorded
+    else:
+        rows = _checked_here(op, dtype, gradients, versions, recorded)
+    table = pd.DataFrame(rows).reindex(columns=COLUMNS)
+    what = "forward and backward" if gradients else "forward"
+    table.attrs["caption"] = f"{op.title}, {what}, {_shape(shape)}, {_name(dtype)}"
+    if _compute_bound(op, shape, dtype, gradients):
+        table.attrs["flops"] = op.flops(shape, gradients)
+    return table
+
+
+def _to_time(op, configuration):
+    """The versions to time where checks fix what is random in them, else None: those that are checked."""
+    return versions_of(op.unfixed().configured(configuration)) if op.random else None
+
+
+def _compute_bound(op, shape, dtype, gradients):
+    """Whether arithmetic and not traffic sets the least time, as far as ceilings are known."""
+    top, bytes_moved = roofline.ceilings(), op.bytes_moved(shape, dtype.itemsize, gradients)
+    return bool(top) and op.flops(shape, gradients) > bytes_moved * top.ridge(_name(dtype))
+
+
+def _checked_here(op, dtype, gradients, versions, recorded):
+    """With no GPU: errors computed here on the small shape, put into the recorded rows."""
+    by_version = {row["version"]: row for row in recorded}
+    rows = []
+    for name, version in (versions or versions_of(op)).items():
+        inputs = op.inputs(op.small_shape, dtype, machine.device())
+        error, note = _checked(name, version, op, inputs, gradients)
+        row = by_version.get(name, {"version": name, "where": results.NOT_RECORDED})
+        here = f"checked here at {_shape(op.small_shape)}" if error is not None else ""
+        rows.append({**row, "error_vs_float64": error, "note": note or here})
+    return rows
+
+
+def _recorded_rows(op, shape, dtype, gradients, configuration=None):
+    record = results.load(op.name)
+    if record is None:
+        return []
+    # Rows of the first configuration, the op's own, carry no label.
+    label = None if configuration == next(iter(op.configurations)) else configuration
+    wanted = {"shape": list(shape), "dtype": _name(dtype), "gradients": gradients}
+    wanted |= {"configuration": label}
+    rows = [r for r in record["rows"] if all(r.get(k) == v for k, v in wanted.items())]
+    old = ", before the code last changed" if results.is_stale(record) else ""
+    return [{**r, "where": results.where(record) + old} for r in rows]
+
+
+def _shape(shape):
+    return "×".join(map(str, shape))
+
+
+def _name(dtype):
+    return str(dtype).removeprefix("torch.")
+
+
+def run(op, quick=False):
+    """Every shape, dtype and pass of one op on this GPU, as rows for data/results, with a progress bar.
+
+    Configurations after the first are measured on the first shape, and their rows carry their label.
+    """
+    # first: later the process has more to do than launches
+    rows = _host_rows(op.unfixed().configured())
+    with tqdm(_cases(op, quick), unit="case", desc=op.name) as progress:
+        for label, shape, dtype, gradients in progress:
+            chosen = op.configured(label)
+            fitted = fit(chosen, shape, dtype)
+            case = {"shape": list(fitted), "dtype": _name(dtype), "gradients": gradients}
+            if label is not None:
+                case["configuration"] = label
+            timed = _to_time(op, label)
+            measured = measure(chosen, fitted, dtype, gradients, progress=progress, timed=timed)
+            rows += [{**case, **row} for row in measured]
+    return rows
+
+
+def _cases(op, quick):
+    """(label, shape, dtype, gradients) of everything that `run` measures; the label of the first is None."""
+    others = [] if quick else list(op.configurations)[1:]
+    shapes = op.bench_shapes[:1] if quick else op.bench_shapes
+    passes = (False, True)
+    # float16 moves and multiplies as bfloat16 does: one case shows it
+    dtypes = [dtype for dtype in op.dtypes if dtype != torch.float16]
+    half = [(None, shapes[0], torch.float16, False)] if torch.float16 in op.dtypes else []
+    # The first configuration last: whoever reads the rows without their labels ends with its figures.
+    cases = [*itertools.product(others, op.bench_shapes[:1], dtypes, passes)]
+    return cases + [*itertools.product([None], shapes, dtypes, passes)] + half
+
+
+def _host_rows(op):
+    """Host time per call on a shape so small that nothing else counts.
+
+    wrapper_us: what of it is not Triton's own launching: checks, outputs, autograd's bookkeeping.
+    """
+    rows, shape = [], op.host_shape
+    for name, version in versions_of(op).items():
+        if _why_skipped(name):
+            continue
+        inputs = [i.detach() for i in op.inputs(shape, torch.float32, machine.device())]
+        call = functools.partial(version, *inputs)
+        row = {"shape": list(shape), "dtype": "host", "version": name}
+        with _really_compiled():
+            row["host_us"] = round(host_us(call), 1)
+        if name == "triton":
+            row["wrapper_us"] = round(row["host_us"] - host_us(triton_launches(call)), 1)
+        rows.append(row)
+    return rows
+
+
+def main(argv=None):
+    """Measure and save; prints one line per row."""
+    parser = argparse.ArgumentParser(
+        prog="python -m lib.measure.bench", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument("--op", choices=[*registry.OPS], help="one op; default: all")
+    parser.add_argument("--quick", action="store_true", help="the first shape only, nothing saved")
+    options = parser.parse_args(argv)
+    if not machine.HAS_GPU:
+        raise SystemExit(
+            "bench needs a GPU, and torch sees none; the recorded results are in data/results"
+        )
+    print(machine.stamp().line())
+    for op in [registry.find(options.op)] if options.op else registry.OPS.values():
+        rows = run(op, options.quick)
+        _print(rows)
+        if not options.quick:
+            print("saved", results.save(op.name, rows, op.sources).relative_to(results.ROOT))
+    if not options.quick:
+        print("saved", roofline.save().relative_to(results.ROOT))
+        from lib.measure import scoreboard  # chooses a backend without a screen, so not at the top
+
+        print("saved", scoreboard.draw().relative_to(results.ROOT))
+
+
+def _print(rows):
+    table = pd.DataFrame(rows)
+    columns = [
+        "configuration",
+        "shape",
+        "dtype",
+        "gradients",
+        "version",
+        "time_us",
+        "p20_us",
+        "p80_us",
+    ]
+    columns += [
+        "launches",
+        "ceiling_pct",
+        "peak_mib",
+        "error_vs_float64",
+        "host_us",
+        "wrapper_us",
+        "note",
+    ]
+    print(table.reindex(columns=columns).to_string(index=False, na_rep="–"))
+
+
+if __name__ == "__main__":
+    main()

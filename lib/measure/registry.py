@@ -1,0 +1,531 @@
+"""The table of the course's ops: what tests, benchmarks, ladders and the README's picture are made from.
+
+One entry per file of lib/ops, under the file's name. An op with keyword arguments has configurations:
+`find("gelu").configured("erf")` is the op with the arguments of that label bound to everything it calls.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+from lib.ops import (
+    add_relu,
+    bias_gelu_dropout_add,
+    fused_mlp,
+    gelu,
+    linear_geglu,
+    lora_epilogue,
+    lora_linear,
+    matmul,
+    rope,
+    softmax,
+)
+
+import torch
+
+
+@dataclasses.dataclass(frozen=True)
+class Op:
+    """One op: its definition, its versions, and the numbers that timing needs.
+
+    inputs(shape, dtype, device) -> tensors with requires_grad; the first has the shape asked for.
+    bytes_moved(shape, itemsize, gradients) -> the fewest bytes any version must read and write.
+    flops(shape, gradients) -> floating-point operations.
+    configurations: label -> keyword arguments of eager, of every version and of the registered ops; the first
+    is what benchmarks and ladders mean by the op's name. bytes_moved and flops get them too.
+    arguments: those of the configuration that is bound; registered ops are not, and get them in a call.
+    in_place: versions that write their result into their first argument.
+    mutating: registered ops that do so and have no gradient.
+    random: arguments that fix what is random, for checks; benchmarks leave them out.
+    not_compiled: functions of the definition that checks keep out of torch.compile, as it would take a minute.
+    checked_elements: benchmarks check shapes larger than this with fewer rows; None: whole.
+    generic: its inputs are (..., N) matrices and parameters, as lib/tests/ops/test_ops.py takes them.
+    odd_shapes: small ones that hurt, for compute-sanitizer.
+    host_shape: so small that a call costs what the host does.
+    """
+
+    name: str
+    notebook: str
+    title: str
+    eager: Callable
+    versions: dict
+    registered: tuple
+    inputs: Callable
+    bytes_moved: Callable
+    flops: Callable
+    bench_shapes: tuple
+    small_shape: tuple
+    sources: tuple
+    dtypes: tuple = (torch.float32, torch.bfloat16, torch.float16)
+    configurations: dict = dataclasses.field(default_factory=lambda: {"": {}})
+    in_place: dict = dataclasses.field(default_factory=dict)
+    mutating: tuple = ()
+    arguments: dict = dataclasses.field(default_factory=dict)
+    random: tuple = ()
+    not_compiled: tuple = ()
+    checked_elements: int | None = None
+    generic: bool = True
+    odd_shapes: tuple = ((1, 1), (5, 7), (17, 33), (64, 128), (123, 781), (257, 4096))
+    host_shape: tuple = (64, 64)
+
+    def unfixed(self):
+        """The op with all configurations but for the arguments that fix what is random: the one to time."""
+        labels = self.configurations.items()
+        kept = {
+            label: {k: v for k, v in arguments.items() if k not in self.random}
+            for label, arguments in labels
+        }
+        return dataclasses.replace(self, configurations=kept)
+
+    def configured(self, label=None):
+        """The op with one configuration bound, the first unless `label` names another; ValueError lists them.
+
+        An op configured already stays as it is.
+        """
+        label = next(iter(self.configurations)) if label is None else label
+        if label not in self.configurations:
+            labels = ", ".join(map(repr, self.configurations))
+            raise ValueError(f"{self.name} has no configuration {label!r}; there are: {labels}")
+        arguments = self.configurations[label]
+        if not arguments:
+            return self
+        return dataclasses.replace(
+            self,
+            title=f"{self.title}, {label}",
+            eager=bind(self.eager, arguments),
+            versions={name: bind(version, arguments) for name, version in self.versions.items()},
+            in_place={name: bind(version, arguments) for name, version in self.in_place.items()},
+            bytes_moved=bind(self.bytes_moved, arguments),
+            flops=bind(self.flops, arguments),
+            configurations={label: {}},
+            arguments=arguments,
+        )
+
+    def all_versions(self):
+        """{name: version} with the in-place ones among them, each working on a copy of its first argument."""
+        return self.versions | {name: on_a_copy(version) for name, version in self.in_place.items()}
+
+
+def bind(function, arguments):
+    """`function` with keyword arguments bound and its name kept: the same object for the same arguments."""
+    return _bound(function, tuple(arguments.items()))
+
+
+@functools.cache
+def _bound(function, arguments):
+    bound = functools.partial(function, **dict(arguments))
+    bound.__name__ = getattr(function, "__name__", "function")
+    return bound
+
+
+@functools.cache
+def on_a_copy(in_place):
+    """An in-place version as one that leaves x alone: it writes into a copy with the layout of x."""
+
+    def version(x, *rest):
+        return in_place(_copy_of(x) if isinstance(x, torch.Tensor) else x, *rest)
+
+    version.__name__ = in_place.__name__
+    return version
+
+
+def _copy_of(x):
+    if any(step == 0 and size > 1 for step, size in zip(x.stride(), x.shape)):
+        return x.clone()  # expanded: written once for each of its elements, it would be wrong
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).copy_(x)
+
+
+def _randn(shape, dtype, device, generator):
+    return torch.randn(shape, dtype=dtype, device=device, generator=generator).requires_grad_()
+
+
+def _rows(shape, dtype, device, seed=0):
+    generator = torch.Generator(device=device).manual_seed(seed)
+    return (_randn(shape, dtype, device, generator),)
+
+
+def _rows_and_bias(shape, dtype, device, seed=0):
+    generator = torch.Generator(device=device).manual_seed(seed)
+    return tuple(_randn(s, dtype, device, generator) for s in (shape, shape[-1:]))
+
+
+def _two_rows_and_bias(shape, dtype, device, seed=0):
+    generator = torch.Generator(device=device).manual_seed(seed)
+    return tuple(_randn(s, dtype, device, generator) for s in (shape, shape, shape[-1:]))
+
+
+def _numel(shape):
+    return torch.Size(shape).numel()
+
+
+ADD_RELU = Op(
+    name="add_relu",
+    notebook="30_add_relu",
+    title="relu(x + bias)",
+    eager=add_relu.add_relu_eager,
+    versions={"triton": add_relu.add_relu_triton, "cuda": add_relu.add_relu_cuda},
+    registered=(add_relu.add_relu_op,),
+    inputs=_rows_and_bias,
+    # forward: read x, write y; backward: read dy and y, write dx
+    bytes_moved=lambda shape, itemsize, gradients: (
+        (5 if gradients else 2) * _numel(shape) * itemsize
+    ),
+    flops=lambda shape, gradients: (4 if gradients else 2) * _numel(shape),
+    bench_shapes=((65536, 4096), (8192, 32768), (1048576, 64), (524288, 781)),
+    small_shape=(257, 781),
+    sources=("lib/ops/add_relu.py", "lib/ops/add_relu.cu"),
+)
+
+GELU = Op(
+    name="gelu",
+    notebook="31_gelu",
+    title="gelu(x)",
+    eager=gelu.gelu_eager,
+    versions={"triton": gelu.gelu_triton, "cuda": gelu.gelu_cuda},
+    registered=(gelu.gelu_op,),
+    inputs=_rows,
+    configurations={"tanh": {"approximate": "tanh"}, "erf": {"approximate": "none"}},
+    # forward: read x, write y; backward: read dy and x, write dx
+    bytes_moved=lambda shape, itemsize, gradients, approximate: (
+        (5 if gradients else 2) * _numel(shape) * itemsize
+    ),
+    # an exponential, an erf and a quotient count as one each; the backward pass comes to twice as many
+    flops=lambda shape, gradients, approximate: (24 if gradients else 8) * _numel(shape),
+    bench_shapes=((65536, 4096), (8192, 32768), (524288, 781)),
+    small_shape=(257, 781),
+    sources=("lib/ops/gelu.py", "lib/ops/gelu.cu"),
+)
+
+# For each activation: tensors of x's size that the backward pass has to read or write. dy in, dx and ddelta
+# out, and y (relu, sigmoid) or x and delta again (gelu, silu; in place z, twice). For identity dx is dy.
+_LORA_BACKWARD = {"identity": 2, "relu": 4, "sigmoid": 4, "gelu": 5, "silu": 5}
+_LORA_SCALE = 0.5
+
+LORA_EPILOGUE = Op(
+    name="lora_epilogue",
+    notebook="33_lora_epilogue",
+    title="act(x + scale·delta + bias)",
+    eager=lora_epilogue.lora_epilogue_eager,
+    versions={
+        "triton": lora_epilogue.lora_epilogue_triton,
+        "cuda": lora_epilogue.lora_epilogue_cuda,
+    },
+    in_place={"triton_": lora_epilogue.lora_epilogue_triton_},
+    registered=(lora_epilogue.lora_epilogue_op,),
+    mutating=(lora_epilogue.lora_epilogue_op_,),
+    inputs=_two_rows_and_bias,
+    configurations={
+        activation: {"scale": _LORA_SCALE, "activation": activation}
+        for activation in ("relu", "gelu", "silu", "sigmoid", "identity")
+    },
+    # forward: read x and delta, write y
+    bytes_moved=lambda shape, itemsize, gradients, scale, activation: (
+        (3 + (_LORA_BACKWARD[activation] if gradients else 0)) * _numel(shape) * itemsize
+    ),
+    flops=lambda shape, gradients, scale, activation: (7 if gradients else 4) * _numel(shape),
+    bench_shapes=((65536, 4096), (8192, 32768), (524288, 781)),
+    small_shape=(257, 781),
+    sources=("lib/ops/lora_epilogue.py", "lib/ops/lora_epilogue.cu"),
+)
+
+SOFTMAX = Op(
+    name="softmax",
+    notebook="32_softmax",
+    title="softmax(x)",
+    eager=softmax.softmax_eager,
+    versions={"triton": softmax.softmax_triton, "cuda": softmax.softmax_cuda},
+    registered=(softmax.softmax_op,),
+    inputs=_rows,
+    # forward: read x, write y; backward: read dy and y, write dx
+    bytes_moved=lambda shape, itemsize, gradients: (
+        (5 if gradients else 2) * _numel(shape) * itemsize
+    ),
+    # an exponential and a quotient count as one each
+    flops=lambda shape, gradients: (9 if gradients else 5) * _numel(shape),
+    bench_shapes=((131072, 1024), (16384, 8192), (4096, 32768), (1024, 131072), (65536, 781)),
+    small_shape=(257, 781),
+    odd_shapes=(
+        (1, 1),
+        (5, 7),
+        (17, 33),
+        (64, 128),
+        (123, 781),
+        (67, 4099),
+        (9, 32761),
+        (5, 70001),
+    ),
+    sources=("lib/ops/softmax.py", "lib/ops/softmax.cu"),
+)
+
+BIAS_GELU_DROPOUT_ADD = Op(
+    name="bias_gelu_dropout_add",
+    notebook="34_bias_gelu_dropout_add",
+    title="dropout(gelu(x + bias)) + residual",
+    eager=bias_gelu_dropout_add.bias_gelu_dropout_add_eager,
+    versions={"triton": bias_gelu_dropout_add.bias_gelu_dropout_add_triton},
+    registered=(),  # with a seed in a tensor: tested in a file of its own
+    inputs=lambda shape, dtype, device: tuple(
+        _two_rows_and_bias(shape, dtype, device)[k] for k in (0, 2, 1)
+    ),
+    configurations={"p = 0.1": {"p": 0.1, "seed": 2**40 + 5}},
+    random=("seed",),
+    not_compiled=(bias_gelu_dropout_add.keep_mask,),
+    checked_elements=2
+    ** 24,  # the definition draws its mask in int64, a minute for the largest shape
+    # forward: read x and residual, write y; backward: read dy and x, write dx
+    bytes_moved=lambda shape, itemsize, gradients, **_: (
+        (6 if gradients else 3) * _numel(shape) * itemsize
+    ),
+    flops=lambda shape, gradients, **_: (30 if gradients else 12) * _numel(shape),
+    bench_shapes=((16384, 4096), (32768, 8192), (262144, 781)),
+    small_shape=(257, 781),
+    sources=("lib/ops/bias_gelu_dropout_add.py",),
+)
+
+
+def _packed_qkv(shape, dtype, device, seed=0):
+    """q, k as views of one (B, S, (Hq + 2 Hk) D) tensor, as a model has them, and cos, sin."""
+    n_batch, n_seq, n_q_heads, n_k_heads, head_dim = shape
+    generator = torch.Generator(device=device).manual_seed(seed)
+    packed = (n_batch, n_seq, n_q_heads + 2 * n_k_heads, head_dim)
+    qkv = torch.randn(packed, dtype=dtype, device=device, generator=generator)
+    q, k, _ = qkv.split([n_q_heads, n_k_heads, n_k_heads], dim=2)
+    tables = rope.rope_tables(n_seq, head_dim, device=device)
+    return q.requires_grad_(), k.requires_grad_(), *tables
+
+
+def _rotated_elements(shape):
+    n_batch, n_seq, n_q_heads, n_k_heads, head_dim = shape
+    return n_batch * n_seq * (n_q_heads + n_k_heads) * head_dim
+
+
+ROPE = Op(
+    name="rope",
+    notebook="35_rope",
+    title="rotary embedding of q and k",
+    eager=rope.rope_eager,
+    versions={"triton": rope.rope_triton},
+    registered=(),
+    inputs=_packed_qkv,
+    generic=False,
+    host_shape=(1, 16, 4, 2, 64),
+    odd_shapes=((1, 1, 1, 1, 2), (2, 5, 3, 1, 6), (2, 17, 4, 2, 64), (3, 123, 5, 5, 80)),
+    # each way: read q and k, write both
+    bytes_moved=lambda shape, itemsize, gradients: (
+        (4 if gradients else 2) * _rotated_elements(shape) * itemsize
+    ),
+    flops=lambda shape, gradients: (6 if gradients else 3) * _rotated_elements(shape),
+    bench_shapes=((4, 4096, 32, 8, 128), (1, 16384, 64, 8, 128)),  # B, S, Hq, Hk, D
+    small_shape=(2, 17, 4, 2, 64),
+    sources=("lib/ops/rope.py",),
+)
+
+
+def _two_matrices(shape, dtype, device, seed=0):
+    """a (M, K) and b (K, N)."""
+    n_rows, n_inner, n_cols = shape
+    generator = torch.Generator(device=device).manual_seed(seed)
+    return tuple(
+        _randn(s, dtype, device, generator) for s in ((n_rows, n_inner), (n_inner, n_cols))
+    )
+
+
+_ODD_PRODUCTS = ((1, 1, 1), (5, 7, 3), (17, 33, 21), (130, 72, 96), (257, 333, 781))
+
+
+MATMUL = Op(
+    name="matmul",
+    notebook="40_matmul",
+    title="a b",
+    eager=matmul.matmul_eager,
+    versions={
+        "naive": matmul.matmul_naive,
+        "tiled": matmul.matmul_tiled,
+        "grouped": matmul.matmul_grouped,
+        "pipelined": matmul.matmul_pipelined,
+        "persistent": matmul.matmul_persistent,
+        "triton": matmul.matmul_triton,
+        "cuda": matmul.matmul_cuda,
+    },
+    registered=(),
+    inputs=_two_matrices,
+    generic=False,
+    host_shape=(64, 64, 64),
+    odd_shapes=(*_ODD_PRODUCTS, (1030, 264, 520)),  # M, K, N; the last one as TMA reads it
+    # forward: read a and b, write y; backward: read them and dy, write da and db
+    bytes_moved=lambda shape, itemsize, gradients: (
+        (2 if gradients else 1) * shape[0] * shape[2] * itemsize
+        + (3 if gradients else 1) * (shape[0] + shape[2]) * shape[1] * itemsize
+    ),
+    flops=lambda shape, gradients: (6 if gradients else 2) * torch.Size(shape).numel(),
+    bench_shapes=((8192, 8192, 8192), (16384, 1024, 8192), (512, 16384, 512), (1823, 333, 781)),
+    small_shape=(33, 40, 21),
+    sources=("lib/ops/matmul.py", "lib/ops/matmul.cu"),
+)
+
+
+def _weight(n_out, n_in, dtype, device, generator):
+    """(n_out, n_in), of such a size that a product with it leaves sizes as they are."""
+    weight = torch.randn((n_out, n_in), dtype=dtype, device=device, generator=generator)
+    return weight / max(1, n_in) ** 0.5
+
+
+def _layer(shape, dtype, device, seed=0):
+    """x (M, K), weight (2H, K) and bias (2H,), of such a size that x Wᵀ is about 1."""
+    n_rows, n_in, n_hidden = shape
+    generator = torch.Generator(device=device).manual_seed(seed)
+    x = _randn((n_rows, n_in), dtype, device, generator)
+    weight = _weight(2 * n_hidden, n_in, dtype, device, generator)
+    return x, weight.requires_grad_(), _randn((2 * n_hidden,), dtype, device, generator)
+
+
+LINEAR_GEGLU = Op(
+    name="linear_geglu",
+    notebook="41_linear_geglu",
+    title="x1 · gelu(x2), [x1, x2] = x Wᵀ + b",
+    eager=linear_geglu.linear_geglu_eager,
+    versions={"triton": linear_geglu.linear_geglu_triton},
+    registered=(),
+    inputs=_layer,
+    generic=False,
+    host_shape=(16, 64, 64),
+    odd_shapes=(*_ODD_PRODUCTS, (1030, 264, 2056)),  # M, K, H; the last one by TMA
+    # forward: read x, W and b, write y; backward: read x, W and dy, write dx and dW
+    bytes_moved=lambda shape, itemsize, gradients: (
+        (2 if gradients else 1) * (shape[0] * shape[2]) * itemsize
+        + (3 if gradients else 1) * (shape[0] * shape[1] + 2 * shape[1] * shape[2]) * itemsize
+    ),
+    flops=lambda shape, gradients: (12 if gradients else 4) * torch.Size(shape).numel(),
+    bench_shapes=((16384, 1024, 4096), (16384, 4096, 16384)),
+    small_shape=(33, 40, 21),
+    sources=("lib/ops/linear_geglu.py",),
+)
+
+
+def _low_rank(shape, dtype, device, seed=0):
+    """x (M, K), W (N, K), frozen, A (r, K), B (N, r), b (N,), of such a size that products are about 1."""
+    n_rows, n_in, n_out, rank = shape
+    generator = torch.Generator(device=device).manual_seed(seed)
+    weight = functools.partial(_weight, dtype=dtype, device=device, generator=generator)
+    x = _randn((n_rows, n_in), dtype, device, generator)
+    low_rank = weight(rank, n_in).requires_grad_(), weight(n_out, rank).requires_grad_()
+    return x, weight(n_out, n_in), *low_rank, _randn((n_out,), dtype, device, generator)
+
+
+def _low_rank_bytes(shape, itemsize, gradients, **_):
+    """Forward: read x and the weights, write y. Backward: read them, dy and y, write all gradients but W's."""
+    n_rows, n_in, n_out, rank = shape
+    trained = n_rows * n_in + rank * (n_in + n_out)
+    frozen, out = n_in * n_out, n_rows * n_out
+    if gradients:
+        return (3 * trained + 2 * frozen + 3 * out) * itemsize
+    return (trained + frozen + out) * itemsize
+
+
+def _low_rank_flops(shape, gradients, **_):
+    n_rows, n_in, n_out, rank = shape
+    wide, narrow = 2 * n_rows * n_in * n_out, 2 * n_rows * rank * (n_in + n_out)
+    return 2 * wide + 3 * narrow if gradients else wide + narrow
+
+
+LORA_LINEAR = Op(
+    name="lora_linear",
+    notebook="42_lora",
+    title="act(x Wᵀ + b + s (x Aᵀ) Bᵀ)",
+    eager=lora_linear.lora_linear_eager,
+    versions={
+        "cublas": lora_linear.lora_linear_cublas,
+        "triton": lora_linear.lora_linear_triton,
+    },
+    registered=(),
+    inputs=_low_rank,
+    configurations={
+        activation: {"scale": _LORA_SCALE, "activation": activation}
+        for activation in ("relu", "identity", "gelu", "silu", "sigmoid")
+    },
+    generic=False,
+    host_shape=(16, 64, 64, 8),
+    odd_shapes=(
+        (1, 1, 1, 1),
+        (5, 7, 3, 4),
+        (17, 33, 21, 5),
+        (130, 72, 96, 16),
+        (257, 333, 781, 64),
+        (1030, 264, 520, 16),  # by TMA
+    ),
+    bytes_moved=_low_rank_bytes,
+    flops=_low_rank_flops,
+    bench_shapes=(
+        (16384, 4096, 4096, 16),
+        (2048, 4096, 4096, 64),
+        (4096, 4096, 11008, 8),
+    ),  # M, K, N, r
+    small_shape=(33, 40, 21, 4),
+    sources=("lib/ops/lora_linear.py",),
+)
+
+
+def _two_layers(shape, dtype, device, seed=0):
+    """x (M, K), W1 (H, K), b1 (H,), W2 (N, H), b2 (N,), of such a size that both products are about 1."""
+    n_rows, n_in, n_hidden, n_out = shape
+    generator = torch.Generator(device=device).manual_seed(seed)
+    weight = functools.partial(_weight, dtype=dtype, device=device, generator=generator)
+    x = _randn((n_rows, n_in), dtype, device, generator)
+    first = weight(n_hidden, n_in).requires_grad_(), _randn((n_hidden,), dtype, device, generator)
+    second = weight(n_out, n_hidden).requires_grad_(), _randn((n_out,), dtype, device, generator)
+    return x, *first, *second
+
+
+def _two_layers_bytes(shape, itemsize, gradients):
+    """Forward: read x and both weights, write y. Backward: read them and dy, write their gradients."""
+    n_rows, n_in, n_hidden, n_out = shape
+    once = n_rows * n_in + n_hidden * (n_in + n_out)
+    return ((3 if gradients else 1) * once + (2 if gradients else 1) * n_rows * n_out) * itemsize
+
+
+FUSED_MLP = Op(
+    name="fused_mlp",
+    notebook="43_whole_mlp",
+    title="sigmoid(relu(x W1ᵀ + b1) W2ᵀ + b2)",
+    eager=fused_mlp.fused_mlp_eager,
+    versions={"triton": fused_mlp.fused_mlp_triton},
+    registered=(),
+    inputs=_two_layers,
+    generic=False,
+    host_shape=(16, 64, 64, 1),
+    odd_shapes=((1, 1, 1, 1), (5, 7, 3, 2), (17, 33, 21, 1), (130, 72, 96, 16), (257, 333, 700, 5)),
+    bytes_moved=_two_layers_bytes,
+    flops=lambda shape, gradients: (
+        (6 if gradients else 2) * shape[0] * shape[2] * (shape[1] + shape[3])
+    ),
+    bench_shapes=(
+        (2048, 512, 256, 1),
+        (128, 512, 256, 1),
+        (65536, 512, 256, 1),
+        (2048, 13, 512, 256),
+        (16384, 1024, 4096, 1024),
+    ),  # fmt: skip
+    small_shape=(33, 40, 21, 3),
+    sources=("lib/ops/fused_mlp.py",),
+)
+
+_ALL = (
+    ADD_RELU,
+    GELU,
+    SOFTMAX,
+    LORA_EPILOGUE,
+    BIAS_GELU_DROPOUT_ADD,
+    ROPE,
+    MATMUL,
+    LINEAR_GEGLU,
+    LORA_LINEAR,
+    FUSED_MLP,
+)
+OPS = {op.name: op for op in _ALL}
+
+
+def find(name):
+    """The Op called `name`; ValueError lists the names there are."""
+    if name not in OPS:
+        raise ValueError(f"no op is called {name!r}; there are: {', '.join(OPS)}")
+    return OPS[name]

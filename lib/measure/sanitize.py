@@ -1,0 +1,64 @@
+"""Every kernel of lib.ops once, forward and backward, small and odd shapes: what compute-sanitizer watches.
+
+`make sanitize` runs this under memcheck and racecheck, `make sanitize OP=matmul` for one op. Needs a GPU.
+"""
+
+import argparse
+import contextlib
+
+from lib import machine
+from lib.measure import registry
+from lib.measure.bench import outputs
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class ProductsOnTheCpu(TorchDispatchMode):
+    """Inside, torch.mm and torch.addmm are computed by the CPU, and cuBLAS launches nothing.
+
+    Racecheck reports hazards in cuBLAS's kernels, which are not ours to mend, and cannot bear some of them.
+    """
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name, kwargs = func.overloadpacket.__name__, dict(kwargs or {})
+        if name not in ("mm", "addmm", "addmm_"):
+            return func(*args, **kwargs)
+        out = args[0] if name == "addmm_" else kwargs.pop("out", None)
+        product = torch.mm if name == "mm" else torch.addmm
+        result = product(*(a.cpu() for a in args), **kwargs).to(args[0].device)
+        return result if out is None else out.copy_(result)
+
+
+def main(argv=None):
+    """Launch everything; an error of the sanitizer is its own exit status."""
+    parser = argparse.ArgumentParser(prog="python -m lib.measure.sanitize")
+    parser.add_argument("--op", choices=[*registry.OPS], help="one op; default: all")
+    parser.add_argument("--without-cublas", action="store_true", help="its products by the CPU")
+    options = parser.parse_args(argv)
+    if not machine.HAS_GPU:
+        raise SystemExit(
+            "sanitize needs a GPU; with none, the tests run every kernel under the checkers"
+        )
+    products = ProductsOnTheCpu() if options.without_cublas else contextlib.nullcontext()
+    # backward passes in this thread, where the products are exchanged
+    with products, torch.autograd.set_multithreading_enabled(False):
+        for op in [registry.find(options.op)] if options.op else registry.OPS.values():
+            for label in op.configurations:
+                _launch_all(op.configured(label), label)
+
+
+def _launch_all(op, label):
+    for name, version in op.all_versions().items():
+        for shape in op.odd_shapes:
+            for dtype in op.dtypes:
+                inputs = op.inputs(shape, dtype, machine.device())
+                leaves = [i for i in inputs if i.requires_grad]
+                ys = outputs(version(*inputs))
+                torch.autograd.grad([y.sum() for y in ys], leaves)
+        torch.cuda.synchronize()
+        print(op.name, label, name, "ran")
+
+
+if __name__ == "__main__":
+    main()

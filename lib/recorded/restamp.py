@@ -1,0 +1,124 @@
+"""Recordings whose code was renamed or moved, and did nothing else, get the hash of the code as it is now.
+
+    python -m lib.recorded.restamp REF [old=new ...]
+
+REF is the commit whose recordings are current. Each notebook and each record of data/results that is stale
+is compared with its code at REF, as syntax trees without imports, comments and docstrings. Only where the
+trees are equal after the renames is the hash written anew; anything else is named, and the exit status is 1.
+
+Renames    suite=registry                      a name
+           machine.describe=show.describe      an attribute of a name
+           lib/a.py=lib/b/a.py                 a file, in `sources` and, as lib.a too, in strings of the code
+"""
+
+import argparse
+import ast
+import json
+import re
+import subprocess
+import sys
+
+from lib.recorded import notebooks, results
+
+import nbformat
+
+
+class _Renamed(ast.NodeTransformer):
+    """A tree without imports and docstrings, and with the renames applied."""
+
+    def __init__(self, renames):
+        self.renames = renames
+
+    def visit_Import(self, node):
+        return None
+
+    visit_ImportFrom = visit_Import
+
+    def visit_Expr(self, node):
+        return None if results.is_docstring(node) else self.generic_visit(node)
+
+    def visit_Name(self, node):
+        return ast.parse(self.renames.get(node.id, node.id), mode="eval").body
+
+    def visit_Attribute(self, node):
+        new = self.renames.get(ast.unparse(node))
+        return ast.parse(new, mode="eval").body if new else self.generic_visit(node)
+
+    def visit_Constant(self, node):
+        if isinstance(node.value, str):
+            for old, new in self.renames.items():
+                if "/" in old:  # as a path, and as a module
+                    node.value = node.value.replace(old, new)
+                    module, renamed = (p.removesuffix(".py").replace("/", ".") for p in (old, new))
+                    node.value = re.sub(rf"\b{re.escape(module)}\b", renamed, node.value)
+        return node
+
+
+def same_code(old, new, renames):
+    """Whether `new` is `old` but for imports, comments, docstrings and the renames."""
+    if results.code_hash([old]) == results.code_hash([new]):
+        return True
+    trees = [_Renamed(names).visit(ast.parse(text)) for text, names in ((old, renames), (new, {}))]
+    # contexts (load, store) aside: a renamed name has lost its own
+    return ast.unparse(trees[0]) == ast.unparse(trees[1])
+
+
+def _at(ref, path):
+    """The text of a file at a commit."""
+    command = ["git", "show", f"{ref}:{path}"]
+    return subprocess.run(
+        command, cwd=results.ROOT, capture_output=True, text=True, check=True
+    ).stdout
+
+
+def _code_cells(notebook):
+    return [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def restamp_notebook(path, ref, renames):
+    """Write the hash of a notebook whose cells are those at `ref`; returns whether they are."""
+    notebook = nbformat.read(path, as_version=4)
+    text = _at(ref, path.relative_to(results.ROOT))
+    old, new = _code_cells(nbformat.reads(text, as_version=4)), _code_cells(notebook)
+    if len(old) != len(new) or not all(same_code(a, b, renames) for a, b in zip(old, new)):
+        return False
+    notebook.metadata[notebooks.KEY]["code_hash"] = notebooks.code_hash(notebook)
+    path.write_text(nbformat.writes(notebook) + "\n")
+    return True
+
+
+def restamp_record(path, ref, renames):
+    """Write sources and hash of a record whose sources are those at `ref`; returns whether they are."""
+    record = json.loads(path.read_text())
+    old, new = record["sources"], [renames.get(source, source) for source in record["sources"]]
+    texts = [(_at(ref, a), (results.ROOT / b).read_text()) for a, b in zip(old, new)]
+    if not all(same_code(a, b, renames) for a, b in texts):
+        return False
+    record |= {"sources": new, "source_hash": results.source_hash(new)}
+    path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    return True
+
+
+def main(argv=None):
+    """Command line; see the module's docstring."""
+    parser = argparse.ArgumentParser(prog="python -m lib.recorded.restamp")
+    parser.add_argument("ref")
+    parser.add_argument("renames", nargs="*", metavar="old=new")
+    options = parser.parse_args(argv)
+    renames = dict(pair.split("=") for pair in options.renames)
+    changed = []
+    for path in notebooks.notebooks():
+        if notebooks.status(path) == "stale":
+            changed.append((path, restamp_notebook(path, options.ref, renames)))
+    for path in sorted(results.FOLDER.glob("*/*.json")):
+        record = json.loads(path.read_text())
+        moved = any(not (results.ROOT / source).exists() for source in record["sources"])
+        if moved or results.is_stale(record):
+            changed.append((path, restamp_record(path, options.ref, renames)))
+    for path, same in changed:
+        print(f"{path.name}: {'restamped' if same else 'the code is another: record it again'}")
+    return 0 if all(same for _, same in changed) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

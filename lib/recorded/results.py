@@ -1,0 +1,134 @@
+"""Recorded measurements: data/results/<gpu>/<name>.json, each with the machine and the code it came from.
+
+A recorded number is only ever shown as recorded, with its GPU and date; where nothing was recorded yet, that
+is what a table says.
+"""
+
+import ast
+import dataclasses
+import hashlib
+import json
+import os
+import re
+from pathlib import Path
+
+from lib import machine
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "data" / "results"
+REFERENCE_GPU = "h200"
+NOT_RECORDED = "not recorded yet"
+
+
+def gpu_slug(name=None):
+    """'NVIDIA H200' -> 'h200': the folder of a GPU's results."""
+    words = (name or machine.gpu_name()).lower().replace("nvidia", "").replace("geforce", "")
+    return re.sub(r"[^a-z0-9]+", "_", words).strip("_")
+
+
+def source_hash(paths):
+    """Twelve hex digits of the code in `paths` (relative to the project), whatever those paths are called."""
+    return code_hash((ROOT / path).read_text() for path in paths)
+
+
+def code_hash(texts):
+    """Twelve hex digits of the code in `texts`, Python or CUDA C++.
+
+    Comments, docstrings, imports, indentation and blank lines do not count: prose may be mended and a file may
+    move without making a recording stale.
+    """
+    code = [line for text in texts for line in _code_of(text)]
+    return hashlib.sha256("\n".join(code).encode()).hexdigest()[:12]
+
+
+def _code_of(text):
+    lines = text.splitlines()
+    try:
+        tree = ast.parse(text)
+    except SyntaxError:  # CUDA C++
+        comment = "//"
+    else:
+        comment = "#"
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.Import, ast.ImportFrom)) or is_docstring(node):
+                first, last = node.lineno - 1, node.end_lineno
+                lines[first:last] = [""] * (last - first)
+    lines = [line.strip() for line in lines]
+    return [line for line in lines if line and not line.startswith(comment)]
+
+
+def is_docstring(node):
+    """Whether the statement is a string alone."""
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
+
+
+def save(name, rows, sources, folder=None):
+    """Write `rows` (a list of dictionaries) with this machine's stamp and the hash of `sources`."""
+    record = {
+        "name": name,
+        "stamp": dataclasses.asdict(machine.stamp()),
+        "source_hash": source_hash(sources),
+        "sources": list(sources),
+        "rows": rows,
+    }
+    path = (folder or FOLDER) / gpu_slug() / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    return path
+
+
+def load(name, gpu=REFERENCE_GPU):
+    """The record that `save` wrote, or None when nothing was recorded yet."""
+    path = FOLDER / gpu / f"{name}.json"
+    if not path.exists():
+        return None
+    return json.loads(path.read_text())
+
+
+def is_stale(record):
+    """True when the code has changed since the record was made."""
+    return record["source_hash"] != source_hash(record["sources"])
+
+
+def where(record):
+    """'recorded on NVIDIA H200, 2026-11-21'."""
+    return f"recorded on {record['stamp']['gpu']}, {record['stamp']['date']}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurement:
+    """A value and where it comes from: 'measured here', 'recorded on …' or 'not recorded yet'."""
+
+    value: object
+    where: str
+
+    def __repr__(self):
+        return f"{self.value} ({self.where})"
+
+
+def measured_or_recorded(key, measure):
+    """`measure()` on a machine with a GPU; elsewhere the value recorded under `key` by `make record`.
+
+    key: '<notebook>.<what>', as '01_measure_time.no_sync'; the value must survive JSON.
+    """
+    notebook, what = key.split(".", 1)
+    name = f"notebook_{notebook}"
+    if not machine.HAS_GPU:
+        record = load(name)
+        rows = {row["key"]: row["value"] for row in record["rows"]} if record else {}
+        return Measurement(rows.get(what), where(record) if what in rows else NOT_RECORDED)
+    value = measure()
+    if os.environ.get("FUSED_KERNELS_RECORD"):
+        _record_value(name, notebook, what, value)
+    return Measurement(value, "measured here")
+
+
+def _record_value(name, notebook, what, value):
+    old = load(name, gpu_slug())
+    kept = [row for row in (old["rows"] if old else []) if row["key"] != what]
+    rows = sorted([*kept, {"key": what, "value": value}], key=lambda row: row["key"])
+    save(name, rows, sources=[])

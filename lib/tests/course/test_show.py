@@ -1,0 +1,95 @@
+"""Tables and figures: what a reader sees when there are numbers, and when there are none yet."""
+
+from lib.course import show
+from lib.measure import bench
+from lib.recorded import results
+
+import matplotlib.pyplot as plt
+import pandas as pd
+import pytest
+
+ROW = {
+    "version": "triton",
+    "where": "recorded on NVIDIA H200, 2026-11-21",
+    "time_us": 505.1,
+    "p20_us": 504.5,
+    "p80_us": 505.5,
+    "launches": 1,
+    "bytes_moved": 2_147_483_648,
+    "bandwidth_gbps": 4251.0,
+    "ceiling_pct": 101.0,
+    "peak_mib": 1024.0,
+    "error_vs_float64": 2.4e-7,
+}
+
+
+@pytest.fixture
+def displayed(monkeypatch):
+    """What a cell would have displayed: objects, and (bundle, metadata) of figures."""
+    found = []
+    monkeypatch.setattr(show, "display", lambda thing, **kw: found.append((thing, kw)))
+    return found
+
+
+def ladder(*rows):
+    table = pd.DataFrame(rows).reindex(columns=bench.COLUMNS)
+    table.attrs["caption"] = "an op"
+    return table
+
+
+def test_a_ladder_is_a_table_and_a_plot_that_say_where_numbers_come_from(displayed):
+    show.show_ladder(ladder(ROW, {**ROW, "where": "measured here", "version": "eager"}))
+    (table, _), (figure, extra) = displayed
+    html = table.to_html()
+    assert "recorded on NVIDIA H200" in html and "measured here" in html
+    assert "504.5–505.5" in html and "2.4e-07" in html and "2.15 GB" in html
+    assert "recorded on NVIDIA H200" in extra["metadata"]["image/png"]["alt"]
+    assert figure["text/plain"] == extra["metadata"]["image/png"]["alt"]
+
+
+def test_a_ladder_shows_the_rate_that_sets_its_limit(displayed):
+    rows = {**ROW, "tflops": 612.3}
+    show.show_ladder(ladder(rows))
+    compute_bound = ladder(rows)
+    compute_bound.attrs["flops"] = 1.1e12
+    show.show_ladder(compute_bound)
+    memory, compute = [found.to_html() for found, _ in displayed if hasattr(found, "to_html")]
+    assert "GB/s" in memory and "TFLOP" not in memory
+    assert "612.3" in compute and "1.1 TFLOP" in compute and "GB/s" not in compute
+
+
+def test_a_ladder_with_no_times_has_no_plot(displayed):
+    show.show_ladder(ladder({"version": "eager", "where": results.NOT_RECORDED}))
+    assert len(displayed) == 1
+    assert "not recorded yet" in displayed[0][0].to_html()
+
+
+def test_a_note_is_shown_when_there_is_one(displayed):
+    show.show_ladder(
+        ladder({"version": "wrong", "where": "measured here", "note": "✘ not timed: <why>"})
+    )
+    assert "✘ not timed: &lt;why&gt;" in displayed[0][0].to_html()
+
+
+def test_a_plot_with_no_value_yet_says_so(displayed):
+    nothing = results.Measurement(None, results.NOT_RECORDED)
+    show.show_plot(nothing, lambda ax, value: 1 / 0, "Lines.")
+    show.show_plot(results.Measurement([1, 2], "here"), lambda ax, v: ax.plot(v), "Lines.")
+    alts = [extra["metadata"]["image/png"]["alt"] for _, extra in displayed]
+    assert "not recorded yet" in alts[0]
+    assert alts[1] == "Lines. here."
+    assert "not recorded yet" in show.table_of(nothing).to_html()
+
+
+def test_figures_are_closed_and_small(displayed):
+    plt.close("all")
+    figure, ax = plt.subplots()
+    ax.plot(range(100))
+    show.show_figure(figure, "a line")
+    assert not plt.get_fignums()
+    assert len(displayed[0][0]["image/png"]) < 20_000
+
+
+def test_kernel_names_survive_as_html():
+    html = show.style_table(pd.DataFrame({"kernel": ["elementwise<Mul>"], "us": [1.25]})).to_html()
+    assert "elementwise&lt;Mul&gt;" in html

@@ -1,0 +1,350 @@
+"""Training: metrics against their definitions, batches, learning on the sample, resuming."""
+
+import math
+import os
+
+from lib.dlrm import criteo
+from lib.dlrm import model as dlrm
+from lib.dlrm import train as train_dlrm
+from lib.tests import yardstick
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Small train and validation files: 700 rows in groups of 300, and 400 rows."""
+    folder = tmp_path_factory.mktemp("criteo")
+    table = criteo.read_parquet(criteo.SAMPLE_VALIDATION)
+    criteo.write_parquet(table[:700], folder / "train.parquet", row_group_rows=300)
+    criteo.write_parquet(table[700:1100], folder / "validation.parquet")
+    return folder / "train.parquet", folder / "validation.parquet"
+
+
+def small_model(seed=0):
+    torch.manual_seed(seed)
+    return dlrm.DLRM(dlrm.ModulusHash(criteo.capped(limit=50)))
+
+
+def train(model, files, **options):
+    options = {"epochs": 3, "batch_size": 64, "progress": False, "save_every": 5} | options
+    return train_dlrm.train(model, *files, **options)
+
+
+# --- metrics -------------------------------------------------------------------------------------------------
+
+
+def pairs_won(scores, labels):
+    """AUC by its definition: every positive against every negative, a tie counting half."""
+    positive = [s for s, y in zip(scores.tolist(), labels.tolist()) if y]
+    negative = [s for s, y in zip(scores.tolist(), labels.tolist()) if not y]
+    won = sum((p > n) + (p == n) / 2 for p in positive for n in negative)
+    return won / (len(positive) * len(negative))
+
+
+@pytest.mark.parametrize("n_scores", [2, 5, 10**6], ids=["many ties", "some ties", "no ties"])
+def test_auc_is_the_share_of_pairs_in_the_right_order(n_scores):
+    for n in (2, 3, 50, 301):
+        scores = torch.randint(n_scores, (n,)).float() - 1
+        labels = (torch.rand(n) < 0.3).float()
+        labels[:2] = torch.tensor([0.0, 1.0])
+        assert train_dlrm.auc(scores, labels) == pytest.approx(pairs_won(scores, labels), abs=1e-12)
+
+
+def test_auc_at_its_ends():
+    labels = torch.tensor([0.0, 0, 1, 1])
+    scores = torch.tensor([-math.inf, 0.1, 0.2, math.inf])
+    assert train_dlrm.auc(scores, labels) == 1
+    assert train_dlrm.auc(-scores, labels) == 0
+    assert train_dlrm.auc(torch.zeros(4), labels) == 0.5
+    for alike in (torch.zeros(4), torch.ones(4)):
+        with pytest.raises(ValueError, match="labels of both kinds"):
+            train_dlrm.auc(scores, alike)
+    with pytest.raises(ValueError, match="there are NaN among the scores"):
+        train_dlrm.auc(torch.tensor([0.0, math.nan, 0, 0]), labels)
+
+
+def test_auc_of_many_rows_does_not_round():
+    n = 3_000_000  # the sum of ranks passes 2**24, where float32 stops counting, and 2**31
+    scores = torch.arange(n).float()
+    labels = (torch.arange(n) % 2).float()
+    assert train_dlrm.auc(scores, labels) == pytest.approx(0.5 + 0.5 / (n // 2), abs=1e-9)
+
+
+def test_log_loss_is_the_definition_and_stays_finite():
+    logits, labels = torch.tensor([0.3, -2.0, 4.0]), torch.tensor([1.0, 0.0, 0.0])
+    chances = [1 / (1 + math.exp(-x)) for x in logits.tolist()]
+    wanted = -(math.log(chances[0]) + math.log(1 - chances[1]) + math.log(1 - chances[2])) / 3
+    assert train_dlrm.log_loss(logits, labels) == pytest.approx(wanted, rel=1e-9)
+    assert train_dlrm.log_loss(torch.tensor([1000.0]), torch.tensor([0.0])) == 1000
+
+
+def test_evaluate_covers_all_rows_and_leaves_the_model_as_it_was(files):
+    model = small_model().train()
+    found = train_dlrm.evaluate(model, files[0], batch_size=64)
+    batch = criteo.to_tensors(criteo.read_parquet(files[0]))
+    with torch.no_grad():
+        logits = model(batch.dense, batch.sparse)
+    assert found["auc"] == pytest.approx(train_dlrm.auc(logits, batch.labels), abs=1e-4)
+    assert found["log_loss"] == pytest.approx(train_dlrm.log_loss(logits, batch.labels), rel=1e-5)
+    p = batch.labels.mean().item()
+    entropy = -p * math.log(p) - (1 - p) * math.log(1 - p)
+    assert found["log_loss_of_mean"] == pytest.approx(entropy, rel=1e-5)
+    assert model.training
+
+
+# --- batches -------------------------------------------------------------------------------------------------
+
+
+def seen_rows(batches):
+    """The rows of all batches, one tuple each, in order."""
+    rows = []
+    for batch in batches:
+        rows += [
+            tuple(r)
+            for r in torch.cat([batch.dense, batch.sparse, batch.labels[:, None]], 1).tolist()
+        ]
+    return rows
+
+
+@pytest.mark.parametrize("batch_size", [1, 64, 233, 300, 700, 5000])
+def test_every_row_once_in_each_epoch(files, batch_size):
+    batches = train_dlrm.ParquetBatches(files[0], batch_size)
+    in_order = seen_rows(batches.in_order())
+    assert len(in_order) == 700
+    for epoch in range(2):
+        given = list(batches.shuffled(0, epoch))
+        assert sorted(seen_rows(given)) == sorted(in_order)
+        assert len(given) == len(batches)
+        lengths = [len(b.labels) for b in given]
+        assert set(lengths[:-1]) <= {batch_size}
+        assert lengths[-1] == (700 % batch_size or min(batch_size, 700))
+
+
+def test_the_order_depends_on_seed_and_epoch_alone(files):
+    batches = train_dlrm.ParquetBatches(files[0], 64)
+    orders = [seen_rows(batches.shuffled(seed, epoch)) for seed, epoch in ((0, 0), (0, 1), (1, 0))]
+    torch.manual_seed(123)
+    assert seen_rows(train_dlrm.ParquetBatches(files[0], 64).shuffled(0, 1)) == orders[1]
+    assert orders[0] != orders[1] != orders[2] != orders[0]
+    assert orders[0] != seen_rows(batches.in_order())
+
+
+# --- learning ------------------------------------------------------------------------------------------------
+
+
+def test_the_sample_is_learnt_within_a_minute():
+    """AUC on rows that were not trained on, from a start that knows nothing."""
+    model = train_dlrm.default_model()
+    before = train_dlrm.evaluate(model)
+    assert before["auc"] == pytest.approx(0.5, abs=0.06)
+    seconds, history = yardstick.cpu_seconds(
+        lambda: train_dlrm.train(model, epochs=2, progress=False)
+    )
+    assert seconds < yardstick.for_python(60)
+    assert len(history.losses) == 2 * math.ceil(48_000 / 512)
+    last = history.metrics[-1]
+    assert last["auc"] > 0.70
+    assert last["log_loss"] < last["log_loss_of_mean"] - 0.03
+    assert last == train_dlrm.evaluate(model)
+
+
+def test_epochs_follow_each_other(files):
+    history = train(small_model(), files, epochs=5)
+    assert len(history.losses) == 5 * 11
+    assert len(history.metrics) == 5
+    assert sum(history.losses[-11:]) < 0.9 * sum(history.losses[:11])
+
+
+def test_a_last_batch_of_one_row(files):
+    history = train(small_model(), files, batch_size=233, epochs=1)  # 3 × 233 + 1
+    assert len(history.losses) == 4
+    assert all(math.isfinite(loss) for loss in history.losses)
+
+
+def test_the_seed_decides(files):
+    curves = [train(small_model(), files, seed=seed).losses for seed in (0, 0, 1)]
+    assert curves[0] == curves[1] != curves[2]
+
+
+def test_train_is_not_validation(files, tmp_path):
+    os.link(files[0], tmp_path / "another_name.parquet")
+    for path in (files[0], tmp_path / "another_name.parquet"):
+        with pytest.raises(ValueError, match="train and validation are the same file"):
+            train(small_model(), (files[0], path))
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+def test_sparse_gradients_learn_as_dense_ones_do(files):
+    curves = []
+    for sparse_gradients in (False, True):
+        torch.manual_seed(0)
+        hashing = dlrm.ModulusHash(criteo.capped(limit=50))
+        curves.append(train(dlrm.DLRM(hashing, sparse_gradients=sparse_gradients), files).losses)
+    assert curves[0] == pytest.approx(curves[1], rel=1e-4)
+
+
+def test_a_step_has_no_host_sync(files):
+    class Names(TorchDispatchMode):
+        def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+            names.append(op._schema.name)
+            return op(*args, **(kwargs or {}))
+
+    names, model = [], small_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batch = next(train_dlrm.ParquetBatches(files[0], 64).in_order())
+    with Names():
+        loss = train_dlrm.train_step(model, optimizer, batch)
+    assert "aten::embedding_dense_backward" in names
+    assert "aten::_local_scalar_dense" not in names
+    assert loss.shape == ()
+    assert not loss.requires_grad
+
+
+def test_training_leaves_the_number_of_threads_as_it_was(files):
+    before, during = torch.get_num_threads(), []
+    torch.set_num_threads(2)
+    try:
+        on_step = interrupt_at(3)
+        with pytest.raises(KeyboardInterrupt):
+            train(
+                small_model(),
+                files,
+                on_step=lambda n, loss: (during.append(torch.get_num_threads()), on_step(n, loss)),
+            )
+        assert during == [1, 1, 1]
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_arguments(files):
+    for options, message in [
+        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"epochs": 0}, "epochs must be at least 1, got 0"),
+        ({"save_every": 0}, "save_every must be at least 1, got 0"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            train(small_model(), files, **options)
+    with pytest.raises(FileNotFoundError, match="there is no file nowhere"):
+        train(small_model(), (files[0], files[1].with_name("nowhere")))
+
+
+def test_a_progress_bar(files, capsys):
+    train(small_model(), files, progress=True, epochs=5)
+    told = capsys.readouterr().err
+    assert "55/55" in told
+    assert "loss=" in told
+
+
+def test_the_command_line(files, tmp_path, capsys):
+    options = ["--train", str(files[0]), "--validation", str(files[1]), "--epochs", "1"]
+    train_dlrm.main([*options, "--checkpoint", str(tmp_path / "run.pt")])
+    told = capsys.readouterr().out
+    assert told.startswith("epoch 1: log_loss 0.")
+    assert (tmp_path / "run.pt").exists()
+
+
+# --- interruptions -------------------------------------------------------------------------------------------
+
+
+def interrupt_at(step):
+    def on_step(n, loss):
+        if n == step:
+            raise KeyboardInterrupt
+
+    return on_step
+
+
+def state_of(model):
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(files):
+    model = small_model()
+    return train(model, files), state_of(model)
+
+
+# 11 steps in an epoch, saved every 5: before the first save, at one, after one, at the end of an epoch before
+# its metrics are there, in later epochs, and at the very last step.
+@pytest.mark.parametrize("steps", [[3], [5], [7], [11], [12], [25], [33], [4, 9, 11, 22, 30]])
+def test_after_interruptions_the_curve_is_the_same_bit_for_bit(
+    files, tmp_path, uninterrupted, steps
+):
+    path = tmp_path / "run.pt"
+    for step in steps:
+        model = small_model(seed=9 if path.exists() else 0)  # its weights come from the file
+        with pytest.raises(KeyboardInterrupt):
+            train(model, files, checkpoint=path, on_step=interrupt_at(step))
+    model = small_model(seed=9 if path.exists() else 0)
+    history = train(model, files, checkpoint=path)
+    wanted, weights = uninterrupted
+    assert history.losses == wanted.losses
+    assert history.metrics == wanted.metrics
+    assert all(torch.equal(weights[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_it_goes_on_where_it_was_and_does_not_start_again(files, tmp_path):
+    path, steps = tmp_path / "run.pt", []
+    with pytest.raises(KeyboardInterrupt):
+        train(small_model(), files, checkpoint=path, on_step=interrupt_at(13))
+    train(small_model(), files, checkpoint=path, on_step=lambda n, loss: steps.append(n))
+    assert steps == list(range(12, 34))  # saved after the first epoch, at step 11
+
+
+def test_more_epochs_later(files, tmp_path, uninterrupted):
+    path = tmp_path / "run.pt"
+    assert len(train(small_model(), files, checkpoint=path, epochs=1).losses) == 11
+    assert train(small_model(), files, checkpoint=path).losses == uninterrupted[0].losses
+    steps = []
+    done = train(small_model(), files, checkpoint=path, on_step=lambda n, loss: steps.append(n))
+    assert done.losses == uninterrupted[0].losses
+    assert steps == []
+    assert [p.name for p in tmp_path.iterdir()] == ["run.pt"]
+
+
+def test_an_interruption_while_saving_leaves_the_last_whole_file(
+    files, tmp_path, monkeypatch, uninterrupted
+):
+    path, save, saves = tmp_path / "run.pt", torch.save, []
+
+    def half_a_save(state, file):
+        save(state, file)
+        saves.append(file)
+        if len(saves) == 4:
+            file.write_bytes(file.read_bytes()[:1000])
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(torch, "save", half_a_save)
+    with pytest.raises(KeyboardInterrupt):
+        train(small_model(), files, checkpoint=path)
+    assert train(small_model(), files, checkpoint=path).losses == uninterrupted[0].losses
+
+
+def test_a_checkpoint_of_something_else(files, tmp_path):
+    path = tmp_path / "run.pt"
+    train(small_model(), files, checkpoint=path, epochs=1)
+    with pytest.raises(ValueError, match=r"run.pt is of a run with .*'batch_size': 64"):
+        train(small_model(), files, checkpoint=path, batch_size=65)
+    torch.manual_seed(0)
+    other = dlrm.DLRM(dlrm.ModulusHash(criteo.capped(limit=60)))
+    with pytest.raises(ValueError, match="run.pt is of another model"):
+        train(other, files, checkpoint=path)
+    torch.save({"x": 1}, path)
+    with pytest.raises(ValueError, match="run.pt is no checkpoint of train_dlrm"):
+        train(small_model(), files, checkpoint=path)
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", "half"], ids=["empty", "text", "half"])
+def test_a_checkpoint_that_is_not_whole(files, tmp_path, content):
+    path = tmp_path / "run.pt"
+    if content == "half":
+        train(small_model(), files, checkpoint=path, epochs=1)
+        content = path.read_bytes()[: path.stat().st_size // 2]
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="run.pt is not a whole checkpoint; delete it") as error:
+        train(small_model(), files, checkpoint=path)
+    assert str(tmp_path) not in str(error.value)

@@ -1,0 +1,146 @@
+"""Every exercise: the stub is not accepted, the solution is, plausible wrong answers are rejected."""
+
+import ast
+import importlib
+import importlib.util
+import re
+
+from lib import exercises
+from lib.exercises import Skip, Wrong, __main__, all_exercises, check
+from lib.recorded import notebooks
+from lib.recorded.results import ROOT
+
+import nbformat
+import pytest
+import torch
+
+EXERCISES = all_exercises()
+
+
+def _notebook(id):
+    (path,) = notebooks.notebooks(id.split(".")[0])
+    return path, nbformat.read(path, as_version=4)
+
+
+def _cell(id):
+    """The source of the exercise's cell, and the name of the answer in its `check(...)` call."""
+    _, notebook = _notebook(id)
+    call = re.compile(rf'check\("{re.escape(id)}", (\w+)\)')
+    cells = [c for c in notebook.cells if "exercise" in c.metadata.get("tags", [])]
+    found = [c for c in cells if call.search(c.source)]
+    assert len(found) == 1, f"{id}: one cell tagged 'exercise' has to call check, {len(found)} do"
+    return found[0].source, call.search(found[0].source)[1]
+
+
+def _solution(id):
+    path, _ = _notebook(id)
+    file = ROOT / "notebooks/solutions" / f"{path.stem}.py"
+    spec = importlib.util.spec_from_file_location(f"solutions_{path.stem}", file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return getattr(module, _cell(id)[1])
+
+
+def _wrong_answers(id):
+    module = importlib.import_module(f"lib.tests.wrong_answers.nb{id.split('.')[0]}")
+    prefix = _cell(id)[1] + "__"
+    return {name: value for name, value in vars(module).items() if name.startswith(prefix)}
+
+
+def _stub(id, tmp_path):
+    """The answer as the notebook's cell leaves it, made in the namespace of the notebook's set-up cell."""
+    _, notebook = _notebook(id)
+    setup = next(c.source for c in notebook.cells if "setup" in c.metadata.get("tags", []))
+    source, name = _cell(id)
+    file = tmp_path / "stub.py"  # triton reads the source of a kernel from its file
+    imports = [n for n in ast.parse(setup).body if isinstance(n, (ast.Import, ast.ImportFrom))]
+    header = "\n".join(ast.unparse(n) for n in imports)
+    without_call = re.sub(r"(?m)^check\(.*\)$", "", source)
+    file.write_text(f"{header}\n{without_call}")
+    spec = importlib.util.spec_from_file_location(f"stub_{name}", file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return getattr(module, name)
+
+
+each = pytest.mark.parametrize("id", EXERCISES)
+
+
+@each
+def test_the_stub_is_open(id, tmp_path):
+    assert check(id, _stub(id, tmp_path)).status == "open"
+
+
+@each
+def test_the_solution_is_right(id):
+    verdict = check(id, _solution(id))
+    if verdict.status == "skipped":
+        pytest.skip(verdict.message)
+    assert verdict.status == "right", verdict
+
+
+@each
+def test_wrong_answers_are_rejected(id):
+    wrong = _wrong_answers(id)
+    assert len(wrong) >= 2, f"{id}: two wrong answers at least, got {list(wrong)}"
+    for name, answer in wrong.items():
+        verdict = check(id, answer)
+        if verdict.status == "skipped":
+            pytest.skip(verdict.message)
+        assert verdict.status == "wrong", f"{name} passed: {verdict}"
+        assert len(verdict.message) > 15, f"{name}: {verdict} does not say what differs"
+
+
+@each
+def test_the_notebook_gives_title_level_and_minutes(id):
+    _, notebook = _notebook(id)
+    exercise = EXERCISES[id]
+    heading = f"### {exercise.heading}"
+    assert any(heading in c.source for c in notebook.cells), heading
+
+
+@pytest.mark.parametrize("path", notebooks.notebooks(), ids=lambda p: p.stem)
+def test_every_notebook_has_three_exercises_or_more(path):
+    number = path.name.split("_")[0]
+    assert sum(id.startswith(f"{number}.") for id in EXERCISES) >= 3
+
+
+def test_a_verdict_never_raises(monkeypatch):
+    answers = {"raises": ZeroDivisionError("x"), "is wrong": Wrong("y"), "lacks": Skip("z")}
+    found = {}
+    for name, error in answers.items():
+
+        def checker(answer, error=error):
+            raise error
+
+        monkeypatch.setitem(
+            exercises._exercises, "99.1", exercises.Exercise("99.1", "t", 1, 1, checker)
+        )
+        found[name] = check("99.1", 1).status
+    assert found == {"raises": "wrong", "is wrong": "wrong", "lacks": "skipped"}
+
+
+def test_an_unknown_exercise_lists_those_there_are():
+    with pytest.raises(ValueError, match=r"00\.1"):
+        check("77.7", None)
+
+
+def test_expect_op_names_the_smallest_failing_shape():
+    def add_one_below_eight_columns(x):
+        return torch.where(torch.arange(x.shape[-1]) < 8, x + 1, x)
+
+    with pytest.raises(Wrong, match=r"at shape \(17, 33\), float32"):
+        exercises.expect_op(
+            add_one_below_eight_columns, lambda x: x + 1, lambda s, d: (torch.randn(s, dtype=d),)
+        )
+
+
+def test_progress_is_kept_and_reported(reader_folder):
+    check("00.2", lambda k: 2 * k)
+    check("00.2", lambda k: k)
+    check("00.2", lambda k: k + 1)
+    check("00.1", lambda m, n, s: 0)
+    assert exercises.progress() == {"00.2": "right", "00.1": "wrong"}
+    report = __main__.report()
+    assert report.startswith(f"1 of {len(EXERCISES)} exercises solved")
+    assert "✔ 00.2" in report and "✘ 00.1" in report and "○ 00.3" in report

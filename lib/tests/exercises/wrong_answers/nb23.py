@@ -1,0 +1,136 @@
+"""Plausible wrong answers to the exercises of notebook 23, named <answer>__<why>: each must be rejected."""
+
+import importlib.util
+
+from lib.recorded.results import ROOT
+
+import torch
+import triton
+import triton.language as tl
+
+_spec = importlib.util.spec_from_file_location(
+    "right23", ROOT / "notebooks/solutions/23_interpreter_is_not_a_gpu.py"
+)
+_right = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_right)
+
+
+@triton.jit
+def _one_other_kernel(x_ptr, y_ptr, n_cols, OTHER: tl.constexpr, BLOCK_SIZE: tl.constexpr):
+    row, cols = tl.program_id(0), tl.arange(0, BLOCK_SIZE)
+    x = tl.load(x_ptr + row * n_cols + cols, mask=cols < n_cols, other=OTHER)
+    tl.store(y_ptr + row, tl.max(x, axis=0) - tl.min(x, axis=0))
+
+
+def _row_range(x, other):
+    y = torch.empty(x.shape[0], device=x.device)
+    size = triton.next_power_of_2(x.shape[1])
+    _one_other_kernel[(x.shape[0],)](x, y, x.shape[1], OTHER=other, BLOCK_SIZE=size)
+    return y
+
+
+def row_range__padding_of_0(x):
+    return _row_range(x, 0.0)
+
+
+def row_range__padding_of_minus_infinity(x):
+    return _row_range(x, float("-inf"))
+
+
+@triton.jit
+def _large_numbers_kernel(x_ptr, y_ptr, n_cols, BLOCK_SIZE: tl.constexpr):
+    row, cols = tl.program_id(0), tl.arange(0, BLOCK_SIZE)
+    mask, x_ptrs = cols < n_cols, x_ptr + row * n_cols + cols
+    largest = tl.max(tl.load(x_ptrs, mask=mask, other=-100.0), axis=0)
+    smallest = tl.min(tl.load(x_ptrs, mask=mask, other=100.0), axis=0)
+    tl.store(y_ptr + row, largest - smallest)
+
+
+def row_range__a_large_number_for_infinity(x):
+    y = torch.empty(x.shape[0], device=x.device)
+    size = triton.next_power_of_2(x.shape[1])
+    _large_numbers_kernel[(x.shape[0],)](x, y, x.shape[1], BLOCK_SIZE=size)
+    return y
+
+
+def row_range__eager(x):
+    return x.amax(1) - x.amin(1)
+
+
+wrong_on_a_gpu__races_only = {"count", "running_total", "shift"}
+wrong_on_a_gpu__reverse_order_only = {"running_total", "shift"}
+wrong_on_a_gpu__atomics_too = _right.wrong_on_a_gpu | {"count_atomic"}
+wrong_on_a_gpu__everything_in_place = _right.wrong_on_a_gpu | {"scale"}
+wrong_on_a_gpu__wrong_here_already = _right.wrong_on_a_gpu | {"relu"}
+wrong_on_a_gpu__both_matmuls = _right.wrong_on_a_gpu | {"matmul_ieee"}
+wrong_on_a_gpu__nothing = set()
+wrong_on_a_gpu__one_name_only = "count"
+
+
+_second_barrier = "    __syncthreads();  // outside the if: every thread has to come by\n"
+smooth_source__one_barrier = _right.smooth_source.replace(_second_barrier, "")
+smooth_source__warps_only = _right.smooth_source.replace(
+    _second_barrier, _second_barrier.replace("syncthreads", "syncwarp")
+)
+smooth_source__barrier_in_a_branch = _right.smooth_source.replace(
+    _second_barrier, "    if (t > 0) __syncthreads();\n"
+)
+smooth_source__no_shared_memory = (
+    smooth_source__one_barrier.replace("__shared__ float tile[130];", "")
+    .replace("    __syncthreads();\n", "")
+    .replace("tile[t + 1] = i < n ? x[i] : 0.f;", "const float own = i < n ? x[i] : 0.f;")
+    .replace("if (t == 0) tile[0] = start > 0 ?", "const float left = i > 0 && i <= n ?")
+    .replace("x[start - 1]", "x[i - 1]")
+    .replace("if (t == 127) tile[129] =", "const float right =")
+    .replace("tile[t] + tile[t + 1] + tile[t + 2]", "left + own + right")
+)
+
+
+@triton.jit
+def _racing_kernel(
+    x_ptr,
+    total_ptr,
+    n_rows,
+    n_cols,
+    HOW: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    rows = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    cols = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    mask = (rows < n_rows)[:, None] & (cols < n_cols)[None, :]
+    x = tl.load(x_ptr + rows[:, None] * n_cols + cols[None, :], mask=mask, other=0.0)
+    if HOW == "atomic":
+        tl.atomic_add(total_ptr + cols, tl.sum(x, axis=0), mask=cols < n_cols)
+    else:
+        if HOW == "barrier":
+            tl.debug_barrier()
+        total = tl.load(total_ptr + cols, mask=cols < n_cols)
+        tl.store(total_ptr + cols, total + tl.sum(x, axis=0), mask=cols < n_cols)
+
+
+def _column_sum(x, how):
+    total = torch.zeros(x.shape[1], dtype=x.dtype, device=x.device)
+    grid = (triton.cdiv(x.shape[0], 32), triton.cdiv(x.shape[1], 32))
+    _racing_kernel[grid](x, total, *x.shape, HOW=how, BLOCK_M=32, BLOCK_N=32)
+    return total
+
+
+def column_sum__as_it_was(x):
+    return _column_sum(x, "plain")
+
+
+def column_sum__a_barrier_within_each_program(x):
+    return _column_sum(x, "barrier")
+
+
+def column_sum__atomics_in_any_order(x):
+    return _column_sum(x, "atomic")
+
+
+def column_sum__first_rows_only(x):
+    return _right.column_sum(x[:32])
+
+
+def column_sum__eager(x):
+    return x.sum(0)

@@ -1,0 +1,101 @@
+"""Plausible wrong answers to the exercises of notebook 30, named <answer>__<why>: each must be rejected."""
+
+import importlib.util
+
+from lib.recorded.results import ROOT
+
+import torch
+import triton
+import triton.language as tl
+
+_spec = importlib.util.spec_from_file_location(
+    "right30", ROOT / "notebooks/solutions/30_add_relu.py"
+)
+_right = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_right)
+
+
+def add_relu6__without_the_cap(x, bias):
+    return torch.relu(x + bias)
+
+
+@triton.jit
+def _minmax_kernel(
+    x_ptr, bias_ptr, y_ptr, n_elements, n_cols, CLAMP: tl.constexpr, BLOCK_SIZE: tl.constexpr
+):
+    offsets = tl.program_id(0) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
+    mask = offsets < n_elements
+    z = tl.load(x_ptr + offsets, mask=mask).to(tl.float32)
+    z += tl.load(bias_ptr + offsets % n_cols, mask=mask).to(tl.float32)
+    y = tl.clamp(z, 0.0, 6.0) if CLAMP else tl.minimum(tl.maximum(z, 0.0), 6.0)
+    tl.store(y_ptr + offsets, y, mask=mask)
+
+
+def _minmax(x, bias, clamp):
+    y = torch.empty_like(x)
+    grid = (triton.cdiv(x.numel(), 256),)
+    _minmax_kernel[grid](x, bias, y, x.numel(), x.shape[1], CLAMP=clamp, BLOCK_SIZE=256)
+    return y
+
+
+def add_relu6__maximum_drops_nan(x, bias):
+    return _minmax(x, bias, False)
+
+
+def add_relu6__clamp_drops_nan(x, bias):
+    return _minmax(x, bias, True)
+
+
+def add_relu6__eager(x, bias):
+    return torch.clamp(x + bias, 0, 6)
+
+
+def add_relu6__cap_before_bias(x, bias):
+    return torch.relu(x.clamp_max(6) + bias)
+
+
+def add_relu6__bias_by_row(x, bias):
+    rows = torch.arange(x.numel(), device=x.device).view_as(x) // max(1, x.shape[0])
+    return torch.clamp(x + bias[rows % bias.numel()], 0, 6)
+
+
+smallest_wrong_shape__the_author_tested_it = (8, 8)
+smallest_wrong_shape__nine_columns = (1, 9)
+smallest_wrong_shape__not_the_smallest = (2, 2)
+smallest_wrong_shape__not_a_shape = 3
+
+
+def bias_gradient__counts_zeros(dy, y):
+    return torch.where(y >= 0, dy, 0).sum(0)
+
+
+def bias_gradient__eager(dy, y):
+    return torch.where(y > 0, dy, 0).sum(0)
+
+
+def bias_gradient__sums_columns(dy, y):
+    return torch.where(y > 0, dy, 0).sum(1)
+
+
+def bias_gradient__first_tile_only(dy, y):
+    return _right.bias_gradient(dy[:64].contiguous(), y[:64].contiguous())
+
+
+def bias_gradient__low_precision_sum(dy, y):
+    total = torch.zeros_like(dy[0])
+    for row in torch.where(y > 0, dy, 0):
+        total = total + row
+    return total
+
+
+_fixed = _right.fixed_source
+fixed_source__no_bounds_check = _fixed.replace("if (i >= n) return;", "")
+fixed_source__rounds_down = _fixed.replace("(n + threads - 1) / threads", "n / threads")
+fixed_source__one_block_per_row = _fixed.replace(
+    "threads = 256, blocks = (n + threads - 1) / threads", "threads = x.size(1), blocks = x.size(0)"
+)
+fixed_source__no_launch_check = _fixed.replace("C10_CUDA_KERNEL_LAUNCH_CHECK();", "")
+fixed_source__check_before_launch = fixed_source__no_launch_check.replace(
+    "add_relu_kernel<<<", "C10_CUDA_KERNEL_LAUNCH_CHECK();\n  add_relu_kernel<<<"
+)
+fixed_source__check_in_a_comment = _fixed.replace("C10_CUDA_KERNEL", "// C10_CUDA_KERNEL")

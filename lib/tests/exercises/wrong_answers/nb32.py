@@ -1,0 +1,137 @@
+"""Plausible wrong answers to the exercises of notebook 32, named <answer>__<why>: each must be rejected."""
+
+import importlib.util
+
+from lib.recorded.results import ROOT
+
+import torch
+import triton
+import triton.language as tl
+
+_spec = importlib.util.spec_from_file_location(
+    "right32", ROOT / "notebooks/solutions/32_softmax.py"
+)
+_right = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_right)
+INF = float("inf")
+
+
+def log_softmax__log_of_softmax(x):
+    return torch.softmax(x, dim=-1).log()
+
+
+def log_softmax__eager(x):
+    return torch.log_softmax(x, dim=-1)
+
+
+def log_softmax__maximum_forgotten(x):
+    return x - x.exp().sum(-1, keepdim=True).log()
+
+
+@triton.jit
+def _log_softmax_kernel(x_ptr, y_ptr, n_cols, PADDING: tl.constexpr, BLOCK_N: tl.constexpr):
+    cols = tl.arange(0, BLOCK_N)
+    offsets = tl.program_id(0) * n_cols + cols
+    x = tl.load(x_ptr + offsets, mask=cols < n_cols, other=PADDING).to(tl.float32)
+    top = tl.max(x, axis=0)
+    y = x - top - tl.log2(tl.sum(tl.exp(x - top), axis=0))
+    if PADDING == 0.0:  # with the right logarithm, and the wrong padding
+        y = x - top - tl.log(tl.sum(tl.exp(x - top), axis=0))
+    tl.store(y_ptr + offsets, y, mask=cols < n_cols)
+
+
+def _log_softmax(x, padding):
+    y = torch.empty_like(x)
+    block_n = triton.next_power_of_2(x.shape[1])
+    _log_softmax_kernel[(x.shape[0],)](x, y, x.shape[1], PADDING=padding, BLOCK_N=block_n)
+    return y
+
+
+def log_softmax__padding_counts(x):
+    return _log_softmax(x, 0.0)
+
+
+def log_softmax__log2(x):
+    return _log_softmax(x, -INF)
+
+
+row_that_shows_it__no_padding = [0.0, 0.0]
+row_that_shows_it__numbers_too_large = [20.0, 21.0, 22.0]
+row_that_shows_it__not_the_shortest = [0.0] * 5
+row_that_shows_it__empty = []
+row_that_shows_it__a_length = 3
+
+
+def merge__sums_not_rescaled(top_a, sum_a, top_b, sum_b):
+    return torch.maximum(top_a, top_b), sum_a + sum_b
+
+
+def merge__nan_where_all_is_inf(top_a, sum_a, top_b, sum_b):
+    top = torch.maximum(top_a, top_b)
+    return top, sum_a * torch.exp(top_a - top) + sum_b * torch.exp(top_b - top)
+
+
+def merge__drops_nan(top_a, sum_a, top_b, sum_b):
+    top, total = _right.merge(top_a, sum_a, top_b, sum_b)
+    return top, total.nan_to_num(0.0)
+
+
+def merge__wrong_sign(top_a, sum_a, top_b, sum_b):
+    top = torch.maximum(top_a, top_b)
+    return top, sum_a * torch.exp(top - top_a) + sum_b * torch.exp(top - top_b)
+
+
+def merge__without_shift(top_a, sum_a, top_b, sum_b):
+    top = torch.maximum(top_a, top_b)
+    total = sum_a * torch.exp(top_a) + sum_b * torch.exp(top_b)
+    return top, torch.where(top == -INF, 0.0, total / torch.exp(top))
+
+
+@triton.jit
+def _prefix_kernel(
+    x_ptr, lengths_ptr, y_ptr, n_cols, WHOLE: tl.constexpr, ZEROS: tl.constexpr, BLOCK_N: tl.constexpr
+):  # fmt: skip
+    cols = tl.arange(0, BLOCK_N)
+    offsets = tl.program_id(0) * n_cols + cols
+    length, mask = tl.load(lengths_ptr + tl.program_id(0)), cols < n_cols
+    if WHOLE:
+        x = tl.load(x_ptr + offsets, mask=mask, other=-float("inf")).to(tl.float32)
+        x = tl.where(cols < length, x, -float("inf"))
+    else:
+        x = tl.load(x_ptr + offsets, mask=cols < length, other=-float("inf")).to(tl.float32)
+    numerator = tl.exp(x - tl.max(x, axis=0))
+    y = numerator / tl.sum(numerator, axis=0)
+    if ZEROS:
+        y = tl.where(cols < length, y, 0.0)
+    tl.store(y_ptr + offsets, y, mask=mask)
+
+
+def _prefix(x, lengths, whole, zeros):
+    y = torch.empty_like(x)
+    block_n = triton.next_power_of_2(x.shape[1])
+    _prefix_kernel[(x.shape[0],)](
+        x, lengths, y, x.shape[1], WHOLE=whole, ZEROS=zeros, BLOCK_N=block_n
+    )
+    return y
+
+
+def prefix_softmax__reads_whole_rows(x, lengths):
+    return _prefix(x, lengths, True, True)
+
+
+def prefix_softmax__nan_for_empty_rows(x, lengths):
+    return _prefix(x, lengths, False, False)
+
+
+def prefix_softmax__masked_after_softmax(x, lengths):
+    behind = torch.arange(x.shape[1], device=x.device) >= lengths[:, None]
+    return torch.softmax(x.nan_to_num(0.0), dim=-1).masked_fill(behind, 0.0)
+
+
+def prefix_softmax__eager(x, lengths):
+    behind = torch.arange(x.shape[1], device=x.device) >= lengths[:, None]
+    return torch.softmax(x.masked_fill(behind, -INF), dim=-1).masked_fill(behind, 0.0)
+
+
+def prefix_softmax__one_column_too_many(x, lengths):
+    return _right.prefix_softmax(x, (lengths + 1).clamp_max(x.shape[1]))

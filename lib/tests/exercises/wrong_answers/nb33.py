@@ -1,0 +1,239 @@
+"""Plausible wrong answers to the exercises of notebook 33, named <answer>__<why>: each must be rejected."""
+
+import importlib.util
+
+from lib.recorded.results import ROOT
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+
+_spec = importlib.util.spec_from_file_location(
+    "right33", ROOT / "notebooks/solutions/33_lora_epilogue.py"
+)
+_right = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_right)
+
+
+def lora_leaky_relu__eager(x, delta, bias, scale, slope):
+    return F.leaky_relu(x + scale * delta + bias, slope)
+
+
+def lora_leaky_relu__plain_relu(x, delta, bias, scale, slope):
+    return _right.lora_leaky_relu(x, delta, bias, scale, 0.0)
+
+
+def lora_leaky_relu__scale_left_out(x, delta, bias, scale, slope):
+    return _right.lora_leaky_relu(x, delta, bias, 1.0, slope)
+
+
+@triton.jit
+def _maximum_kernel(
+    x_ptr, delta_ptr, bias_ptr, y_ptr, scale, slope, n_elements, n_cols,
+    CHOOSE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+):  # fmt: skip
+    offsets = tl.program_id(0) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
+    mask = offsets < n_elements
+    x = tl.load(x_ptr + offsets, mask=mask).to(tl.float32)
+    delta = tl.load(delta_ptr + offsets, mask=mask).to(tl.float32)
+    bias = tl.load(bias_ptr + offsets % n_cols, mask=mask).to(tl.float32)
+    z = x + scale * delta + bias
+    if CHOOSE == "maximum":
+        y = tl.maximum(z, slope * z)
+    elif CHOOSE == "parts":
+        y = tl.maximum(z, 0.0) + slope * tl.minimum(z, 0.0)
+    else:
+        y = tl.where(z > 0, slope * z, z)
+    tl.store(y_ptr + offsets, y, mask=mask)
+
+
+def _leaky(x, delta, bias, scale, slope, choose):
+    y, n = torch.empty_like(x), x.numel()
+    _maximum_kernel[(triton.cdiv(n, 256),)](
+        x, delta, bias, y, float(scale), float(slope), n, x.shape[1], CHOOSE=choose, BLOCK_SIZE=256
+    )
+    return y
+
+
+def lora_leaky_relu__the_larger_one(x, delta, bias, scale, slope):
+    return _leaky(x, delta, bias, scale, slope, "maximum")
+
+
+def lora_leaky_relu__drops_nan(x, delta, bias, scale, slope):
+    return _leaky(x, delta, bias, scale, slope, "parts")
+
+
+def lora_leaky_relu__the_other_side(x, delta, bias, scale, slope):
+    return _leaky(x, delta, bias, scale, slope, "other")
+
+
+shapes_that_show_it__as_in_the_notebook = ((512, 128), (2, 2000))
+shapes_that_show_it__not_the_smallest = ((3, 2), (1, 1025))
+shapes_that_show_it__the_other_way_round = ((1, 1025), (2, 1))
+shapes_that_show_it__1024_threads_run = ((2, 1), (1, 1024))
+shapes_that_show_it__two_rows_too_wide = ((2, 1), (2, 1025))
+shapes_that_show_it__one_shape = (2, 1)
+shapes_that_show_it__not_numbers = (("2", "1"), ("1", "1025"))
+shapes_that_show_it__none_at_all = ((2, 1), (0, 5))
+
+_mended = _right.mended_source
+mended_source__the_lectures = (ROOT / "lib/exercises/broken_lora.cu").read_text()
+mended_source__blocks_only = mended_source__the_lectures.replace(
+    "int blocks = (x.numel() + x.size(0) - 1) / x.size(0);", "int blocks = x.size(0);"
+)
+mended_source__keeps_waiting = _mended.replace(
+    "C10_CUDA_KERNEL_LAUNCH_CHECK();", "C10_CUDA_KERNEL_LAUNCH_CHECK();\n  cudaDeviceSynchronize();"
+)
+mended_source__no_launch_check = _mended.replace("C10_CUDA_KERNEL_LAUNCH_CHECK();", "")
+mended_source__no_guard = _mended.replace(
+    "  const c10::cuda::CUDAGuard guard(x.device());", "  "
+).replace("#include <c10/cuda/CUDAGuard.h>\n", "")
+mended_source__default_stream = _mended.replace(", 0, c10::cuda::getCurrentCUDAStream()>>>", ">>>")
+mended_source__double_scale = _mended.replace("float scale, int64_t", "double scale, int64_t")
+mended_source__double_literal = _mended.replace("z < 0.f ?", "z < 0.0 ?")
+mended_source__int_index = _mended.replace(
+    "float scale, int64_t n_cols", "float scale, int n_cols"
+).replace("const int64_t row", "const int row").replace(
+    "const int64_t col = int64_t(blockIdx.x % n_col_tiles)", "const int col = blockIdx.x % n_col_tiles"
+).replace("const int64_t i =", "const int i =")  # fmt: skip
+mended_source__drops_nan = _mended.replace("z < 0.f ? 0.f : z", "z > 0.f ? z : 0.f")
+mended_source__no_empty_x = _mended.replace("if (y.numel() == 0) return y;", "")
+mended_source__rounds_down = _mended.replace(
+    "(x.size(1) + threads - 1) / threads", "x.size(1) / threads"
+)
+mended_source__no_bounds_check = _mended.replace("if (col >= n_cols) return;", "")
+mended_source__any_strides = _mended.replace("x.is_contiguous() && delta.is_contiguous() && ", "")
+mended_source__any_delta = _mended.replace("delta.sizes() == x.sizes() && ", "")
+mended_source__no_kernel = "torch::Tensor lora_epilogue"
+
+
+@triton.jit
+def _squared_kernel(
+    x_ptr, delta_ptr, bias_ptr, y_ptr, z_ptr, scale, n_elements, n_cols, BLOCK_SIZE: tl.constexpr
+):
+    offsets = tl.program_id(0) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
+    mask = offsets < n_elements
+    x = tl.load(x_ptr + offsets, mask=mask).to(tl.float32)
+    delta = tl.load(delta_ptr + offsets, mask=mask).to(tl.float32)
+    bias = tl.load(bias_ptr + offsets % n_cols, mask=mask).to(tl.float32)
+    z = x + scale * delta + bias
+    z = tl.where(z < 0, 0.0, z)
+    tl.store(y_ptr + offsets, z * z, mask=mask)
+    if z_ptr is not None:
+        tl.store(z_ptr + offsets, z, mask=mask)
+
+
+@triton.jit
+def _slope_kernel(
+    dy_ptr, z_ptr, x_ptr, delta_ptr, bias_ptr, dx_ptr, ddelta_ptr, scale, factor, n_elements, n_cols,
+    BLOCK_SIZE: tl.constexpr,
+):  # fmt: skip
+    offsets = tl.program_id(0) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
+    mask = offsets < n_elements
+    if z_ptr is not None:
+        z = tl.load(z_ptr + offsets, mask=mask).to(tl.float32)
+    else:
+        z = tl.load(x_ptr + offsets, mask=mask).to(tl.float32)
+        z += scale * tl.load(delta_ptr + offsets, mask=mask).to(tl.float32)
+        z += tl.load(bias_ptr + offsets % n_cols, mask=mask).to(tl.float32)
+        z = tl.where(z < 0, 0.0, z)
+    dx = factor * z * tl.load(dy_ptr + offsets, mask=mask).to(tl.float32)
+    tl.store(dx_ptr + offsets, dx, mask=mask)
+    tl.store(ddelta_ptr + offsets, scale * dx, mask=mask)
+
+
+class _Squared(torch.autograd.Function):
+    """keep: 'z' (a fourth pass forward) or 'x' (a fifth backward); flaw: what is wrong in backward."""
+
+    @staticmethod
+    def forward(ctx, x, delta, bias, scale, keep, flaw):
+        y, n = torch.empty_like(x), x.numel()
+        z = torch.empty_like(x) if keep == "z" else None
+        _squared_kernel[(triton.cdiv(n, 1024),)](
+            x, delta, bias, y, z, float(scale), n, x.shape[1], BLOCK_SIZE=1024
+        )
+        ctx.save_for_backward(*((z,) if keep == "z" else (x, delta, bias)))
+        ctx.scale, ctx.flaw = scale, flaw
+        return y
+
+    @staticmethod
+    def backward(ctx, dy):
+        n, n_cols = dy.numel(), dy.shape[1]
+        z, x, delta, bias = (
+            (*ctx.saved_tensors, None, None, None)
+            if len(ctx.saved_tensors) == 1
+            else (None, *ctx.saved_tensors)
+        )
+        dx, ddelta = (torch.empty(dy.shape, dtype=dy.dtype, device=dy.device) for _ in range(2))
+        dy = dy if ctx.flaw == "strides" else dy.contiguous()
+        factor = 1.0 if ctx.flaw == "factor" else 2.0
+        _slope_kernel[(triton.cdiv(n, 1024),)](
+            dy, z, x, delta, bias, dx, ddelta, float(ctx.scale), factor, n, n_cols, BLOCK_SIZE=1024
+        )
+        if ctx.flaw == "ddelta":
+            ddelta = dx.clone()
+        dbias = dx.sum(1).sum().expand(n_cols) if ctx.flaw == "dbias" else dx.sum(0)
+        return dx, ddelta, dbias, None, None, None
+
+
+def lora_squared_relu__keeps_z(x, delta, bias, scale):
+    return _Squared.apply(x, delta, bias, scale, "z", None)
+
+
+def lora_squared_relu__keeps_x_and_delta(x, delta, bias, scale):
+    return _Squared.apply(x, delta, bias, scale, "x", None)
+
+
+def lora_squared_relu__slope_without_the_two(x, delta, bias, scale):
+    return _Squared.apply(x, delta, bias, scale, "z", "factor")
+
+
+def lora_squared_relu__ddelta_not_scaled(x, delta, bias, scale):
+    return _Squared.apply(x, delta, bias, scale, "z", "ddelta")
+
+
+def lora_squared_relu__dbias_of_everything(x, delta, bias, scale):
+    return _Squared.apply(x, delta, bias, scale, "z", "dbias")
+
+
+class _StridesOfDy(_right.SquaredReLU):
+    """Takes dy for contiguous, whatever its strides are."""
+
+    @staticmethod
+    def backward(ctx, dy):
+        (y,) = ctx.saved_tensors
+        dx, ddelta, n = torch.empty_like(y), torch.empty_like(y), y.numel()
+        storage = torch.zeros_like(y)  # what lies behind a dy of one element: anything
+        dy = (
+            dy
+            if dy.is_contiguous()
+            else storage.index_fill_(1, torch.tensor([0], device=y.device), 1)
+        )
+        _right.squared_relu_backward_kernel[(triton.cdiv(n, 1024),)](
+            dy, y, dx, ddelta, float(ctx.scale), n, BLOCK_SIZE=1024
+        )
+        return dx, ddelta, dx.sum(0), None
+
+
+def lora_squared_relu__strides_of_dy(x, delta, bias, scale):
+    return _StridesOfDy.apply(x, delta, bias, scale)
+
+
+def lora_squared_relu__eager(x, delta, bias, scale):
+    return torch.relu(x + scale * delta + bias).square()
+
+
+class _EagerBackward(_right.SquaredReLU):
+    @staticmethod
+    def backward(ctx, dy):
+        dx = dy * 2 * ctx.saved_tensors[0].sqrt()
+        return dx, ctx.scale * dx, dx.sum(0), None
+
+
+def lora_squared_relu__backward_without_a_kernel(x, delta, bias, scale):
+    return _EagerBackward.apply(x, delta, bias, scale)
+
+
+def lora_squared_relu__not_squared(x, delta, bias, scale):
+    return _right.lora_squared_relu(x, delta, bias, scale).sqrt()

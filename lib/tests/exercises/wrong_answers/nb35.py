@@ -1,0 +1,149 @@
+"""Plausible wrong answers to the exercises of notebook 35, named <answer>__<why>: each must be rejected."""
+
+import importlib.util
+
+from lib.ops.rope import rope_tables, rope_triton
+from lib.recorded.results import ROOT
+
+import torch
+import triton
+import triton.language as tl
+
+_spec = importlib.util.spec_from_file_location("right35", ROOT / "notebooks/solutions/35_rope.py")
+_right = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_right)
+
+
+def stretched_tables__not_stretched(n_positions, rotary_dim, stretch, base=10000.0):
+    return rope_tables(n_positions, rotary_dim, base)
+
+
+def stretched_tables__base_times_stretch(n_positions, rotary_dim, stretch, base=10000.0):
+    return rope_tables(n_positions, rotary_dim, base * stretch)
+
+
+def stretched_tables__exponent_upside_down(n_positions, rotary_dim, stretch, base=10000.0):
+    return rope_tables(n_positions, rotary_dim, base * stretch ** ((rotary_dim - 2) / rotary_dim))
+
+
+def stretched_tables__all_pairs_slower(n_positions, rotary_dim, stretch, base=10000.0):
+    i = torch.arange(0, rotary_dim, 2, dtype=torch.float64)
+    positions = torch.arange(n_positions, dtype=torch.float64) / stretch
+    angles = torch.outer(positions, base ** (-i / rotary_dim))
+    return angles.cos().float(), angles.sin().float()
+
+
+def stretched_tables__as_wide_as_a_head(n_positions, rotary_dim, stretch, base=10000.0):
+    tables = _right.stretched_tables(n_positions, rotary_dim, stretch, base)
+    return [torch.cat((t, t), dim=-1) for t in tables]
+
+
+def stretched_tables__cos_alone(n_positions, rotary_dim, stretch, base=10000.0):
+    return _right.stretched_tables(n_positions, rotary_dim, stretch, base)[0]
+
+
+def stretched_tables__sin_before_cos(n_positions, rotary_dim, stretch, base=10000.0):
+    return _right.stretched_tables(n_positions, rotary_dim, stretch, base)[::-1]
+
+
+smallest_shapes__one_token = ((1, 1, 1, 2), (1, 2, 1, 4))
+smallest_shapes__two_sequences = ((2, 1, 1, 2), (1, 2, 1, 4))
+smallest_shapes__one_pair_to_pair = ((1, 2, 1, 2), (1, 2, 1, 2))
+smallest_shapes__one_token_to_pair = ((1, 2, 1, 2), (1, 1, 1, 4))
+smallest_shapes__sign_not_the_smallest = ((1, 2, 1, 4), (1, 2, 1, 4))
+smallest_shapes__pairing_not_the_smallest = ((1, 2, 1, 2), (1, 2, 1, 8))
+smallest_shapes__large = ((4, 4096, 32, 128), (4, 4096, 32, 128))
+smallest_shapes__half_a_pair = ((1, 2, 1, 1), (1, 2, 1, 4))
+smallest_shapes__one_shape_alone = (1, 2, 1, 2)
+
+
+def rope_2d__row_and_column_exchanged(x, cos, sin):
+    first, second = x.chunk(2, dim=-1)
+    y = _right.rope_2d(torch.cat([second, first], dim=-1), cos, sin)
+    return torch.cat(y.chunk(2, dim=-1)[::-1], dim=-1)
+
+
+def rope_2d__turned_back(x, cos, sin):
+    return _right.rope_2d(x, cos, -sin)
+
+
+def rope_2d__by_the_row_alone(x, cos, sin):
+    y = torch.empty_like(x)
+    for column in range(x.shape[2]):
+        y[:, :, column] = _right.rope_2d(x[:, :, column : column + 1].contiguous(), cos, sin)[
+            :, :, 0
+        ]
+    return y
+
+
+def rope_2d__pairs_across_the_head(x, cos, sin):
+    quarters = x.chunk(4, dim=-1)
+    y = _right.rope_2d(torch.cat([quarters[i] for i in (0, 2, 1, 3)], dim=-1), cos, sin)
+    return torch.cat([y.chunk(4, dim=-1)[i] for i in (0, 2, 1, 3)], dim=-1)
+
+
+def _turned(x, c, s):
+    x1, x2 = x.chunk(2, dim=-1)
+    return torch.cat([x1 * c - x2 * s, x2 * c + x1 * s], dim=-1)
+
+
+def rope_2d__eager(x, cos, sin):
+    first, second = x.float().chunk(2, dim=-1)
+    rows, columns = ([t[:n] for t in (cos, sin)] for n in x.shape[1:3])
+    first = _turned(first, *(t[:, None, None] for t in rows))
+    second = _turned(second, *(t[:, None] for t in columns))
+    return torch.cat([first, second], dim=-1).to(x.dtype)
+
+
+def rope_2d__two_launches(x, cos, sin):
+    b, n_rows, n_columns, h, d = x.shape
+    quarter = d // 4
+    by_row = x.reshape(b, n_rows, n_columns * h, d)[..., : 2 * quarter]
+    by_column = x.reshape(b * n_rows, n_columns, h, d)[..., 2 * quarter :]
+    first = rope_triton(by_row, by_row[:, :, :0], cos, sin)[0].view(b, n_rows, n_columns, h, d // 2)
+    second = rope_triton(by_column, by_column[:, :, :0], cos, sin)[0].view_as(first)
+    return torch.cat([first, second], dim=-1)
+
+
+def rms_rope__two_launches(x, weight, cos, sin, eps=1e-6):
+    n = _right.rms_rope(x.float(), weight, torch.ones_like(cos), torch.zeros_like(sin), eps)
+    return rope_triton(n, n, cos, sin)[0].to(x.dtype)
+
+
+def rms_rope__no_eps(x, weight, cos, sin, eps=1e-6):
+    return _right.rms_rope(x, weight, cos, sin, eps=0.0)
+
+
+def rms_rope__no_weight(x, weight, cos, sin, eps=1e-6):
+    return _right.rms_rope(x, torch.ones_like(weight), cos, sin, eps)
+
+
+def rms_rope__weight_after_the_turn(x, weight, cos, sin, eps=1e-6):
+    return _right.rms_rope(x, torch.ones_like(weight), cos, sin, eps) * weight
+
+
+@triton.jit
+def _half_mean_kernel(
+    x_ptr, y_ptr, weight_ptr, cos_ptr, sin_ptr, n_seq, n_heads, eps,
+    HALF: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    cols = tl.arange(0, BLOCK)
+    mask = cols < HALF
+    c = tl.load(cos_ptr + token % n_seq * HALF + cols, mask=mask)
+    s = tl.load(sin_ptr + token % n_seq * HALF + cols, mask=mask)
+    row = (token * n_heads + head) * 2 * HALF + cols
+    x1 = tl.load(x_ptr + row, mask=mask, other=0.0).to(tl.float32)
+    x2 = tl.load(x_ptr + row + HALF, mask=mask, other=0.0).to(tl.float32)
+    scale = 1.0 / tl.sqrt(tl.sum(x1 * x1 + x2 * x2, axis=0) / (2 * BLOCK) + eps)  # BLOCK for HALF
+    n1 = x1 * scale * tl.load(weight_ptr + cols, mask=mask).to(tl.float32)
+    n2 = x2 * scale * tl.load(weight_ptr + HALF + cols, mask=mask).to(tl.float32)
+    tl.store(y_ptr + row, n1 * c - n2 * s, mask=mask)
+    tl.store(y_ptr + row + HALF, n2 * c + n1 * s, mask=mask)
+
+
+def rms_rope__mean_over_the_tile(x, weight, cos, sin, eps=1e-6):
+    y, (b, s, h, d) = torch.empty_like(x), x.shape
+    block = triton.next_power_of_2(d // 2)
+    _half_mean_kernel[(b * s, h)](x, y, weight, cos, sin, s, h, eps, HALF=d // 2, BLOCK=block)
+    return y

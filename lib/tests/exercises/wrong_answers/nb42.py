@@ -1,0 +1,255 @@
+"""Plausible wrong answers to the exercises of notebook 42, named <answer>__<why>: each must be rejected."""
+
+import importlib.util
+
+from lib.recorded.results import ROOT
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+
+_spec = importlib.util.spec_from_file_location("right42", ROOT / "notebooks/solutions/42_lora.py")
+_right = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_right)
+
+
+class _Lecture(torch.nn.Module):
+    """The module of the notebook, with one fault at a time: parameter, freeze, scale, start, dtype, buffers."""
+
+    def __init__(self, linear, rank, alpha, fault):
+        super().__init__()
+        n, k = linear.weight.shape
+        like = {"dtype": linear.weight.dtype, "device": linear.weight.device}
+        self.linear, self.scale = linear, alpha if fault == "scale" else alpha / rank
+        if fault == "freeze":
+            self.linear.requires_grad = False
+        else:
+            self.linear.requires_grad_(False)
+        a, b = torch.randn(rank, k) / k**0.5, torch.zeros(n, rank)
+        a, b = (
+            (torch.zeros_like(a) if fault == "zeros" else a),
+            (b + 0.1 if fault == "start" else b),
+        )
+        if fault == "parameter":
+            self.a, self.b = torch.nn.Parameter(a).to(**like), torch.nn.Parameter(b).to(**like)
+        elif fault == "dtype":
+            self.a, self.b = torch.nn.Parameter(a), torch.nn.Parameter(b)
+        elif fault == "buffers":
+            self.register_buffer("a", a.to(**like))
+            self.register_buffer("b", b.to(**like))
+        else:
+            self.a, self.b = (torch.nn.Parameter(t.to(**like)) for t in (a, b))
+
+    def forward(self, x):
+        return torch.relu(self.linear(x) + self.scale * (x @ self.a.t() @ self.b.t()))
+
+
+def _module(fault):
+    return lambda linear, rank, alpha: _Lecture(linear, rank, alpha, fault)
+
+
+add_lora__parameter_then_to = _module("parameter")
+add_lora__frozen_by_attribute = _module("freeze")
+add_lora__alpha_not_divided = _module("scale")
+add_lora__does_not_begin_as_linear = _module("start")
+add_lora__both_zero = _module("zeros")
+add_lora__always_float32 = _module("dtype")
+add_lora__buffers = _module("buffers")
+
+
+class _NoReLU(_right.EagerLoRA):
+    def forward(self, x):
+        return self.linear(x) + self.scale * (x @ self.a.t() @ self.b.t())
+
+
+class _Detached(_right.EagerLoRA):
+    """Only B learns."""
+
+    def forward(self, x):
+        return torch.relu(self.linear(x) + self.scale * (x @ self.a.detach().t() @ self.b.t()))
+
+
+class _NoGradientOfX(_right.EagerLoRA):
+    """W needs no gradient, but what comes before x does."""
+
+    def forward(self, x):
+        with torch.no_grad():
+            y = self.linear(x)
+        return torch.relu(y + self.scale * (x @ self.a.t() @ self.b.t()))
+
+
+class _Unregistered(_right.EagerLoRA):
+    """The linear layer is in a list: not in the state_dict, not moved by .to()."""
+
+    def __init__(self, linear, rank, alpha):
+        super().__init__(linear, rank, alpha)
+        del self.linear
+        self.hidden = [linear]
+
+    def forward(self, x):
+        return torch.relu(self.hidden[0](x) + self.scale * (x @ self.a.t() @ self.b.t()))
+
+
+def add_lora__no_relu(linear, rank, alpha):
+    return _NoReLU(linear, rank, alpha)
+
+
+def add_lora__a_does_not_learn(linear, rank, alpha):
+    return _Detached(linear, rank, alpha)
+
+
+def add_lora__no_gradient_through_w(linear, rank, alpha):
+    return _NoGradientOfX(linear, rank, alpha)
+
+
+def add_lora__linear_in_a_list(linear, rank, alpha):
+    return _Unregistered(linear, rank, alpha)
+
+
+def add_lora__the_linear_itself(linear, rank, alpha):
+    return linear
+
+
+shapes_that_show_it__one_step_over_k = ((1, 32, 1, 1), (2, 1, 2, 1))
+shapes_that_show_it__not_the_smallest_k = ((1, 64, 1, 1), (2, 1, 2, 1))
+shapes_that_show_it__one_row = ((1, 33, 1, 1), (1, 1, 2, 1))
+shapes_that_show_it__one_column = ((1, 33, 1, 1), (2, 1, 1, 1))
+shapes_that_show_it__a_rank_without_padding = ((1, 33, 1, 1), (2, 1, 2, 16))
+shapes_that_show_it__rank_15 = ((1, 33, 1, 1), (2, 1, 2, 15))
+shapes_that_show_it__the_other_way_round = ((2, 1, 2, 1), (1, 33, 1, 1))
+shapes_that_show_it__one_shape = (1, 33, 1, 1)
+shapes_that_show_it__not_numbers = (("1", "33", "1", "1"), ("2", "1", "2", "1"))
+
+
+def lora_one_product__two_and_added(x, weight, lora_a, lora_b, bias, scale):
+    return torch.relu(F.linear(x, weight, bias) + scale * (x @ lora_a.t() @ lora_b.t()))
+
+
+def lora_one_product__added_in_place(x, weight, lora_a, lora_b, bias, scale):
+    u = scale * (x @ lora_a.t())
+    return torch.addmm(bias, x, weight.t()).addmm_(u, lora_b.t()).relu_()
+
+
+def lora_one_product__the_low_rank_one_as_a_sum(x, weight, lora_a, lora_b, bias, scale):
+    u = scale * (x @ lora_a.t())
+    delta = (u[:, None] * lora_b[None]).sum(-1)
+    return torch.relu(F.linear(x, weight, bias) + delta)
+
+
+def lora_one_product__merged(x, weight, lora_a, lora_b, bias, scale):
+    merged = torch.addmm(weight.float(), lora_b.float(), lora_a.float(), alpha=scale)
+    return torch.addmm(bias, x, merged.to(x.dtype).t()).relu_()
+
+
+def lora_one_product__no_scale(x, weight, lora_a, lora_b, bias, scale):
+    return _right.lora_one_product(x, weight, lora_a, lora_b, bias, 1.0)
+
+
+def lora_one_product__no_relu(x, weight, lora_a, lora_b, bias, scale):
+    u = scale * (x @ lora_a.t())
+    return F.linear(torch.cat([x, u], 1), torch.cat([weight, lora_b], 1), bias)
+
+
+def lora_one_product__scale_on_everything(x, weight, lora_a, lora_b, bias, scale):
+    u = x @ lora_a.t()
+    wide = scale * torch.cat([weight, lora_b], 1)
+    return F.linear(torch.cat([x, u], 1), wide, bias).relu_()
+
+
+def lora_one_product__no_bias(x, weight, lora_a, lora_b, bias, scale):
+    return _right.lora_one_product(x, weight, lora_a, lora_b, 0 * bias, scale)
+
+
+@triton.jit
+def _many_kernel(
+    x_ptr, w_ptr, a_ptr, b_ptr, bias_ptr, adapter_ptr, y_ptr, n_rows, n_cols, n_inner, rank, scale,
+    FLAW: tl.constexpr, BLOCK_R: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    n_tiles = tl.cdiv(n_cols, BLOCK_N)
+    pid_m = tl.program_id(0) // n_tiles
+    rows = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    cols = (tl.program_id(0) % n_tiles) * BLOCK_N + tl.arange(0, BLOCK_N)
+    ranks = tl.arange(0, BLOCK_R)
+    adapter = tl.load(adapter_ptr) if FLAW == "first" else tl.load(adapter_ptr + pid_m)
+    a_ptr += adapter * rank * n_inner
+    if FLAW != "b of the first":
+        b_ptr += adapter * rank * (n_inner if FLAW == "stride" else n_cols)
+
+    total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    u = tl.zeros((BLOCK_M, BLOCK_R), dtype=tl.float32)
+    for k in range(0, n_inner, BLOCK_K):
+        inner = k + tl.arange(0, BLOCK_K)
+        inside = inner < n_inner
+        x_mask = (rows < n_rows)[:, None] & inside[None, :]
+        w_mask = inside[:, None] & (cols < n_cols)[None, :]
+        a_mask = inside[:, None] & (ranks < rank)[None, :]
+        x = tl.load(x_ptr + rows[:, None] * n_inner + inner[None, :], mask=x_mask, other=0.0)
+        w = tl.load(w_ptr + cols[None, :] * n_inner + inner[:, None], mask=w_mask, other=0.0)
+        a = tl.load(a_ptr + ranks[None, :] * n_inner + inner[:, None], mask=a_mask, other=0.0)
+        total = tl.dot(x, w, total, input_precision="ieee")
+        u = tl.dot(x, a, u, input_precision="ieee")
+    b_mask = (ranks < rank)[:, None] & (cols < n_cols)[None, :]
+    b = tl.load(b_ptr + cols[None, :] * rank + ranks[:, None], mask=b_mask, other=0.0)
+    if FLAW != "scale":
+        u = u * tl.cast(scale, tl.float32)
+    total = tl.dot(u.to(b.dtype), b, total, input_precision="ieee")
+    total += tl.load(bias_ptr + cols, mask=cols < n_cols, other=0.0).to(tl.float32)[None, :]
+    y = total if FLAW == "relu" else tl.where(total < 0, 0.0, total)
+    mask = (rows < n_rows)[:, None] & (cols < n_cols)[None, :]
+    tl.store(y_ptr + rows[:, None] * n_cols + cols[None, :], y, mask=mask)
+
+
+def _many(x, weight, lora_a, lora_b, bias, adapter, scale, flaw, block_m=16):
+    (n_rows, n_inner), n_cols = x.shape, weight.shape[0]
+    y = x.new_empty(n_rows, n_cols)
+    _many_kernel[(triton.cdiv(n_rows, block_m) * triton.cdiv(n_cols, 64),)](
+        x, weight, lora_a, lora_b, bias, adapter, y, n_rows, n_cols, n_inner, lora_a.shape[1],
+        float(scale), FLAW=flaw, BLOCK_R=16, BLOCK_M=block_m, BLOCK_N=64, BLOCK_K=64,
+    )  # fmt: skip
+    return y
+
+
+def lora_many__the_first_adapter_for_all(*inputs):
+    return _many(*inputs, "first")
+
+
+def lora_many__b_of_the_first_adapter(*inputs):
+    return _many(*inputs, "b of the first")
+
+
+def lora_many__adapters_of_tiles_of_32(*inputs):
+    return _many(*inputs, None, block_m=32)
+
+
+def lora_many__no_scale(*inputs):
+    return _many(*inputs, "scale")
+
+
+def lora_many__no_relu(*inputs):
+    return _many(*inputs, "relu")
+
+
+def lora_many__products_by_pytorch(x, weight, lora_a, lora_b, bias, adapter, scale):
+    rows = adapter.long().repeat_interleave(16)[: x.shape[0]]
+    u = torch.einsum("mk,mrk->mr", x, lora_a[rows])
+    delta = torch.einsum("mr,mnr->mn", u, lora_b[rows])
+    return torch.relu(F.linear(x, weight, bias) + scale * delta)
+
+
+def lora_many__one_launch_for_each_adapter(x, weight, lora_a, lora_b, bias, adapter, scale):
+    rows = adapter.long().repeat_interleave(16)[: x.shape[0]]
+    y = x.new_empty(x.shape[0], weight.shape[0])
+    for k in range(len(lora_a)):
+        inputs = (x, weight, lora_a[k : k + 1], lora_b[k : k + 1], bias, 0 * adapter, scale)
+        y = torch.where((rows == k)[:, None], _right.lora_many(*inputs), y)
+    return y
+
+
+def lora_many__u_by_pytorch(x, weight, lora_a, lora_b, bias, adapter, scale):
+    """A launch, of which the low-rank part is none: that is added by PyTorch."""
+    rows = adapter.long().repeat_interleave(16)[: x.shape[0]]
+    z = _many(x, weight, 0 * lora_a, lora_b, bias, adapter, scale, "relu")
+    u = torch.einsum("mk,mrk->mr", x, lora_a[rows])
+    return torch.relu(z + scale * torch.einsum("mr,mnr->mn", u, lora_b[rows]))

@@ -1,0 +1,185 @@
+"""Plausible wrong answers to the exercises of notebook 43, named <answer>__<why>: each must be rejected."""
+
+import importlib.util
+import math
+
+from lib.recorded.results import ROOT
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+
+_spec = importlib.util.spec_from_file_location(
+    "right43", ROOT / "notebooks/solutions/43_whole_mlp.py"
+)
+_right = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_right)
+
+
+def tiles_that_lose__counts_the_extra_ones(*case):
+    return _right.tiles_that_lose(*case) - 1
+
+
+def tiles_that_lose__or_as_long(m, k, h, itemsize, tflops, gbps, launch_us):
+    again_us = 2 * m * k * h / tflops / 1e6
+    return 1 + math.ceil((launch_us + 2 * m * h * itemsize / gbps / 1e3) / again_us)
+
+
+def tiles_that_lose__no_launch(m, k, h, itemsize, tflops, gbps, launch_us):
+    return _right.tiles_that_lose(m, k, h, itemsize, tflops, gbps, 0.0)
+
+
+def tiles_that_lose__one_pass(m, k, h, itemsize, tflops, gbps, launch_us):
+    return _right.tiles_that_lose(m, k, h, itemsize / 2, tflops, gbps, launch_us)
+
+
+def tiles_that_lose__half_the_flops(m, k, h, itemsize, tflops, gbps, launch_us):
+    return _right.tiles_that_lose(m, k, h, itemsize, 2 * tflops, gbps, launch_us)
+
+
+def inputs_that_show_it__ones():
+    return tuple(torch.ones(s) for s in ((1, 1), (17, 1), (17,), (1, 17), (1,)))
+
+
+def inputs_that_show_it__one_tile():
+    x, w1, b1, w2, b2 = _right.inputs_that_show_it()
+    return x, w1[:16], b1[:16], w2[:, :16], b2
+
+
+def inputs_that_show_it__no_second_bias():
+    *others, b2 = _right.inputs_that_show_it()
+    return *others, torch.zeros_like(b2)
+
+
+def inputs_that_show_it__equal_biases():
+    x, w1, b1, w2, b2 = _right.inputs_that_show_it()
+    return x, w1, torch.full_like(b1, 0.25), w2, b2
+
+
+def inputs_that_show_it__all_units_on():
+    x, w1, b1, w2, b2 = _right.inputs_that_show_it()
+    return x, w1.abs(), b1, w2, b2
+
+
+def inputs_that_show_it__too_many():
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((2, 4), (20, 4), (20,), (3, 20), (3,))
+    return tuple(torch.randn(s, generator=generator) for s in shapes)
+
+
+def inputs_that_show_it__not_a_number():
+    x, *others = _right.inputs_that_show_it()
+    return x * float("nan"), *others
+
+
+def inputs_that_show_it__a_shape():
+    return (1, 1, 17, 1)
+
+
+def parts_of__no_kernel(x, w1, b1, w2):
+    hidden = torch.relu(F.linear(x, w1, b1))
+    pieces = zip(hidden.split(16, dim=1), w2.split(16, dim=1))
+    return torch.stack([F.linear(a, b) for a, b in pieces])
+
+
+def parts_of__the_sum_alone(x, w1, b1, w2):
+    return _right.parts_of(x, w1, b1, w2).sum(0)
+
+
+def parts_of__rest_left_out(x, w1, b1, w2):
+    parts = _right.parts_of(x, w1, b1, w2)
+    if w1.shape[0] % 16:
+        parts[-1] = 0
+    return parts
+
+
+def parts_of__bias_by_row(x, w1, b1, w2):
+    by_row = F.pad(b1, (0, x.shape[0]))[: x.shape[0], None]
+    # as one more input, with a weight of 1 for each unit
+    x, w1 = torch.cat([x, by_row], 1), F.pad(w1, (0, 1), value=1.0)
+    return _right.parts_of(x, w1, torch.zeros_like(b1), w2)
+
+
+def parts_of__no_relu(x, w1, b1, w2):
+    positive = _right.parts_of(x, w1, b1, w2)
+    return positive - _right.parts_of(x, -w1, -b1, w2)
+
+
+def parts_of__several_launches(x, w1, b1, w2):
+    pieces = zip(w1.split(16), b1.split(16), w2.split(16, dim=1))
+    return torch.cat([_right.parts_of(x, w, b, v.contiguous()) for w, b, v in pieces])
+
+
+@triton.jit
+def _residual_kernel(
+    x_ptr, w1_ptr, b1_ptr, w2_ptr, b2_ptr, y_ptr, n_rows, n_inner, n_hidden,
+    RESIDUAL: tl.constexpr, TWICE: tl.constexpr, EVERY_TILE: tl.constexpr, ONE_TILE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    rows, inner = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_K)
+    mask = (rows < n_rows)[:, None] & (inner < n_inner)[None, :]
+    offsets = rows[:, None] * n_inner + inner[None, :]
+    x = tl.load(x_ptr + offsets, mask=mask, other=0.0)
+    b2 = tl.load(b2_ptr + inner, mask=inner < n_inner, other=0.0)[None, :]
+    y = tl.zeros((BLOCK_M, BLOCK_K), dtype=tl.float32)
+    for start in range(0, BLOCK_H if ONE_TILE else n_hidden, BLOCK_H):
+        units = start + tl.arange(0, BLOCK_H)
+        if TWICE:
+            x = tl.load(x_ptr + offsets, mask=mask, other=0.0)
+        w_mask = (inner < n_inner)[:, None] & (units < n_hidden)[None, :]
+        w1 = tl.load(w1_ptr + units[None, :] * n_inner + inner[:, None], mask=w_mask, other=0.0)
+        hidden = tl.dot(x, w1, input_precision="ieee")
+        hidden += tl.load(b1_ptr + units, mask=units < n_hidden, other=0.0)[None, :]
+        hidden = tl.where(hidden < 0, 0.0, hidden)
+        w2 = tl.load(w2_ptr + inner[:, None] * n_hidden + units[None, :], mask=w_mask, other=0.0)
+        y = tl.dot(hidden, tl.trans(w2), y, input_precision="ieee")
+        if EVERY_TILE:
+            y += b2
+    if not EVERY_TILE:
+        y += b2
+    if RESIDUAL:
+        y += x
+    tl.store(y_ptr + offsets, y, mask=mask)
+
+
+def _residual(inputs, residual=True, twice=False, every_tile=False, one_tile=False):
+    x, h = inputs[0], inputs[1].shape[0]
+    y, block_k = torch.empty_like(x), max(16, triton.next_power_of_2(x.shape[1]))
+    _residual_kernel[(triton.cdiv(x.shape[0], 16),)](
+        *inputs, y, *x.shape, h, RESIDUAL=residual, TWICE=twice, EVERY_TILE=every_tile,
+        ONE_TILE=one_tile, BLOCK_M=16, BLOCK_H=32, BLOCK_K=block_k,
+    )  # fmt: skip
+    return y
+
+
+def residual_mlp__eager(x, w1, b1, w2, b2):
+    return x + F.linear(torch.relu(F.linear(x, w1, b1)), w2, b2)
+
+
+def residual_mlp__no_residual(*inputs):
+    return _residual(inputs, residual=False)
+
+
+def residual_mlp__loads_x_for_each_tile(*inputs):
+    return _residual(inputs, twice=True)
+
+
+def residual_mlp__bias_in_every_tile(*inputs):
+    return _residual(inputs, every_tile=True)
+
+
+def residual_mlp__one_tile(*inputs):
+    return _residual(inputs, one_tile=True)
+
+
+def residual_mlp__added_outside(x, *weights):
+    return x + _residual((x, *weights), residual=False)
+
+
+def residual_mlp__subtracted_outside(x, *weights):
+    return _residual((x, *weights), residual=False).sub_(-x)
+
+
+def residual_mlp__relu_at_the_end(*inputs):
+    return torch.relu(_residual(inputs))

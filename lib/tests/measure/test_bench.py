@@ -1,0 +1,60 @@
+"""What a benchmark checks and times; the times themselves need a GPU."""
+
+from lib import machine
+from lib.measure import bench, registry
+from lib.measure.check import check_against_float64
+
+import pytest
+import torch
+
+
+@pytest.mark.parametrize(
+    ("shape", "most", "want"),
+    [
+        ((100, 10), None, (100, 10)),
+        ((100, 10), 1000, (100, 10)),
+        ((100, 10), 999, (99, 10)),
+        ((100, 10), 5, (1, 10)),
+        ((4, 8, 16), 256, (2, 8, 16)),
+    ],
+)
+def test_fewer_rows(shape, most, want):
+    assert bench._fewer_rows(shape, most) == want
+
+
+def test_calls_are_timed_in_turns(monkeypatch):
+    order = []
+    calls = {name: lambda name=name: order.append(name) for name in "ab"}
+
+    def time_us(call, rep_ms):
+        call()
+        us = {3: 9.0, 5: 1.0, 7: 2.0}.get(len(order), 50.0)  # of a: one slow, one fast, one usual
+        return bench.Timing(us, us, us)
+
+    monkeypatch.setattr(bench, "time_us", time_us)
+    assert bench.in_turns_us(calls, n_rounds=3) == {"a": 2.0, "b": 50.0}
+    assert "".join(order) == "ab" + "ab" * 3
+
+
+def test_a_function_kept_out_of_the_compiler_still_runs():
+    """The mask of dropout's definition: compiled it takes a minute, and it is only there for checks."""
+    op = registry.BIAS_GELU_DROPOUT_ADD.configured()
+    inputs = op.inputs((8, 16), torch.float32, machine.device())
+    compiled = torch.compile(op.eager, backend="eager", dynamic=False)
+    (mask,) = op.not_compiled
+    with bench._really_compiled(op.not_compiled):
+        check_against_float64(compiled, op.eager, *inputs, name="compiled")
+        frames = torch._dynamo.utils.counters["graph_break"]
+        assert frames, "the mask was compiled with the rest"
+    assert registry.bias_gelu_dropout_add.keep_mask is mask
+
+
+@pytest.mark.skipif(not machine.HAS_GPU, reason="needs a GPU")
+@pytest.mark.parametrize("name", registry.OPS)
+def test_launches_repeat_what_a_call_launches(name):
+    op = registry.find(name).configured()
+    inputs = [t.detach() for t in op.inputs(op.host_shape, torch.float32, "cuda")]
+    again = bench.triton_launches(lambda: op.versions["triton"](*inputs))
+    launched = bench.kernels_launched(again)
+    assert launched
+    assert set(launched) <= set(bench.kernels_launched(lambda: op.versions["triton"](*inputs)))

@@ -1,0 +1,82 @@
+"""Each cheat is caught, each honest version is not."""
+
+from lib import machine
+from lib.measure import cheats
+from lib.measure.virtual_gpu import VirtualGPU
+
+import pytest
+import torch
+
+BY_NAME = {cheat.name: cheat for cheat in cheats.CHEATS}
+CAUGHT_BY = {
+    "no sync": "find_missing_sync",
+    "warm L2": "find_warm_l2",
+    "other stream": "find_other_stream",
+    "cached result": "find_cached_result",
+    "wrong work": "find_wrong_output",
+    "mutated input": "find_changed_input",
+    "unchecked output": "find_wrong_output",
+}
+
+
+def test_every_cheat_is_listed():
+    assert list(BY_NAME) == list(CAUGHT_BY)
+
+
+@pytest.mark.parametrize("name", CAUGHT_BY)
+def test_caught(name):
+    caught = cheats.catch(cheats.find(name))
+    assert caught
+    # On a real GPU a host-side claim of a few µs is noise: which detector sees it first may vary.
+    assert CAUGHT_BY[name] in caught or (machine.HAS_GPU and name == "no sync")
+
+
+@pytest.mark.parametrize(
+    "version", [cheats.gelu, cheats.gelu_by_hand, lambda x: cheats.gelu(x) + 0]
+)
+def test_honest_versions_pass(version):
+    assert cheats.find_cached_result(version) is None
+    assert cheats.find_changed_input(version) is None
+    assert cheats.find_wrong_output(version) is None
+
+
+def test_nan_of_large_inputs_is_found():
+    assert "NaN" in cheats.find_wrong_output(cheats.gelu_through_exp)
+
+
+def test_each_version_is_caught_for_what_it_does_and_nothing_else():
+    found = {name: set(cheats.catch(cheats.find(name))) for name in list(CAUGHT_BY)[3:]}
+    assert all(found[name] == {CAUGHT_BY[name]} for name in found), found
+
+
+@pytest.mark.parametrize("data", [None, "x"])
+def test_the_honest_stopwatch_passes(data):
+    gpu = VirtualGPU()
+    assert cheats.honest(lambda: gpu.launch("a", 100, data=data), gpu) == pytest.approx(100)
+    for detector in (cheats.find_missing_sync, cheats.find_other_stream, cheats.find_warm_l2):
+        assert detector(cheats.honest, lambda: gpu.launch("a", 100, data=data), gpu) is None
+
+
+def test_ceiling():
+    assert cheats.find_above_ceiling(100, 4e8, 4250) is None
+    assert "2.0× the ceiling" in cheats.find_above_ceiling(50, 4.25e8, 4250)
+
+
+def test_claims():
+    for name in ("no sync", "warm L2", "other stream", "cached result", "unchecked output"):
+        assert cheats.claim(cheats.find(name))["speed_up"] > 1.3, name
+
+
+def test_this_device_times_what_it_runs():
+    gpu = cheats.ThisDevice()
+    assert 1500 < cheats.honest(lambda: gpu.busy(2000), gpu, n=3) < 40_000
+    x = torch.randn(64, 64, device=machine.device())
+    assert cheats.honest(lambda: cheats.gelu(x), gpu, n=5) > 0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not machine.HAS_GPU, reason="needs a GPU")
+def test_workshop_on_a_gpu():
+    rows = {row["cheat"]: row for row in cheats.workshop()}
+    for name, detector in CAUGHT_BY.items():
+        assert detector.removeprefix("find_") in rows[name]["caught_by"], rows[name]

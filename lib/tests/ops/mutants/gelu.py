@@ -1,0 +1,97 @@
+"""Mutants of lib/ops/gelu.py."""
+
+from lib.ops.gelu import gelu_eager
+from lib.tests.ops.mutants import Mutant
+
+import torch
+
+_TANH = "return z / (1.0 + tl.exp(-1.5957691216057308 * z * (1.0 + 0.044715 * z * z)))"
+_PLAIN_S = "1.0 / (1.0 + tl.exp(-1.5957691216057308 * z * (1.0 + 0.044715 * z * z)))"
+
+
+def check_far_tails(op, module):
+    """The gradient between 3 and 12, where s is nearly 1, against float64."""
+    x = torch.linspace(-12, 12, 961, requires_grad=True)
+    approximate = op.arguments["approximate"]
+    (dx,) = torch.autograd.grad(op.versions["triton"](x).sum(), x)
+    exact = x.detach().double().requires_grad_()
+    (want,) = torch.autograd.grad(gelu_eager(exact, approximate).sum(), exact)
+    assert (dx - want).abs().max() < 8e-7, "digits lost in the tails of the gradient"
+
+
+def check_two_dimensions(op, module):
+    """A strided matrix wider than a tile: a full one, and one that is cut."""
+    x = torch.randn(3, 1100)[:, ::2]
+    torch.testing.assert_close(op.versions["triton"](x), op.eager(x), rtol=1e-5, atol=1e-5)
+
+
+CHECKS = [check_far_tails, check_two_dimensions]
+
+MUTANTS = [
+    Mutant(
+        _TANH,
+        "u = tl.exp(1.5957691216057308 * z * (1.0 + 0.044715 * z * z))\n    return z * (u / (u + 1.0))",
+        "sigmoid as e/(e + 1): NaN for x > 10",
+    ),
+    Mutant(_TANH, _TANH.replace("0.044715", "0.44715"), "a wrong constant"),
+    Mutant(_TANH, _TANH.replace("1.5957691216057308", "1.5957"), "a constant cut off"),
+    Mutant(_TANH, _TANH.replace("exp(-", "exp("), "the wrong sign in the exponent"),
+    Mutant(
+        "return s + z * (e * t * t)", "return s - z * (e * t * t)", "a wrong sign in the gradient"
+    ),
+    Mutant(
+        "s = tl.where(z < 0, e * t, t)",
+        "s = t",
+        "the gradient of -x as that of x: abs, and no more",
+    ),
+    Mutant("0.134145", "0.044715", "x³ without its factor 3 in the gradient"),
+    Mutant(
+        "z * (e * t * t) *",
+        "z * (s * (1.0 - s)) *",
+        "1 - s, which has lost its digits where s is nearly 1",
+    ),
+    Mutant(
+        "cdf + z * (0.3989422804014327", "cdf + (0.3989422804014327", "erf: the density without x"
+    ),
+    Mutant(
+        "return 0.5 * z * (1.0 + tl.erf(0.7071067811865476 * z))",
+        "return 0.5 * z * (1.0 + tl.erf(z))",
+        "erf: x where x/√2 belongs",
+    ),
+    Mutant("y = _gelu(x) if TANH else _gelu_erf(x)", "y = _gelu(x)", "both forms the same"),
+    Mutant(
+        "_fwd_tile(x_ptrs, y_ptrs, (rows < n_rows) & (cols < n_cols), TANH, COMPUTE)",
+        "_fwd_tile(x_ptrs, y_ptrs, None, TANH, COMPUTE)",
+        "the mask of the last tile dropped",
+    ),
+    Mutant(
+        "full = (row + BLOCK_M <= n_rows) & (col + BLOCK_N <= n_cols)",
+        "full = col + BLOCK_N <= n_cols",
+        "the last rows taken for a full tile",
+    ),
+    Mutant(
+        "row, col = pid_m.to(tl.int64) * BLOCK_M, pid_n.to(tl.int64) * BLOCK_N",
+        "row, col = pid_m * BLOCK_M, pid_n * BLOCK_N",
+        "int32 offsets",
+    ),
+    Mutant(
+        "    if all(t.is_contiguous() for t in tensors):\n",
+        "    if True:\n",
+        "strided tensors taken for rows",
+    ),
+    Mutant(
+        "    if all(t.is_contiguous() for t in tensors):\n",
+        "    if True:\n        tensors = [t.as_strided(t.shape, tensors[-1].stride()) for t in tensors]\n",
+        "the strides of the result used for all: a gradient of strides 0",
+    ),
+    Mutant(
+        "dy_ptrs = dy_ptr + rows * stride_dym + cols * stride_dyn",
+        "dy_ptrs = dy_ptr + rows * stride_xm + cols * stride_xn",
+        "dy read by the strides of x",
+    ),
+    Mutant(
+        "x = tl.load(x_ptrs, mask=mask).to(COMPUTE)\n    y =",
+        "x = tl.load(x_ptrs, mask=mask).to(tl.bfloat16).to(COMPUTE)\n    y =",
+        "x rounded to bfloat16 on the way",
+    ),
+]

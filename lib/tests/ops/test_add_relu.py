@@ -1,0 +1,134 @@
+"""What is particular to add_relu: traffic, launches, zero gradients, the shape of its CUDA code."""
+
+import re
+
+from lib import machine
+from lib.measure import registry
+from lib.measure.check import check_against_float64
+from lib.nogpu import cuda
+from lib.nogpu.compile_only import compile_for, instruction_mix, signature_of
+from lib.nogpu.memory import count_traffic
+from lib.ops import add_relu
+from lib.recorded.results import ROOT
+
+import pytest
+import torch
+
+OP = registry.find("add_relu")
+
+
+def inputs(shape, dtype=torch.float32):
+    return OP.inputs(shape, dtype, machine.device())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_forward_reads_x_once_and_writes_y_once(dtype):
+    x, bias = (t.detach() for t in inputs((96, 640), dtype))
+    traffic = count_traffic(lambda: add_relu.add_relu_triton(x, bias))
+    least = OP.bytes_moved(x.shape, dtype.itemsize, gradients=False)
+    assert traffic.launches == 1
+    assert traffic.bytes_moved == least + bias.nbytes
+
+
+def test_backward_reads_two_tensors_and_writes_one():
+    x, bias = inputs((96, 640))
+    y = add_relu.add_relu_triton(x, bias)
+    dy = torch.randn_like(y)
+    traffic = count_traffic(lambda: y.backward(dy))
+    by = traffic.by_argument
+    assert traffic.launches == 2  # the second adds up the partial sums
+    assert by["_add_relu_bwd_kernel.dy_ptr"].loaded == dy.nbytes
+    assert by["_add_relu_bwd_kernel.y_ptr"].loaded == y.nbytes
+    assert by["_add_relu_bwd_kernel.dx_ptr"].stored == y.nbytes
+    assert by["_add_relu_bwd_kernel.partial_ptr"].stored < 0.1 * y.nbytes
+
+
+def test_gradient_at_zero_is_zero():
+    x = torch.zeros(4, 8, device=machine.device(), requires_grad=True)
+    bias = torch.zeros(8, device=machine.device(), requires_grad=True)
+    add_relu.add_relu_triton(x, bias).sum().backward()
+    assert not x.grad.any()
+    assert not bias.grad.any()
+
+
+@pytest.mark.parametrize("shape", [(1024, 781), (1027, 3), (2053, 33)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_folded_rows(shape, dtype):
+    """Odd widths with many rows: groups of rows become one, and what is left over is done on its own."""
+    for version in OP.versions.values():
+        if version is add_relu.add_relu_cuda and cuda.why_no_cuda():
+            continue
+        check_against_float64(version, OP.eager, *inputs(shape, dtype))
+
+
+def test_folded_rows_are_aligned_and_cost_no_traffic():
+    x, bias = (t.detach() for t in inputs((1024, 97)))
+    traffic = count_traffic(lambda: add_relu.add_relu_triton(x, bias))
+    assert traffic.launches == 1
+    assert traffic.bytes_moved == 2 * x.nbytes + 16 * bias.nbytes
+
+
+def test_many_rows_are_summed_by_many_programs():
+    """More rows than one program takes: the partial sums of dbias have to add up."""
+    x, bias = inputs((300_000, 1))
+    add_relu.add_relu_triton(x, bias).sum().backward()
+    want = (x + bias > 0).double().sum()
+    assert bias.grad.item() == want.item()
+
+
+def test_loads_and_stores_are_sixteen_bytes_wide():
+    x, bias = torch.empty(64, 4096, dtype=torch.bfloat16), torch.empty(4096, dtype=torch.bfloat16)
+    block_m, block_n = add_relu._tile(4096, 2048, 2048, torch.bfloat16)
+    signature = signature_of(
+        add_relu._add_relu_fwd_kernel, x, bias, x, 64, 4096, 4096, 1,
+        COMPUTE=add_relu._compute_dtype(x.dtype), BLOCK_M=block_m, BLOCK_N=block_n,
+    )  # fmt: skip
+    compiled = compile_for(add_relu._add_relu_fwd_kernel, signature, arch=90)
+    memory = {op for op in instruction_mix(compiled) if op.startswith(("LDG", "STG"))}
+    assert memory == {"LDG.E.128", "STG.E.128"}
+    assert compiled.spills == 0
+
+
+def test_the_cuda_source_uses_no_double_by_accident():
+    code = (ROOT / "lib/ops/add_relu.cu").read_text()
+    kernel = code[code.index("__global__") : code.index("void launch")]
+    assert not re.search(r"\d\.\d*(?!\d*f)", kernel), "a literal without f is a double"
+    assert "cudaDeviceSynchronize" not in code
+    assert "getCurrentCUDAStream" in code
+    assert "CUDAGuard" in code
+
+
+def test_the_cuda_kernel_is_clean_under_the_checker():
+    from lib.nogpu import cuda
+
+    if machine.HAS_GPU or cuda.why_no_cuda():
+        pytest.skip("the checker belongs to the CPU build")
+    source = (ROOT / "lib/ops/add_relu.cu").read_text()
+    checked = cuda.load_cuda(source, ["add_relu_forward"], name="add_relu", checked=True)
+    for shape in [(1, 1), (5, 7), (17, 33), (9, 640), (3, 4096)]:
+        for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
+            x, bias = (t.detach() for t in inputs(shape, dtype))
+            y = torch.empty_like(x)
+            checked.add_relu_forward(x, bias, y)
+            assert torch.equal(y, add_relu.add_relu_eager(x, bias))
+    x, bias = (t.detach() for t in inputs((8, 640)))
+    cuda.memory_traffic(checked)
+    checked.add_relu_forward(x, bias, torch.empty_like(x))
+    traffic = cuda.memory_traffic(checked)
+    assert traffic.bytes_written == x.nbytes
+    assert traffic.bytes_read == 2 * x.nbytes  # x, and a piece of the bias for each piece of x
+
+
+def test_the_cuda_code_says_what_is_wrong():
+    if cuda.why_no_cuda():
+        pytest.skip(cuda.why_no_cuda())
+    forward = add_relu._cuda().forward
+    x, bias = (t.detach() for t in inputs((4, 8)))
+    for bad, message in [
+        ((x, bias[:3], x), "must be"),
+        ((x, bias, x[:3]), "must be"),
+        ((x[:, ::2], bias[:4], x[:, :4].contiguous()), "contiguous"),
+        ((x, bias.half(), x), "one dtype"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            forward(*bad)

@@ -1,0 +1,156 @@
+"""The copy promise: a file of lib/ops, alone in an empty folder, imports and works."""
+
+import ast
+import os
+import shutil
+import subprocess
+import sys
+
+from lib import machine
+from lib.measure import registry
+from lib.recorded.results import ROOT
+from lib.tests.ops.cases import release
+
+import numpy as np
+import pytest
+import torch
+import triton
+
+FILES = [ROOT / "lib/ops" / f"{name}.py" for name in registry.OPS]
+files = pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
+ALLOWED = {"torch", "triton", *sys.stdlib_module_names}
+
+
+@files
+def test_imports_only_torch_triton_and_the_standard_library(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: a relative import"
+            names = [node.module]
+        for name in names:
+            assert name.split(".")[0] in ALLOWED, f"line {node.lineno}: {name}"
+
+
+SCRIPT = """
+import torch
+from {name} import {name}_eager, {name}_triton
+def inputs():
+    torch.manual_seed(0)
+    return [torch.randn(shape, device="{device}").requires_grad_(grad) for shape, grad in {inputs}]
+ours, again = inputs(), inputs()
+y, want = {name}_triton(*ours, **{arguments}), {name}_eager(*again, **{arguments})
+torch.testing.assert_close(y, want, rtol=1e-4, atol=1e-4)
+dy = torch.randn_like(want)
+y.backward(dy)
+want.backward(dy)
+for a, b in zip(ours, again):
+    if a.requires_grad:
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-4)
+import sys
+assert "lib" not in sys.modules
+print("ran")
+"""
+
+
+ROPE_SCRIPT = """
+import torch
+from rope import rope_eager, rope_tables, rope_triton
+q, k = (torch.randn(2, 5, h, 8, device="{device}", requires_grad=True) for h in (4, 2))
+cos, sin = rope_tables(5, 8, device="{device}")
+ours, want = rope_triton(q, k, cos, sin), rope_eager(q, k, cos, sin)
+torch.testing.assert_close(ours, want)
+grads = [torch.autograd.grad([y.square().sum() for y in ys], [q, k]) for ys in (ours, want)]
+torch.testing.assert_close(*grads)
+import sys
+assert "lib" not in sys.modules
+print("ran")
+"""
+
+
+def _script(path, device):
+    op = registry.find(path.stem).configured()
+    if op.name == "rope":
+        return ROPE_SCRIPT.format(device=device)
+    shape = (5, 40) if op.generic else op.odd_shapes[2]
+    inputs = op.inputs(shape, torch.float32, machine.device())
+    inputs = [(tuple(t.shape), t.requires_grad) for t in inputs]
+    return SCRIPT.format(name=op.name, device=device, inputs=inputs, arguments=op.arguments)
+
+
+def _run(folder, script, **extra):
+    environment = {
+        k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "TRITON_INTERPRET")
+    }
+    return subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=folder,
+        env=environment | extra,
+        capture_output=True,
+        text=True,
+    )
+
+
+# Without lib's repairs: int() of a one-element array, which NumPy no longer takes
+LOOPS_FAIL = not machine.HAS_GPU and release(triton) < (3, 7) and release(np) >= (2, 4)
+
+
+@files
+@pytest.mark.skipif(LOOPS_FAIL, reason="triton 3.6's own interpreter cannot loop with NumPy 2.4")
+def test_copied_alone_it_runs_forward_and_backward(path, tmp_path):
+    shutil.copy(path, tmp_path)
+    extra = {} if machine.HAS_GPU else {"TRITON_INTERPRET": "1"}
+    done = _run(tmp_path, _script(path, machine.device()), **extra)
+    assert done.stdout.strip() == "ran", done.stderr[-2000:]
+
+
+@files
+def test_copied_alone_with_no_gpu_it_says_what_to_do(path, tmp_path):
+    """No interpreter, no GPU: a ValueError in a sentence, not a segfault."""
+    shutil.copy(path, tmp_path)
+    done = _run(tmp_path, _script(path, "cpu"), CUDA_VISIBLE_DEVICES="")
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("ValueError") and "must be on a GPU" in last, done.stderr[-2000:]
+
+
+# Functions that several op files have under one name, each file its own: what differs is what they do.
+OWN = {
+    "_forward",
+    "_backward",
+    "_write",
+    "_launch_forward",
+    "_launch_backward",
+    "_launch_cuda",
+    "_check",
+    "_cuda",
+}
+OWN |= {"_cuda_forward", "_setup_context", "_op_backward", "_", "forward", "backward"}
+OWN |= {"_finish", "_launch_cublas", "_precision", "_to_save"}
+
+
+def _functions(path):
+    """{name: source} of the functions of a file, decorators and comments included."""
+    text = path.read_text()
+    lines = text.splitlines()
+    found = {}
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.FunctionDef):
+            first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+            found[node.name] = "\n".join(lines[first - 1 : node.end_lineno])
+    return found
+
+
+def test_copies_are_equal():
+    """A function repeated in another op file, rather than imported, is the same to the letter."""
+    seen, repeated = {}, set()
+    for path in FILES:
+        for name, source in _functions(path).items():
+            if name in OWN:
+                continue
+            first, its_source = seen.setdefault(name, (path.name, source))
+            assert source == its_source, f"{name} of {path.name} is not that of {first}"
+            if first != path.name:
+                repeated.add(name)
+    assert {"_cdiv", "_tile", "_aligned", "_sum_rows_kernel", "_gelu", "_gelu_grad"} <= repeated

@@ -1,0 +1,205 @@
+"""What is particular to gelu: its tails, traffic, 16-byte accesses at odd sizes, the shape of its CUDA code."""
+
+import re
+import subprocess
+
+from lib import machine
+from lib.measure import registry
+from lib.measure.check import check_against_float64
+from lib.nogpu import cuda
+from lib.nogpu.compile_only import compile_for, instruction_mix, signature_of
+from lib.nogpu.memory import count_traffic
+from lib.ops import gelu
+from lib.recorded.results import ROOT
+
+import pytest
+import torch
+import triton.language as tl
+
+OP = registry.find("gelu")
+FORMS = ["tanh", "none"]
+forms = pytest.mark.parametrize("approximate", FORMS)
+dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+VERSIONS = [gelu.gelu_triton, gelu.gelu_cuda][: 1 if cuda.why_no_cuda() else 2]
+
+
+@forms
+@dtypes
+@pytest.mark.parametrize("version", VERSIONS, ids=lambda v: v.__name__)
+def test_no_finite_x_gives_a_nan(version, dtype, approximate):
+    """tanh by way of e²ᵘ/e²ᵘ is NaN from x = 10 on, and x³ overflows in float16 from 41 on."""
+    top = torch.finfo(dtype).max
+    x = torch.tensor([0.0, 5.0, 10.06, 11.0, 41.0, 100.0, 1e4, top], device=machine.device())
+    x = torch.cat([x, -x]).to(dtype)
+    y = version(x, approximate)
+    assert torch.equal(y[2:8], x[2:8])
+    assert (y[10:].abs() < 1e-6).all()
+    x = x[: 15 if dtype == torch.float16 else 7].requires_grad_()
+    version(x, approximate).sum().backward()
+    assert torch.isfinite(x.grad).all()
+
+
+@forms
+@dtypes
+@pytest.mark.parametrize("version", VERSIONS, ids=lambda v: v.__name__)
+def test_infinities_and_nan(version, dtype, approximate):
+    inf, nan = float("inf"), float("nan")
+    x = torch.tensor([inf, -inf, nan], dtype=dtype, device=machine.device())
+    y = version(x, approximate).tolist()
+    assert y[0] == inf
+    assert y[1] != y[1] and y[2] != y[2]  # torch's own limit at -inf is NaN too: -inf times 0
+
+
+@forms
+def test_tails_of_the_gradient_keep_their_digits(approximate):
+    x = torch.linspace(-12, 12, 4801, device=machine.device(), requires_grad=True)
+    check_against_float64(gelu.gelu_triton, OP.eager, x, approximate)
+    (dx,) = torch.autograd.grad(gelu.gelu_triton(x, approximate).sum(), x)
+    exact = x.detach().double().requires_grad_()
+    (want,) = torch.autograd.grad(OP.eager(exact, approximate).sum(), exact)
+    assert (dx - want).abs().max() < 1.2e-6
+
+
+@forms
+@pytest.mark.parametrize("shape", [(), (1,), (1023,), (1025,), (3, 0, 5), (2, 3, 4, 5)], ids=str)
+def test_any_number_of_dimensions(shape, approximate):
+    for version in VERSIONS:
+        x = torch.randn(shape, device=machine.device(), requires_grad=True)
+        check_against_float64(version, OP.eager, x, approximate)
+
+
+@forms
+def test_float64_is_exact(approximate):
+    for version in VERSIONS:
+        x = torch.linspace(-9, 9, 1003, dtype=torch.float64, device=machine.device())
+        assert (version(x, approximate) - OP.eager(x, approximate)).abs().max() < 1e-13
+
+
+def test_an_unknown_form_is_refused():
+    x = torch.randn(3, device=machine.device())
+    with pytest.raises(ValueError, match="'none' .erf. or 'tanh', got 'erf'"):
+        gelu.gelu_triton(x, "erf")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(96, 640), (99, 641)], ids=str)
+def test_traffic(shape, dtype):
+    """Two passes over memory forward and three backward, in one launch each, at odd sizes too."""
+    x = torch.randn(shape, dtype=dtype, device=machine.device(), requires_grad=True)
+    forward = count_traffic(lambda: gelu.gelu_triton(x.detach()))
+    y = gelu.gelu_triton(x)
+    backward = count_traffic(lambda: y.backward(torch.ones_like(y)))
+    op = OP.configured()
+    assert (forward.launches, backward.launches) == (1, 1)
+    assert forward.bytes_moved == op.bytes_moved(shape, dtype.itemsize, gradients=False)
+    both = op.bytes_moved(shape, dtype.itemsize, gradients=True)
+    assert forward.bytes_moved + backward.bytes_moved == both
+
+
+def _compiled(kernel, n_tensors, dtype, n, tanh, gradient=False):
+    x = torch.empty(1, dtype=dtype)
+    strides = (0, 1, 0, 1, 0) if gradient else (0, 1, 0)
+    block_m, block_n = gelu._block(1, n, dtype)
+    signature = signature_of(
+        kernel, *[x] * n_tensors, 1, n, *strides,
+        ONE_ROW=True, TANH=tanh, COMPUTE=tl.float32, BLOCK_M=block_m, BLOCK_N=block_n,
+    )  # fmt: skip
+    return compile_for(kernel, signature, arch=90)
+
+
+@pytest.mark.parametrize("n", [524288 * 781, 2**31 + 7], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_full_tiles_move_sixteen_bytes_whatever_the_size(dtype, n):
+    """One 16-byte load a tensor and thread where nothing is masked; the last tile has loads of its own."""
+    for tanh in (True, False):
+        forward = _compiled(gelu._gelu_fwd_kernel, 2, dtype, n, tanh)
+        backward = _compiled(gelu._gelu_bwd_kernel, 3, dtype, n, tanh, gradient=True)
+        for compiled, loads in ((forward, 1), (backward, 2)):
+            mix, per_thread = instruction_mix(compiled), 16 // dtype.itemsize
+            narrow = "E" if dtype == torch.float32 else "E.U16"
+            assert mix["LDG.E.128"] == loads
+            assert mix["STG.E.128"] == 1
+            assert mix[f"LDG.{narrow}"] == loads * per_thread
+            assert mix[f"STG.{narrow}"] == per_thread
+            assert compiled.spills == 0
+
+
+def test_the_tanh_form_computes_in_float32_only():
+    for gradient, kernel in enumerate((gelu._gelu_fwd_kernel, gelu._gelu_bwd_kernel)):
+        mix = instruction_mix(_compiled(kernel, 2 + gradient, torch.bfloat16, 4096, True, gradient))
+        assert not [op for op in mix if re.match(r"D(ADD|MUL|FMA|SETP)|F2F.*F64", op)]
+
+
+def test_the_cuda_source_uses_no_double_by_accident():
+    code = (ROOT / "lib/ops/gelu.cu").read_text()
+    start = code.index("__device__ __forceinline__ float gelu_tanh")
+    single = code[start : code.index("#ifndef STANDALONE")]
+    single = re.sub(r"(?s)__forceinline__ double.*?\n(}|.*?}\n)", "", single)
+    single = re.sub(r"//[^\n]*", "", single)
+    assert "0.044715f" in single
+    assert not re.search(r"\d\.\d*(?!\d*f)", single), "a literal without f is a double"
+    assert "cudaDeviceSynchronize" not in code
+    assert "getCurrentCUDAStream" in code
+    assert "CUDAGuard" in code
+
+
+@forms
+def test_the_cuda_kernels_are_clean_under_the_checker(approximate):
+    from lib.nogpu import cuda
+
+    if machine.HAS_GPU or cuda.why_no_cuda():
+        pytest.skip("the checker belongs to the CPU build")
+    checked = gelu._cuda()  # with no GPU the tests build everything checked
+    tanh = approximate == "tanh"
+    for vectorized in (True, False):
+        for n in (1, 3, 8, 127, 1024, 1031):
+            for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
+                x = torch.randn(n, dtype=dtype)
+                y = torch.empty_like(x)
+                checked.forward(x, y, tanh, vectorized)
+                torch.testing.assert_close(y, OP.eager(x, approximate))
+        x = torch.randn(1031)
+        cuda.memory_traffic(checked)
+        checked.forward(x, torch.empty_like(x), tanh, vectorized)
+        traffic = cuda.memory_traffic(checked)
+        assert traffic.bytes_read == traffic.bytes_written == x.nbytes
+
+
+def test_the_cuda_kernel_takes_what_starts_off_a_boundary():
+    if cuda.why_no_cuda():
+        pytest.skip(cuda.why_no_cuda())
+    x = torch.randn(1000, device=machine.device())[1:]
+    check_against_float64(gelu.gelu_cuda, OP.eager, x.requires_grad_())
+
+
+def test_the_cuda_code_says_what_is_wrong():
+    if cuda.why_no_cuda():
+        pytest.skip(cuda.why_no_cuda())
+    forward = gelu._cuda().forward
+    x = torch.randn(4, 8, device=machine.device())
+    for bad, message in [
+        ((x, x[:3]), "one shape"),
+        ((x.t(), x.t()), "contiguous"),
+        ((x, x.half()), "one dtype"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            forward(*bad, True, True)
+
+
+def test_the_program_of_its_own_compiles(tmp_path):
+    """nvcc -DSTANDALONE: no PyTorch. With a GPU it also runs, and says itself whether it is right."""
+    from lib.nogpu.cuda_toolkit import find_nvcc
+
+    nvcc = find_nvcc()
+    if nvcc is None:
+        pytest.skip("there is no nvcc")
+    arch = "native" if machine.HAS_GPU else "sm_90"
+    source, program = ROOT / "lib/ops/gelu.cu", tmp_path / "gelu"
+    command = [nvcc, "-O3", f"-arch={arch}", "-DSTANDALONE", source, "-o", program]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "warning" not in done.stderr, done.stderr[-2000:]
+    if machine.HAS_GPU:
+        done = subprocess.run([program, "1000003"], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.stdout.count(" ok ") == 12

@@ -1,0 +1,49 @@
+"""Every mutant of every op is killed, and the op itself is not."""
+
+from lib import machine
+from lib.measure import registry
+from lib.tests.ops.mutants import NAMES, Mutant, mutants_of, source_of, what_kills
+
+import pytest
+
+needs_the_interpreter = pytest.mark.skipif(machine.HAS_GPU, reason="a mutant may write anywhere")
+# Products take the interpreter seconds: of their mutants some here, all by `python -m lib.tests.ops.mutants`.
+EVERY = {"matmul": 6, "linear_geglu": 6, "lora_linear": 6, "fused_mlp": 6}
+MUTANTS = [
+    pytest.param(name, mutant, id=f"{name}, {mutant.why}")
+    for name in NAMES
+    for mutant in mutants_of(name)[0][:: EVERY.get(name, 1)]
+]
+
+
+def test_every_op_has_mutants():
+    assert set(NAMES) == set(registry.OPS)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_at_least_eight_that_differ(name):
+    sources = {source_of(name, mutant) for mutant in mutants_of(name)[0]} | {source_of(name)}
+    assert len(sources) == len(mutants_of(name)[0]) + 1 >= 9
+
+
+@needs_the_interpreter
+@pytest.mark.parametrize("name", NAMES)
+def test_the_op_itself_passes(name):
+    assert what_kills(name) is None
+
+
+@needs_the_interpreter
+@pytest.mark.parametrize(("name", "mutant"), MUTANTS)
+def test_killed(name, mutant):
+    assert what_kills(name, mutant), f"alive: {mutant.why}"
+
+
+def test_a_mutant_that_no_longer_fits_says_so():
+    with pytest.raises(ValueError, match="occurs 0 times"):
+        source_of("add_relu", Mutant("no such line", "", "nothing"))
+
+
+@needs_the_interpreter
+def test_a_harmless_change_is_alive():
+    old, new = "# 128 threads of one 16-byte load each\n", "# another comment\n"
+    assert what_kills("add_relu", Mutant(old, new, "no mistake")) is None

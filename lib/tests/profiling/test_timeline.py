@@ -1,0 +1,216 @@
+"""Timelines: lanes, labels, hatching, what the alt text says; of spans and of events."""
+
+import json
+
+from lib import profiling
+from lib.course import show
+from lib.measure.virtual_gpu import VirtualGPU
+from lib.profiling import timeline
+from lib.profiling.timeline import Span, trimmed
+from lib.tests.profiling.profiles import PAGEABLE, event, gpu_step, item, step
+
+import matplotlib.pyplot as plt
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def _close():
+    yield
+    plt.close("all")
+
+
+def lanes(figure):
+    return [t.get_text() for t in figure.axes[0].get_yticklabels()]
+
+
+def texts(figure):
+    return [t.get_text() for t in figure.axes[0].texts if t.get_text()]
+
+
+def legend(figure):
+    return [t.get_text() for each in figure.legends for t in each.get_texts()]
+
+
+def bars(figure, hatch):
+    return [p for p in figure.axes[0].patches if p.get_hatch() == hatch]
+
+
+def ends(patches):
+    return [(p.get_x(), p.get_x() + p.get_width()) for p in patches]
+
+
+# --- spans --------------------------------------------------------------------------------------------------
+
+
+def test_one_lane_for_each_of_the_spans():
+    spans = [
+        Span("host", "launch", 0, 5),
+        Span("device", "k", 5, 50),
+        Span("device", "event", 50, 50),
+    ]
+    figure = timeline.plot_timeline(spans, "title")
+    assert lanes(figure) == ["host", "device"]
+    assert texts(figure) == ["launch", "k"]
+    assert not bars(figure, "////")  # a drawn example is no place to give gaps away
+
+
+def test_the_model_of_a_gpu_can_be_drawn():
+    gpu = VirtualGPU()
+    gpu.launch("gelu", us=40)
+    gpu.synchronize()
+    assert lanes(timeline.plot_timeline(gpu.spans, "title")) == ["host", "device"]
+    assert lanes(timeline.plot_timeline([], "nothing")) == []
+
+
+@pytest.mark.parametrize(
+    ("room", "label"),
+    [(40, "elementwise_kernel<MulFunctor>"), (12, "MulFunctor"), (8, "MulFunc…"), (5, "")],
+)
+def test_labels_fit(room, label):
+    assert timeline._label("elementwise_kernel<MulFunctor>", room) == label
+
+
+def test_a_wait_is_called_one_also_where_there_is_little_room():
+    assert timeline._label("wait: item", 10) == "wait: item"
+    assert timeline._label("wait: item", 5) == "wait"
+    assert timeline._label("", 40) == ""
+
+
+# --- events -------------------------------------------------------------------------------------------------
+
+
+def test_a_step_on_a_gpu_has_four_lanes():
+    figure = timeline.plot_timeline(gpu_step(), "title")
+    assert lanes(figure) == ["region", "host", "host, backward", "device"]
+    assert {"forward", "backward", "wait", "gemm"} <= set(texts(figure))
+    assert figure.axes[0].get_xlabel() == "time, µs; the device is busy 56 % of 110 µs"
+    assert legend(figure) == ["the host waits", "copy", "the device is idle"]
+
+
+def test_gaps_are_hatched_and_their_length_told():
+    figure = timeline.plot_timeline(gpu_step(), "title")
+    assert ends(bars(figure, "////")) == [(0, 8), (18, 21), (22, 60)]
+    assert "idle 38" in texts(figure)
+    assert "idle 3" not in texts(figure)  # no room
+
+
+def test_copies_are_stippled():
+    figure = timeline.plot_timeline([step(), event("copy", 10, 60, PAGEABLE)], "title")
+    assert ends(bars(figure, "....")) == [(10, 60)]
+    assert "DtoH" in texts(figure)
+
+
+def test_a_block_is_as_high_as_its_part_of_busy_time():
+    kernels = [event("kernel", k, k + 0.25, "k") for k in range(1000)]
+    figure = timeline.plot_timeline([step(1000), *kernels], "title")
+    (block,) = [p for p in figure.axes[0].patches if p.get_hatch() is None]
+    assert block.get_height() == pytest.approx(0.62 * 0.25, rel=0.01)
+    assert block.get_y() + block.get_height() == pytest.approx(0.62 / 2 + 1)  # on the lane's edge
+    assert texts(figure) == ["k ×1000, 25 % busy"]
+    assert len(bars(figure, "////")) == 2  # behind the block, and after it
+
+
+def test_streams_have_lanes_of_their_own_and_idle_means_all_of_them():
+    more = [event("kernel", 40, 90, "other", stream=20), event("kernel", 60, 70, "k")]
+    figure = timeline.plot_timeline([step(), event("kernel", 0, 50, "k"), *more], "title")
+    assert lanes(figure) == ["host", "device", "stream 20"]
+    assert ends(bars(figure, "////")) == [(90, 100)]
+
+
+def test_a_narrow_region_is_named_above_itself():
+    regions = [event("region", 0, 990, "forward"), event("region", 990, 1000, "optimizer")]
+    figure = timeline.plot_timeline([step(1000), *regions], "title")
+    (above,) = [t for t in figure.axes[0].texts if t.get_text() == "optimizer"]
+    assert above.get_position()[0] == 1000 and above.get_ha() == "right"
+
+
+def test_names_above_do_not_meet():
+    parts = [event("region", 900 + 10 * k, 910 + 10 * k, f"part {k}") for k in range(9)]
+    figure = timeline.plot_timeline([step(1000), *parts], "title")
+    above = [t for t in figure.axes[0].texts if t.get_text().startswith("part")]
+    assert [t.get_text() for t in above] == ["part 0", "part 6"]
+
+
+def test_hundreds_of_events_are_few_bars():
+    ops = [event("op", 3 * k, 3 * k + 2, "aten::relu") for k in range(900)]
+    figure = timeline.plot_timeline([step(2700), *ops], "title")
+    assert len(figure.axes[0].patches) < 10
+    assert texts(figure)[0] == "relu ×900"
+
+
+def test_with_no_gpu_the_device_lane_is_empty_and_says_so():
+    figure = timeline.plot_timeline([step(), event("op", 10, 60, "aten::mul")], "title")
+    assert lanes(figure) == ["host", "device"]
+    assert texts(figure) == ["mul", "no GPU in this profile: nothing ran on a device"]
+    assert figure.axes[0].get_xlabel() == "time, µs"
+
+
+def test_recorded_events_are_drawn_as_they_were():
+    there = timeline.plot_timeline(gpu_step(), "title")
+    recorded = json.loads(json.dumps(trimmed(gpu_step())))
+    here = timeline.plot_timeline(recorded, "title")
+    assert [ends([p]) for p in here.axes[0].patches] == [ends([p]) for p in there.axes[0].patches]
+    assert texts(here) == texts(there)
+    assert here.axes[0].get_xlabel() == there.axes[0].get_xlabel()
+    assert timeline.summary(recorded) == timeline.summary(gpu_step())
+
+
+def test_the_summary_is_in_sentences():
+    assert timeline.summary(gpu_step()) == (
+        "Regions: forward 0–50; backward 50–95. Host: 3 ops in 110 µs, 1 waits for the device. "
+        "Device: 3 kernels and copies, busy 56 % of the time. "
+        "Longest idle stretches: 0–8; 18–21; 22–60."
+    )
+    no_gpu = timeline.summary([step(), event("op", 10, 60, "aten::mul")])
+    assert no_gpu.endswith("Device: no GPU in this profile: nothing ran on a device.")
+
+
+def test_showing_puts_the_summary_into_the_alt_text(monkeypatch):
+    shown = []
+    monkeypatch.setattr(timeline, "show_figure", lambda figure, alt: shown.append(alt))
+    timeline.show_timeline(gpu_step(), "a step")
+    timeline.show_timeline([Span("host", "mul", 0, 5)], "one op")
+    assert shown[0] == f"Timeline in µs, a step. {timeline.summary(gpu_step())}"
+    assert shown[1] == "Timeline in µs, one op. host: mul 0–5."
+    assert timeline.show_figure is not show.show_figure
+
+
+def test_a_real_step_here():
+    x = torch.randn(64, 64)
+    events = profiling.events_of(profiling.profiled(lambda: (x @ x).relu().sum().item()))
+    figure = timeline.plot_timeline(events, "title")
+    assert lanes(figure)[:1] == ["host"] and lanes(figure)[-1] == "device"
+    assert figure.axes[0].patches
+
+
+def test_a_wait_says_for_what_where_there_is_room():
+    assert "wait: item" in texts(timeline.plot_timeline([step(), *item(10, 60)], "title"))
+
+
+@pytest.mark.gpu
+def test_a_real_step_on_a_gpu():
+    x = torch.randn(1024, 1024, device="cuda")
+    events = profiling.events_of(profiling.profiled(lambda: (x @ x).relu().sum().item()))
+    figure = timeline.plot_timeline(trimmed(events), "title")
+    assert lanes(figure) == ["host", "device"]
+    assert "the device is busy" in figure.axes[0].get_xlabel()
+    assert "the host waits" in legend(figure)
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        (None, "made of a list of spans or events, got NoneType"),
+        ([Span("host", "a", 0, 1), step()], "not of both"),
+        ([("host", "a", 0, 1)], "made of Span"),
+    ],
+)
+def test_what_is_neither_is_refused(source, told):
+    with pytest.raises(TypeError, match=told):
+        timeline.plot_timeline(source, "title")
+
+
+def test_events_are_checked():
+    with pytest.raises(ValueError, match="ends before it starts"):
+        timeline.plot_timeline([step(), event("kernel", 5, 4)], "title")

@@ -1,0 +1,130 @@
+"""The committed notebooks: recorded, current, small, free of this machine; and the tools that make them so."""
+
+import json
+import re
+
+from lib.recorded import notebooks, results
+from lib.recorded.results import ROOT
+
+import nbformat
+import pytest
+
+NOTEBOOKS = notebooks.notebooks()
+each = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+# A notebook may stand here between being written and being recorded on a GPU, no longer.
+NOT_RECORDED_YET = set()
+
+
+def read(path):
+    return nbformat.read(path, as_version=4)
+
+
+@each
+def test_outputs_belong_to_this_code(path):
+    status = notebooks.status(path)
+    if path.stem in NOT_RECORDED_YET:
+        assert status == results.NOT_RECORDED, f"{path.stem} is recorded: take it off the list"
+        return
+    number = path.name.split("_")[0]
+    assert status != "stale", f"code cells changed since the recording: make record NB={number}"
+    assert status.startswith("recorded on NVIDIA"), f"{status}: make record NB={number}"
+
+
+@each
+def test_size(path):
+    assert path.stat().st_size <= notebooks.MAX_BYTES
+
+
+@each
+def test_outputs_hold_nothing_of_one_machine(path):
+    for cell in read(path).cells:
+        for output in cell.get("outputs", []):
+            assert output.get("name") != "stderr", cell.source
+            assert output.output_type != "error", cell.source
+            data = {k: v for k, v in output.get("data", {}).items() if not k.startswith("image/")}
+            text = json.dumps([output.get("text", ""), data])
+            found = re.search(r"(?<![\w.…/])/(tmp|root|home|opt|usr|work|mnt)/\w+", text)
+            assert not found, f"{found[0]} in the output of: {cell.source}"
+
+
+@each
+def test_headings(path):
+    text = "\n".join(c.source for c in read(path).cells if c.cell_type == "markdown")
+    headings = re.findall(r"(?m)^## (.*)", text)
+    assert re.match(rf"# {path.name[:2]} · \w+", text)
+    assert headings[:2] == ["You will be able to", "Set up"]
+    assert headings[-3:] == ["Exercises", "Recap", "Further reading"]
+
+
+@each
+def test_pace(path):
+    lengths = sorted(len(c.source.splitlines()) for c in read(path).cells if c.cell_type == "code")
+    assert lengths[len(lengths) // 2] <= 8, "the median code cell"
+    assert lengths[int(0.9 * len(lengths))] <= 24, "nine code cells in ten"
+
+
+@each
+def test_figures_have_alt_text(path):
+    for cell in read(path).cells:
+        for output in cell.get("outputs", []):
+            if "image/png" in output.get("data", {}):
+                assert len(output.metadata.get("image/png", {}).get("alt", "")) > 20, cell.source
+
+
+@each
+def test_the_readme_lists_it(path):
+    assert f"notebooks/{path.name}" in (ROOT / "README.md").read_text()
+
+
+# --- the tools -----------------------------------------------------------------------------------------------
+
+
+def tiny(*sources):
+    return nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(s) for s in sources])
+
+
+def test_the_hash_is_of_code_cells_alone():
+    notebook = tiny("x = 1", "x + 1")
+    before = notebooks.code_hash(notebook)
+    notebook.cells.insert(0, nbformat.v4.new_markdown_cell("prose"))
+    assert notebooks.code_hash(notebook) == before
+    notebook.cells[1].source = "import y\nx = 1"
+    assert notebooks.code_hash(notebook) == before
+    notebook.cells[1].source = "x = 2"
+    assert notebooks.code_hash(notebook) != before
+
+
+def test_status_tells_stale_from_recorded(tmp_path):
+    notebook, path = tiny("1 + 1"), tmp_path / "nb.ipynb"
+    stamp = {"gpu": "NVIDIA H200", "torch": "2.11.0", "triton": "3.6.0", "date": "2026-11-21"}
+    notebook.metadata[notebooks.KEY] = {**stamp, "code_hash": notebooks.code_hash(notebook)}
+    nbformat.write(notebook, path)
+    assert notebooks.status(path).startswith("recorded on NVIDIA H200")
+    notebook.cells[0].source = "1 + 2"
+    nbformat.write(notebook, path)
+    assert notebooks.status(path) == "stale"
+
+
+def test_cleaning_drops_stderr_and_paths():
+    notebook = tiny("1")
+    streams = [("stderr", "a warning"), ("stdout", f"wrote {ROOT}/data/results/h200/x.json")]
+    notebook.cells[0].outputs = [
+        nbformat.v4.new_output("stream", name=n, text=t) for n, t in streams
+    ]
+    notebooks.clean(notebook)
+    assert [o.text for o in notebook.cells[0].outputs] == ["wrote …/x.json"]
+
+
+def test_an_unknown_notebook_lists_those_there_are():
+    with pytest.raises(ValueError, match="00, .*30"):
+        notebooks.notebooks("77")
+
+
+def test_execute_runs_cells_and_raises_where_one_fails(tmp_path):
+    from nbclient.exceptions import CellExecutionError
+
+    notebook = tiny("6 * 7")
+    notebooks.execute(notebook, tmp_path)
+    assert notebook.cells[0].outputs[0].data["text/plain"] == "42"
+    with pytest.raises(CellExecutionError, match="ZeroDivisionError"):
+        notebooks.execute(tiny("1 / 0"), tmp_path)
