@@ -1,4 +1,4 @@
-"""The table of the course's ops: what tests, benchmarks, ladders and the README's picture are made from.
+"""The one description of each op: tests, mutants, benchmarks, ladders and the README's picture follow from it.
 
 One entry per file of lib/ops, under the file's name. An op with keyword arguments has configurations:
 `find("gelu").configured("erf")` is the op with the arguments of that label bound to everything it calls.
@@ -26,21 +26,26 @@ import torch
 
 @dataclasses.dataclass(frozen=True)
 class Op:
-    """One op: its definition, its versions, and the numbers that timing needs.
+    """One op: its definition, its versions, what it takes, and the numbers that timing needs.
 
-    inputs(shape, dtype, device) -> tensors with requires_grad; the first has the shape asked for.
+    tensors: {"x": "... N", "bias": "N"}, sizes by letters; `...` are any leading sizes. Words may follow:
+    frozen (no gradient), weight (divided by the root of its last size, so that products with it stay near 1).
+    letters: the sizes that make a shape of this op, in order, as "M K N"; `...` is then (M,).
+    make: inputs(op, shape, dtype, device, draw), where tensors are no random numbers or share memory.
     bytes_moved(shape, itemsize, gradients) -> the fewest bytes any version must read and write.
     flops(shape, gradients) -> floating-point operations.
     configurations: label -> keyword arguments of eager, of every version and of the registered ops; the first
     is what benchmarks and ladders mean by the op's name. bytes_moved and flops get them too.
     arguments: those of the configuration that is bound; registered ops are not, and get them in a call.
-    in_place: versions that write their result into their first argument.
+    variants: label -> (tensors, arguments) of other ways to call it, which tests alone use.
+    plans: label -> (a plan that the triton version takes as plan=, shapes at which it works): the ways to
+    launch the op that small shapes do not choose by themselves.
+    in_place: versions that write their results into their first n_written arguments.
     mutating: registered ops that do so and have no gradient.
     random: arguments that fix what is random, for checks; benchmarks leave them out.
     not_compiled: functions of the definition that checks keep out of torch.compile, as it would take a minute.
     checked_elements: benchmarks check shapes larger than this with fewer rows; None: whole.
-    generic: its inputs are (..., N) matrices and parameters, as lib/tests/ops/test_ops.py takes them.
-    odd_shapes: small ones that hurt, for compute-sanitizer.
+    odd_shapes: small ones that hurt; empty_shapes: of no elements, or of sums over none.
     host_shape: so small that a call costs what the host does.
     """
 
@@ -50,23 +55,51 @@ class Op:
     eager: Callable
     versions: dict
     registered: tuple
-    inputs: Callable
+    tensors: dict
     bytes_moved: Callable
     flops: Callable
     bench_shapes: tuple
     small_shape: tuple
     sources: tuple
+    letters: str = "... N"
+    make: Callable | None = None
     dtypes: tuple = (torch.float32, torch.bfloat16, torch.float16)
     configurations: dict = dataclasses.field(default_factory=lambda: {"": {}})
+    variants: dict = dataclasses.field(default_factory=dict)
+    plans: dict = dataclasses.field(default_factory=dict)
     in_place: dict = dataclasses.field(default_factory=dict)
+    n_written: int = 1
     mutating: tuple = ()
     arguments: dict = dataclasses.field(default_factory=dict)
     random: tuple = ()
     not_compiled: tuple = ()
     checked_elements: int | None = None
-    generic: bool = True
-    odd_shapes: tuple = ((1, 1), (5, 7), (17, 33), (64, 128), (123, 781), (257, 4096))
+    odd_shapes: tuple = (
+        (1, 1), (5, 7), (17, 33), (1027, 3), (64, 128), (123, 781), (257, 4096)
+    )  # fmt: skip
+    empty_shapes: tuple = ((0, 5), (5, 0))
     host_shape: tuple = (64, 64)
+
+    def inputs(self, shape, dtype, device, seed=0, draw=None):
+        """The op's tensors for one shape, leaves that require grad unless frozen.
+
+        draw(size) -> a tensor of that size; default: normal numbers from a generator seeded with `seed`.
+        """
+        if draw is None:
+            generator = torch.Generator(device=device).manual_seed(seed)
+            draw = functools.partial(torch.randn, dtype=dtype, device=device, generator=generator)
+        if self.make is not None:
+            return self.make(self, shape, dtype, device, draw)
+        sizes = self.sizes(shape)
+        return tuple(_tensor(spec, sizes, draw) for spec in self.tensors.values())
+
+    def sizes(self, shape):
+        """{letter: size} of a shape; '...' is a tuple."""
+        letters = self.letters.split()
+        if letters[0] == "...":
+            letters, n_leading = letters[1:], len(shape) - len(letters) + 1
+            return {"...": tuple(shape[:n_leading]), **dict(zip(letters, shape[n_leading:]))}
+        return {"...": tuple(shape[:1]), **dict(zip(letters, shape))}
 
     def unfixed(self):
         """The op with all configurations but for the arguments that fix what is random: the one to time."""
@@ -101,9 +134,26 @@ class Op:
             arguments=arguments,
         )
 
+    def all_configured(self):
+        """{label: the op with that configuration, or that variant, bound}."""
+        found = {label: self.configured(label) for label in self.configurations}
+        for label, (tensors, arguments) in self.variants.items():
+            variant = dataclasses.replace(self, tensors=tensors, configurations={label: arguments})
+            found[label] = variant.configured()
+        return found
+
+    def planned(self, label):
+        """The op with its triton version bound to one of its plans, at the shapes of that plan."""
+        plan, shapes = self.plans[label]
+        bound = bind(self.versions["triton"], {"plan": plan})
+        return dataclasses.replace(
+            self, versions={"triton": bound}, in_place={}, odd_shapes=tuple(shapes), plans={}
+        )
+
     def all_versions(self):
         """{name: version} with the in-place ones among them, each working on a copy of its first argument."""
-        return self.versions | {name: on_a_copy(version) for name, version in self.in_place.items()}
+        copying = {n: on_a_copy(version, self.n_written) for n, version in self.in_place.items()}
+        return self.versions | copying
 
 
 def bind(function, arguments):
@@ -119,11 +169,12 @@ def _bound(function, arguments):
 
 
 @functools.cache
-def on_a_copy(in_place):
-    """An in-place version as one that leaves x alone: it writes into a copy with the layout of x."""
+def on_a_copy(in_place, n_written=1):
+    """An in-place version as one that leaves its inputs alone: it writes into copies with their layout."""
 
-    def version(x, *rest):
-        return in_place(_copy_of(x) if isinstance(x, torch.Tensor) else x, *rest)
+    def version(*inputs):
+        copies = [_copy_of(t) if isinstance(t, torch.Tensor) else t for t in inputs[:n_written]]
+        return in_place(*copies, *inputs[n_written:])
 
     version.__name__ = in_place.__name__
     return version
@@ -135,23 +186,19 @@ def _copy_of(x):
     return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).copy_(x)
 
 
-def _randn(shape, dtype, device, generator):
-    return torch.randn(shape, dtype=dtype, device=device, generator=generator).requires_grad_()
-
-
-def _rows(shape, dtype, device, seed=0):
-    generator = torch.Generator(device=device).manual_seed(seed)
-    return (_randn(shape, dtype, device, generator),)
-
-
-def _rows_and_bias(shape, dtype, device, seed=0):
-    generator = torch.Generator(device=device).manual_seed(seed)
-    return tuple(_randn(s, dtype, device, generator) for s in (shape, shape[-1:]))
-
-
-def _two_rows_and_bias(shape, dtype, device, seed=0):
-    generator = torch.Generator(device=device).manual_seed(seed)
-    return tuple(_randn(s, dtype, device, generator) for s in (shape, shape, shape[-1:]))
+def _tensor(spec, sizes, draw):
+    """One tensor of an op, by its spec: '2H K weight'."""
+    words, shape = spec.split(), []
+    for word in words:
+        if word == "...":
+            shape += sizes["..."]
+        elif word not in ("frozen", "weight"):
+            letter = word.lstrip("0123456789")
+            shape.append(int(word.removesuffix(letter) or 1) * sizes[letter])
+    t = draw(tuple(shape))
+    if "weight" in words:
+        t = t / max(1, shape[-1]) ** 0.5
+    return t.detach().requires_grad_("frozen" not in words)
 
 
 def _numel(shape):
@@ -165,7 +212,7 @@ ADD_RELU = Op(
     eager=add_relu.add_relu_eager,
     versions={"triton": add_relu.add_relu_triton, "cuda": add_relu.add_relu_cuda},
     registered=(add_relu.add_relu_op,),
-    inputs=_rows_and_bias,
+    tensors={"x": "... N", "bias": "N"},
     # forward: read x, write y; backward: read dy and y, write dx
     bytes_moved=lambda shape, itemsize, gradients: (
         (5 if gradients else 2) * _numel(shape) * itemsize
@@ -173,6 +220,7 @@ ADD_RELU = Op(
     flops=lambda shape, gradients: (4 if gradients else 2) * _numel(shape),
     bench_shapes=((65536, 4096), (8192, 32768), (1048576, 64), (524288, 781)),
     small_shape=(257, 781),
+    plans={"two strips of several tiles": (add_relu.Plan(16, 8, (16, 8, 2)), [(70, 11), (64, 16)])},
     sources=("lib/ops/add_relu.py", "lib/ops/add_relu.cu"),
 )
 
@@ -183,7 +231,7 @@ GELU = Op(
     eager=gelu.gelu_eager,
     versions={"triton": gelu.gelu_triton, "cuda": gelu.gelu_cuda},
     registered=(gelu.gelu_op,),
-    inputs=_rows,
+    tensors={"x": "... N"},
     configurations={"tanh": {"approximate": "tanh"}, "erf": {"approximate": "none"}},
     # forward: read x, write y; backward: read dy and x, write dx
     bytes_moved=lambda shape, itemsize, gradients, approximate: (
@@ -213,7 +261,7 @@ LORA_EPILOGUE = Op(
     in_place={"triton_": lora_epilogue.lora_epilogue_triton_},
     registered=(lora_epilogue.lora_epilogue_op,),
     mutating=(lora_epilogue.lora_epilogue_op_,),
-    inputs=_two_rows_and_bias,
+    tensors={"x": "... N", "delta": "... N", "bias": "N"},
     configurations={
         activation: {"scale": _LORA_SCALE, "activation": activation}
         for activation in ("relu", "gelu", "silu", "sigmoid", "identity")
@@ -235,7 +283,7 @@ SOFTMAX = Op(
     eager=softmax.softmax_eager,
     versions={"triton": softmax.softmax_triton, "cuda": softmax.softmax_cuda},
     registered=(softmax.softmax_op,),
-    inputs=_rows,
+    tensors={"x": "... N"},
     # forward: read x, write y; backward: read dy and y, write dx
     bytes_moved=lambda shape, itemsize, gradients: (
         (5 if gradients else 2) * _numel(shape) * itemsize
@@ -248,6 +296,7 @@ SOFTMAX = Op(
         (1, 1),
         (5, 7),
         (17, 33),
+        (1027, 3),
         (64, 128),
         (123, 781),
         (67, 4099),
@@ -264,9 +313,7 @@ BIAS_GELU_DROPOUT_ADD = Op(
     eager=bias_gelu_dropout_add.bias_gelu_dropout_add_eager,
     versions={"triton": bias_gelu_dropout_add.bias_gelu_dropout_add_triton},
     registered=(),  # with a seed in a tensor: tested in a file of its own
-    inputs=lambda shape, dtype, device: tuple(
-        _two_rows_and_bias(shape, dtype, device)[k] for k in (0, 2, 1)
-    ),
+    tensors={"x": "... N", "bias": "N", "residual": "... N"},
     configurations={"p = 0.1": {"p": 0.1, "seed": 2**40 + 5}},
     random=("seed",),
     not_compiled=(bias_gelu_dropout_add.keep_mask,),
@@ -283,12 +330,10 @@ BIAS_GELU_DROPOUT_ADD = Op(
 )
 
 
-def _packed_qkv(shape, dtype, device, seed=0):
+def _packed_qkv(op, shape, dtype, device, draw):
     """q, k as views of one (B, S, (Hq + 2 Hk) D) tensor, as a model has them, and cos, sin."""
     n_batch, n_seq, n_q_heads, n_k_heads, head_dim = shape
-    generator = torch.Generator(device=device).manual_seed(seed)
-    packed = (n_batch, n_seq, n_q_heads + 2 * n_k_heads, head_dim)
-    qkv = torch.randn(packed, dtype=dtype, device=device, generator=generator)
+    qkv = draw((n_batch, n_seq, n_q_heads + 2 * n_k_heads, head_dim))
     q, k, _ = qkv.split([n_q_heads, n_k_heads, n_k_heads], dim=2)
     tables = rope.rope_tables(n_seq, head_dim, device=device)
     return q.requires_grad_(), k.requires_grad_(), *tables
@@ -305,9 +350,14 @@ ROPE = Op(
     title="rotary embedding of q and k",
     eager=rope.rope_eager,
     versions={"triton": rope.rope_triton},
-    registered=(),
-    inputs=_packed_qkv,
-    generic=False,
+    registered=(rope.rope_op,),
+    tensors={"q": "B S Hq D", "k": "B S Hk D", "cos": "S R frozen", "sin": "S R frozen"},
+    letters="B S Hq Hk D",
+    make=_packed_qkv,
+    in_place={"triton_": rope.rope_triton_},
+    n_written=2,
+    mutating=(rope.rope_op_,),
+    empty_shapes=((0, 5, 2, 1, 6), (2, 0, 2, 1, 6), (2, 5, 2, 0, 6)),
     host_shape=(1, 16, 4, 2, 64),
     odd_shapes=((1, 1, 1, 1, 2), (2, 5, 3, 1, 6), (2, 17, 4, 2, 64), (3, 123, 5, 5, 80)),
     # each way: read q and k, write both
@@ -319,15 +369,6 @@ ROPE = Op(
     small_shape=(2, 17, 4, 2, 64),
     sources=("lib/ops/rope.py",),
 )
-
-
-def _two_matrices(shape, dtype, device, seed=0):
-    """a (M, K) and b (K, N)."""
-    n_rows, n_inner, n_cols = shape
-    generator = torch.Generator(device=device).manual_seed(seed)
-    return tuple(
-        _randn(s, dtype, device, generator) for s in ((n_rows, n_inner), (n_inner, n_cols))
-    )
 
 
 _ODD_PRODUCTS = ((1, 1, 1), (5, 7, 3), (17, 33, 21), (130, 72, 96), (257, 333, 781))
@@ -347,9 +388,10 @@ MATMUL = Op(
         "triton": matmul.matmul_triton,
         "cuda": matmul.matmul_cuda,
     },
-    registered=(),
-    inputs=_two_matrices,
-    generic=False,
+    registered=(matmul.matmul_op,),
+    tensors={"a": "M K", "b": "K N"},
+    letters="M K N",
+    empty_shapes=((0, 3, 5), (5, 3, 0), (17, 0, 33)),
     host_shape=(64, 64, 64),
     odd_shapes=(*_ODD_PRODUCTS, (1030, 264, 520)),  # M, K, N; the last one as TMA reads it
     # forward: read a and b, write y; backward: read them and dy, write da and db
@@ -364,30 +406,16 @@ MATMUL = Op(
 )
 
 
-def _weight(n_out, n_in, dtype, device, generator):
-    """(n_out, n_in), of such a size that a product with it leaves sizes as they are."""
-    weight = torch.randn((n_out, n_in), dtype=dtype, device=device, generator=generator)
-    return weight / max(1, n_in) ** 0.5
-
-
-def _layer(shape, dtype, device, seed=0):
-    """x (M, K), weight (2H, K) and bias (2H,), of such a size that x Wᵀ is about 1."""
-    n_rows, n_in, n_hidden = shape
-    generator = torch.Generator(device=device).manual_seed(seed)
-    x = _randn((n_rows, n_in), dtype, device, generator)
-    weight = _weight(2 * n_hidden, n_in, dtype, device, generator)
-    return x, weight.requires_grad_(), _randn((2 * n_hidden,), dtype, device, generator)
-
-
 LINEAR_GEGLU = Op(
     name="linear_geglu",
     notebook="41_linear_geglu",
     title="x1 · gelu(x2), [x1, x2] = x Wᵀ + b",
     eager=linear_geglu.linear_geglu_eager,
     versions={"triton": linear_geglu.linear_geglu_triton},
-    registered=(),
-    inputs=_layer,
-    generic=False,
+    registered=(linear_geglu.linear_geglu_op,),
+    tensors={"x": "... K", "weight": "2H K weight", "bias": "2H"},
+    letters="M K H",
+    empty_shapes=((0, 3, 5), (5, 3, 0), (17, 0, 33)),
     host_shape=(16, 64, 64),
     odd_shapes=(*_ODD_PRODUCTS, (1030, 264, 2056)),  # M, K, H; the last one by TMA
     # forward: read x, W and b, write y; backward: read x, W and dy, write dx and dW
@@ -400,16 +428,6 @@ LINEAR_GEGLU = Op(
     small_shape=(33, 40, 21),
     sources=("lib/ops/linear_geglu.py",),
 )
-
-
-def _low_rank(shape, dtype, device, seed=0):
-    """x (M, K), W (N, K), frozen, A (r, K), B (N, r), b (N,), of such a size that products are about 1."""
-    n_rows, n_in, n_out, rank = shape
-    generator = torch.Generator(device=device).manual_seed(seed)
-    weight = functools.partial(_weight, dtype=dtype, device=device, generator=generator)
-    x = _randn((n_rows, n_in), dtype, device, generator)
-    low_rank = weight(rank, n_in).requires_grad_(), weight(n_out, rank).requires_grad_()
-    return x, weight(n_out, n_in), *low_rank, _randn((n_out,), dtype, device, generator)
 
 
 def _low_rank_bytes(shape, itemsize, gradients, **_):
@@ -437,13 +455,20 @@ LORA_LINEAR = Op(
         "cublas": lora_linear.lora_linear_cublas,
         "triton": lora_linear.lora_linear_triton,
     },
-    registered=(),
-    inputs=_low_rank,
+    registered=(lora_linear.lora_linear_op,),
+    tensors={
+        "x": "... K",
+        "weight": "N K weight frozen",
+        "lora_a": "R K weight",
+        "lora_b": "N R weight",
+        "bias": "N",
+    },
+    letters="M K N R",
+    empty_shapes=((0, 3, 5, 2), (5, 3, 0, 2), (17, 0, 33, 2)),
     configurations={
         activation: {"scale": _LORA_SCALE, "activation": activation}
         for activation in ("relu", "identity", "gelu", "silu", "sigmoid")
     },
-    generic=False,
     host_shape=(16, 64, 64, 8),
     odd_shapes=(
         (1, 1, 1, 1),
@@ -465,17 +490,6 @@ LORA_LINEAR = Op(
 )
 
 
-def _two_layers(shape, dtype, device, seed=0):
-    """x (M, K), W1 (H, K), b1 (H,), W2 (N, H), b2 (N,), of such a size that both products are about 1."""
-    n_rows, n_in, n_hidden, n_out = shape
-    generator = torch.Generator(device=device).manual_seed(seed)
-    weight = functools.partial(_weight, dtype=dtype, device=device, generator=generator)
-    x = _randn((n_rows, n_in), dtype, device, generator)
-    first = weight(n_hidden, n_in).requires_grad_(), _randn((n_hidden,), dtype, device, generator)
-    second = weight(n_out, n_hidden).requires_grad_(), _randn((n_out,), dtype, device, generator)
-    return x, *first, *second
-
-
 def _two_layers_bytes(shape, itemsize, gradients):
     """Forward: read x and both weights, write y. Backward: read them and dy, write their gradients."""
     n_rows, n_in, n_hidden, n_out = shape
@@ -489,9 +503,16 @@ FUSED_MLP = Op(
     title="sigmoid(relu(x W1ᵀ + b1) W2ᵀ + b2)",
     eager=fused_mlp.fused_mlp_eager,
     versions={"triton": fused_mlp.fused_mlp_triton},
-    registered=(),
-    inputs=_two_layers,
-    generic=False,
+    registered=(fused_mlp.fused_mlp_op,),
+    tensors={
+        "x": "... K",
+        "weight1": "H K weight",
+        "bias1": "H",
+        "weight2": "N H weight",
+        "bias2": "N",
+    },
+    letters="M K H N",
+    empty_shapes=((0, 3, 5, 2), (5, 3, 4, 0), (5, 0, 4, 2), (5, 3, 0, 2)),
     host_shape=(16, 64, 64, 1),
     odd_shapes=((1, 1, 1, 1), (5, 7, 3, 2), (17, 33, 21, 1), (130, 72, 96, 16), (257, 333, 700, 5)),
     bytes_moved=_two_layers_bytes,

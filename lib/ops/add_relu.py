@@ -11,6 +11,7 @@ Copy it   this file for Triton; add_relu.cu beside it for CUDA. MIT licence.
 import functools
 import math
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import triton
@@ -19,6 +20,14 @@ import triton.language as tl
 # With TRITON_INTERPRET=1 kernels run on CPU tensors; otherwise they need a GPU.
 _ON_CPU = triton.knobs.runtime.interpret
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+
+class Plan(NamedTuple):
+    """How one call is launched. backward: (BLOCK_M, BLOCK_N, strips), or None to have it chosen."""
+
+    block_m: int
+    block_n: int
+    backward: tuple[int, int, int] | None = None
 
 
 def add_relu_eager(x, bias):
@@ -92,8 +101,15 @@ def _sum_rows_kernel(
     tl.store(out_ptr + cols, tl.sum(total, axis=0), mask=cols < n_cols)
 
 
+# --- plan and launch -----------------------------------------------------------------------------------------
+
+
 def _cdiv(a, b):
     return -(-a // b)  # triton.cdiv is the same, and costs 2 µs a call on the host
+
+
+def _compute_dtype(dtype):
+    return tl.float64 if dtype == torch.float64 else tl.float32
 
 
 @functools.cache
@@ -113,10 +129,6 @@ def _rows_to_fold(n_cols):
     return 16 // math.gcd(n_cols, 16)
 
 
-def _compute_dtype(dtype):
-    return tl.float64 if dtype == torch.float64 else tl.float32
-
-
 def _aligned(*matrices):
     """(fold, matrices) pairs that cover all rows of these (M, N) matrices; a None among them stays None.
 
@@ -134,57 +146,40 @@ def _aligned(*matrices):
     return folded + rest
 
 
-def _forward(x, bias, launch=None):
-    """y, from launch(x, bias, y) on one or two pairs of matrices."""
-    launch = launch or _launch_forward
-    y = torch.empty_like(x, memory_format=torch.contiguous_format)
-    if y.numel() == 0:
-        return y
-    n_cols, bias = x.shape[-1], bias.contiguous()
-    x, out = x.reshape(-1, n_cols), y.view(-1, n_cols)  # (M, N); a view if x's strides allow
-    for fold, (x_piece, y_piece) in _aligned(x, out):
-        launch(x_piece, bias if fold == 1 else bias.repeat(fold), y_piece)
-    return y
+@functools.cache
+def _plan(n_cols, dtype):
+    return Plan(*_tile(n_cols, 2048, 2048, dtype))  # 128 threads of one 16-byte load each
 
 
-def _launch_forward(x, bias, y):
+@functools.cache
+def _plan_backward(n_cols, dtype, aligned):
+    """(BLOCK_M, BLOCK_N, strips): tall tiles, rows of 128 elements.
+
+    aligned: four 16-byte loads of dy and of y in flight in each of 256 threads; else smaller tiles, as loads of
+    single elements are too many to keep in flight.
+    """
+    block_m, block_n = _tile(n_cols, 16384 if aligned else 8192, 128 * dtype.itemsize, dtype)
+    # About 8192 programs fill any GPU; each sums as many rows as that leaves it, and at most 1024 strips
+    # keep the second sum short.
+    return block_m, block_n, max(1, min(_cdiv(8192, _cdiv(n_cols, block_n)), 1024))
+
+
+def _launch(plan, x, bias, y):
     n_rows, n_cols = x.shape
-    block_m, block_n = _tile(n_cols, 2048, 2048, x.dtype)  # 128 threads of one 16-byte load each
     with torch.cuda.device_of(x):  # else the launch goes to the current GPU, not to x's
-        _add_relu_fwd_kernel[(_cdiv(n_rows, block_m) * _cdiv(n_cols, block_n),)](
-            x, bias, y, n_rows, n_cols, x.stride(0), x.stride(1),
-            COMPUTE=_compute_dtype(x.dtype), BLOCK_M=block_m, BLOCK_N=block_n, num_warps=4,
+        _add_relu_fwd_kernel[(_cdiv(n_rows, plan.block_m) * _cdiv(n_cols, plan.block_n),)](
+            x, bias, y, n_rows, n_cols, x.stride(0), x.stride(1), COMPUTE=_compute_dtype(x.dtype),
+            BLOCK_M=plan.block_m, BLOCK_N=plan.block_n, num_warps=4,
         )  # fmt: skip
 
 
-def _backward(dy, y, has_dx=True, has_dbias=True):
-    n_cols = y.shape[-1]
-    dx = torch.empty_like(y) if has_dx else None
-    if y.numel() == 0:
-        return dx, y.new_zeros(n_cols) if has_dbias else None
-    # y.sum().backward() sends a dy of strides 0, which is read as it is
-    dy, y = dy.reshape(-1, n_cols), y.view(-1, n_cols)
-    out = None if dx is None else dx.view(-1, n_cols)
-    sums = [_launch_backward(*piece, has_dbias) for _, piece in _aligned(dy, y, out)]
-    if not has_dbias:
-        return dx, None
-    sums = [s.view(-1, n_cols) for s in sums]
-    return dx, _sum_rows(sums[0] if len(sums) == 1 else torch.cat(sums), y.dtype)
-
-
-def _launch_backward(dy, y, dx, has_dbias):
+def _launch_backward(plan, dy, y, dx, has_dbias):
     """Write dx unless it is None. Returns what each strip of rows adds to dbias, (strips, N), or None."""
     n_rows, n_cols = y.shape
-    # Tall tiles, rows of 128 elements: four 16-byte loads of dy and of y in flight in each of 256 threads.
-    # Loads of one element are too many to keep in flight through shared memory: smaller tiles, no pipeline.
     aligned = _rows_to_fold(n_cols) == 1 and dy.stride(1) == 1
-    block_m, block_n = _tile(n_cols, 16384 if aligned else 8192, 128 * y.dtype.itemsize, y.dtype)
-    n_tiles = _cdiv(n_cols, block_n)
-    # About 8192 programs fill any GPU; each sums as many rows as that leaves it, and at most 1024 strips
-    # keep the second sum short.
-    strips = max(1, min(_cdiv(8192, n_tiles), 1024))
+    block_m, block_n, strips = plan or _plan_backward(n_cols, y.dtype, aligned)
     rows_per_program = _cdiv(_cdiv(n_rows, strips), block_m) * block_m
-    strips = _cdiv(n_rows, rows_per_program)
+    strips, n_tiles = _cdiv(n_rows, rows_per_program), _cdiv(n_cols, block_n)
     wide = torch.float64 if y.dtype == torch.float64 else torch.float32
     partial = torch.empty((strips, n_cols), dtype=wide, device=y.device) if has_dbias else None
     with torch.cuda.device_of(y):
@@ -206,74 +201,131 @@ def _sum_rows(partial, dtype):
     return out
 
 
-def _check(name, x, bias):
-    """Raise TypeError or ValueError, saying what to do, unless x is (..., N) and bias (N,) on one GPU."""
-    for label, t in (("x", x), ("bias", bias)):
-        if not isinstance(t, torch.Tensor):
-            raise TypeError(f"{name}: {label} must be a torch.Tensor, got {type(t).__name__}")
-        if t.dtype not in _DTYPES:
-            raise TypeError(
-                f"{name}: {label} must be a floating-point tensor, got {t.dtype}; use .float()"
-            )
-    if x.dtype != bias.dtype:
-        raise TypeError(
-            f"{name}: x is {x.dtype} and bias {bias.dtype}; cast one of them, as bias.to(x.dtype)"
-        )
-    if x.dim() == 0 or bias.dim() != 1 or bias.shape[0] != x.shape[-1]:
-        raise ValueError(
-            f"{name}: bias must have one element for each column of x (..., N), "
-            f"got x {tuple(x.shape)} and bias {tuple(bias.shape)}"
-        )
-    if x.device != bias.device:
-        raise ValueError(
-            f"{name}: x is on {x.device} and bias on {bias.device}; move both to one device"
-        )
-    if x.device.type != ("cpu" if _ON_CPU else "cuda"):
-        where = "the CPU (TRITON_INTERPRET=1 is set)" if _ON_CPU else "a GPU"
-        raise ValueError(f"{name}: x must be on {where}, got {x.device}; use add_relu_eager there")
+# --- forward and backward ------------------------------------------------------------------------------------
 
 
-def _needs_gradient(*tensors):
-    """Whether autograd has to hear of this call; where not, leaving it out saves a third of the host's time."""
-    # torch.func, vmap among it: autograd.Function says what of it does not work
-    transformed = torch._C._functorch.peek_interpreter_stack() is not None
-    return transformed or torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+def _forward(x, bias, plan=None, launch=_launch):
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    if y.numel() == 0:
+        return y
+    n_cols, bias = x.shape[-1], bias.contiguous()
+    x, out = x.reshape(-1, n_cols), y.view(-1, n_cols)  # (M, N); a view if x's strides allow
+    for fold, (x_piece, y_piece) in _aligned(x, out):
+        chosen = plan or _plan(x_piece.shape[1], x.dtype)
+        launch(chosen, x_piece, bias if fold == 1 else bias.repeat(fold), y_piece)
+    return y
+
+
+def _save(ctx, y):
+    ctx.save_for_backward(y)
+
+
+def _backward(dy, y, needs_grad=(True, True), plan=None):
+    """dx and dbias, each None unless needed."""
+    n_cols, (has_dx, has_dbias) = y.shape[-1], needs_grad
+    dx = torch.empty_like(y) if has_dx else None
+    if y.numel() == 0:
+        return dx, y.new_zeros(n_cols) if has_dbias else None
+    # y.sum().backward() sends a dy of strides 0, which is read as it is
+    dy, y = dy.reshape(-1, n_cols), y.view(-1, n_cols)
+    out = None if dx is None else dx.view(-1, n_cols)
+    chosen = plan and plan.backward
+    sums = [_launch_backward(chosen, *piece, has_dbias) for _, piece in _aligned(dy, y, out)]
+    if not has_dbias:
+        return dx, None
+    sums = [s.view(-1, n_cols) for s in sums]
+    return dx, _sum_rows(sums[0] if len(sums) == 1 else torch.cat(sums), y.dtype)
 
 
 class _AddReLU(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, bias, forward):
-        y = forward(x, bias)
-        ctx.save_for_backward(y)
+    def forward(ctx, x, bias, forward, plan):
+        y = forward(x, bias, plan)
+        _save(ctx, y)
+        ctx.plan = plan
         return y
 
     @staticmethod
     @torch.autograd.function.once_differentiable  # a second derivative raises instead of being wrong
     def backward(ctx, dy):
-        (y,) = ctx.saved_tensors
-        return *_backward(dy, y, *ctx.needs_input_grad[:2]), None
+        return *_backward(dy, *ctx.saved_tensors, ctx.needs_input_grad[:2], ctx.plan), None, None
 
 
-def add_relu_triton(x, bias):
+# --- the calls -----------------------------------------------------------------------------------------------
+
+
+def _fits(x, bias):
+    """Whether the kernels take these arguments; if not, _refuse says why."""
+    return (
+        isinstance(x, torch.Tensor)
+        and isinstance(bias, torch.Tensor)
+        and x.dtype == bias.dtype in _DTYPES
+        and x.device == bias.device
+        and x.device.type == ("cpu" if _ON_CPU else "cuda")
+        and x.dim() > 0
+        and bias.shape == x.shape[-1:]
+    )
+
+
+def _refuse(name, eager, **wanted):
+    """Raise the error that says what is wrong with a call of `name`, and what to do.
+
+    wanted: label=(tensor, its sizes in letters), as x=(x, "... N"); the first one sets dtype and device.
+    """
+    (first, (x, _)), sizes = next(iter(wanted.items())), {}
+    for label, (t, letters) in wanted.items():
+        if not isinstance(t, torch.Tensor):
+            raise TypeError(f"{name}: {label} must be a torch.Tensor, got {type(t).__name__}")
+        if t.dtype not in _DTYPES:
+            raise TypeError(f"{name}: {label} must be floating-point, got {t.dtype}; use .float()")
+        if t.dtype != x.dtype:
+            cast = f"cast one of them, as {label}.to({first}.dtype)"
+            raise TypeError(f"{name}: {first} is {x.dtype} and {label} {t.dtype}; {cast}")
+        if t.device != x.device:
+            where = f"{first} is on {x.device} and {label} on {t.device}"
+            raise ValueError(f"{name}: {where}; move both to one device")
+        names = letters.removeprefix("... ").split()
+        shape = t.shape[max(0, t.dim() - len(names)) :] if letters[0] == "." else t.shape
+        same = [sizes.setdefault(n, size) == size for n, size in zip(names, shape)]
+        if len(shape) != len(names) or not all(same):
+            known = ", ".join(f"{n} = {size}" for n, size in sizes.items())
+            want = f"({letters.replace(' ', ', ')})" + (f" with {known}" if known else "")
+            raise ValueError(f"{name}: {label} must be {want}, got {tuple(t.shape)}")
+    where = "on the CPU (TRITON_INTERPRET=1 is set)" if _ON_CPU else "on a GPU"
+    raise ValueError(f"{name}: {first} must be {where}, got {x.device}; use {eager} there")
+
+
+def _needs_grad(*tensors):
+    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+
+
+def _call(name, forward, x, bias, plan):
+    if not _fits(x, bias):
+        _refuse(name, "add_relu_eager", x=(x, "... N"), bias=(bias, "N"))
+    if torch.compiler.is_compiling():
+        return add_relu_op(x, bias)
+    if _needs_grad(x, bias):
+        return _AddReLU.apply(x, bias, forward, plan)
+    return forward(x, bias, plan)  # past autograd: a third of the host's time less
+
+
+def add_relu_triton(x, bias, *, plan=None):
     """relu(x + bias) in one Triton kernel, with gradients for both.
 
     x: (..., N), any strides; bias: (N,), same dtype and device. Returns y of x's shape, contiguous.
+    plan: a Plan in place of the one chosen, for tuning; torch.compile leaves it out.
     Works under torch.compile (as the op fused_kernels::add_relu), autocast and CUDA graphs; not under
     torch.vmap, and not twice differentiable: both raise.
     Raises TypeError for a wrong dtype, ValueError for a wrong shape or device.
     """
-    _check("add_relu_triton", x, bias)
-    if torch.compiler.is_compiling():
-        return add_relu_op(x, bias)
-    if not _needs_gradient(x, bias):
-        return _forward(x, bias)
-    return _AddReLU.apply(x, bias, _forward)
+    return _call("add_relu_triton", _forward, x, bias, plan)
 
 
 @torch.library.custom_op("fused_kernels::add_relu", mutates_args=())
 def add_relu_op(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """add_relu for torch.compile and torch.export: one node of the graph, which nothing looks into."""
-    _check("add_relu_op", x, bias)
+    if not _fits(x, bias):
+        _refuse("add_relu_op", "add_relu_eager", x=(x, "... N"), bias=(bias, "N"))
     return _forward(x, bias)
 
 
@@ -294,7 +346,7 @@ def _(dy, y):
 
 add_relu_op.register_autograd(
     lambda ctx, dy: _add_relu_backward_op(dy, *ctx.saved_tensors),
-    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(output),
+    setup_context=lambda ctx, inputs, output: _save(ctx, output),
 )
 
 
@@ -312,10 +364,13 @@ def _cuda():
     return torch.ops.add_relu_cuda
 
 
-def _cuda_forward(x, bias):
-    if x.stride(-1) != 1:
-        x = x.contiguous()  # the kernel reads 16 adjacent bytes at a time
-    return _forward(x, bias, _cuda().forward)
+def _launch_cuda(plan, x, bias, y):
+    x = x if x.stride(1) == 1 else x.contiguous()  # the kernel reads 16 adjacent bytes at a time
+    _cuda().forward(x, bias, y)
+
+
+def _forward_cuda(x, bias, plan=None):
+    return _forward(x, bias, plan, _launch_cuda)
 
 
 def add_relu_cuda(x, bias):
@@ -323,5 +378,4 @@ def add_relu_cuda(x, bias):
 
     Shapes, dtypes and errors as for add_relu_triton. Needs nvcc and a C++ compiler at the first call.
     """
-    _check("add_relu_cuda", x, bias)
-    return _AddReLU.apply(x, bias, _cuda_forward)
+    return _call("add_relu_cuda", _forward_cuda, x, bias, None)

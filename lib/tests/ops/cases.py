@@ -30,22 +30,24 @@ def matrix_like(inputs):
     return [t.shape == inputs[0].shape for t in inputs]
 
 
-def layouts(x):
-    """{name: the same numbers as x, (M, N), in a layout that users really pass}."""
-    m, n = x.shape
-    wide = torch.randn(m, 2 * n + 3, dtype=x.dtype, device=x.device)
-    wide[:, 3 : n + 3] = x
-    gaps = torch.randn(2 * m, n, dtype=x.dtype, device=x.device)
-    gaps[::2] = x
-    columns = torch.randn(m, 2 * n, dtype=x.dtype, device=x.device)
-    columns[:, ::2] = x
+def layouts(t):
+    """{name: the same numbers as t in a layout that users really pass}; expanded, a part of them repeated."""
+    if t.dim() < 2:
+        return {"every second": torch.stack([t, t], dim=-1)[..., 0]}
+    *leading, m, n = t.shape
+    wide = torch.full((*leading, m, 2 * n + 3), float("nan"), dtype=t.dtype, device=t.device)
+    wide[..., 3 : n + 3] = t
+    gaps = torch.full((*leading, 2 * m, n), float("nan"), dtype=t.dtype, device=t.device)
+    gaps[..., ::2, :] = t
+    columns = torch.full((*leading, m, 2 * n), float("nan"), dtype=t.dtype, device=t.device)
+    columns[..., ::2] = t
     return {
-        "transposed": x.t().contiguous().t(),
-        "every second row": gaps[::2],
-        "every second column": columns[:, ::2],
-        "chunk of a wider tensor, unaligned": wide[:, 3 : n + 3],
-        "four dimensions, permuted": x.view(1, m, 1, n).permute(0, 2, 1, 3),
-        "expanded row": x[:1].expand(m, n),
+        "transposed": t.transpose(-1, -2).contiguous().transpose(-1, -2),
+        "every second row": gaps[..., ::2, :],
+        "every second column": columns[..., ::2],
+        "chunk of a wider tensor, unaligned": wide[..., 3 : n + 3],
+        "expanded row": t[..., :1, :].expand_as(t),
+        "first dimension last": t.movedim(0, -1).contiguous().movedim(-1, 0),
     }
 
 
@@ -79,37 +81,44 @@ def in_float32(eager):
     return rounded
 
 
-def with_specials(inputs, eager):
-    """NaN, infinities, zeros of both signs and large numbers written into x, (6, 24) or larger, in place.
+def with_specials(inputs, eager, elementwise=True):
+    """NaN, infinities, zeros of both signs and large numbers written into x, six rows or more, in place.
 
-    Not where eager itself gives a NaN, or an infinity, for a number that the dtype has: such are F.gelu(inf)
-    and F.gelu(3e38) on a CPU, as one of seven elements or more.
+    elementwise: rows of them, but not where eager itself gives a NaN, or an infinity, for a number that the
+    dtype has: such are F.gelu(inf) and F.gelu(3e38) on a CPU, as one of seven elements or more. Else one NaN
+    and one infinity, as sums of large numbers depend on their order.
     """
-    x = inputs[0]
-    special = [
-        float("nan"),
-        float("inf"),
-        -float("inf"),
-        0.0,
-        -0.0,
-        1e4,
-        -1e4,
-        11.0,
-        -11.0,
-        90.0,
-        -90.0,
-    ]
-    with torch.no_grad():
+    nan, inf = float("nan"), float("inf")
+    special = [nan, inf, -inf, 0.0, -0.0, 1e4, -1e4, 11.0, -11.0, 90.0, -90.0]
+    x = inputs[0].detach().reshape(-1, inputs[0].shape[-1]).clone()
+    if not elementwise:
+        x[1, 2], x[3, -1] = nan, inf
+    else:
         x[1, : len(special)] = torch.tensor(special).to(x)
-        x[3] = float("nan")
-        x[4] = -float("inf")
+        x[3] = nan
+        x[4] = -inf
         x[5] = torch.finfo(x.dtype).max
-        own, want = eager(*inputs), eager(*(t.double() for t in inputs))
-        overflow = own.isinf() & (want.abs() <= torch.finfo(x.dtype).max)
-        faults = (own.isnan() & ~want.isnan()) | overflow
-        if faults.shape == x.shape:
-            x[faults] = 1.0
+    with torch.no_grad():
+        inputs[0].copy_(x.view(inputs[0].shape))
+        if elementwise:
+            own, want = eager(*inputs), eager(*(t.double() for t in inputs))
+            overflow = own.isinf() & (want.abs() <= torch.finfo(x.dtype).max)
+            inputs[0][(own.isnan() & ~want.isnan()) | overflow] = 1.0
     return inputs
+
+
+def spaced(t):
+    """The numbers of t with 2**30 elements between those of one dimension of 2 or 3; None where there is none.
+
+    4 GiB of address space in float16, of which a few pages are touched.
+    """
+    thin = [k for k, size in enumerate(t.shape) if size in (2, 3)]
+    if not thin:
+        return None
+    strides = list(torch.empty(t.shape, device="meta").stride())
+    strides[thin[0]] = 2**30
+    storage = torch.empty(2**31 + t.numel(), dtype=t.dtype, device=t.device)
+    return storage.as_strided(t.shape, strides).copy_(t)
 
 
 def far_apart(dtype, device):

@@ -74,7 +74,7 @@ def _script(path, device):
     op = registry.find(path.stem).configured()
     if op.name == "rope":
         return ROPE_SCRIPT.format(device=device)
-    shape = (5, 40) if op.generic else op.odd_shapes[2]
+    shape = op.odd_shapes[2]
     inputs = op.inputs(shape, torch.float32, machine.device())
     inputs = [(tuple(t.shape), t.requires_grad) for t in inputs]
     return SCRIPT.format(name=op.name, device=device, inputs=inputs, arguments=op.arguments)

@@ -19,7 +19,7 @@ def main(argv=None):
         )
     alive = 0
     for name in [chosen] if chosen else NAMES:
-        for mutant in mutants_of(name)[0]:
+        for mutant in mutants_of(name):
             killer = what_kills(name, mutant)
             alive += killer is None
             print(f"{name}: {'ALIVE ' if killer is None else 'killed'} {mutant.why}", flush=True)

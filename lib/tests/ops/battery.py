@@ -1,0 +1,404 @@
+"""What every op has to get right: functions (op, version) that raise, for any op of the registry.
+
+`op` has a configuration bound, and `version` is one of its versions, in-place ones working on a copy.
+test_battery.py runs them on every op, and `mutants` on every wrong one.
+"""
+
+import contextlib
+
+from lib import machine
+from lib.measure.bench import outputs
+from lib.measure.check import check_against_float64
+from lib.tests.ops import cases
+
+import pytest
+import torch
+
+# What takes the interpreter less than a second or so.
+FEW_FLOPS, FEW_BYTES = 4_000_000, 300_000
+
+
+def small_shapes(op):
+    """The odd shapes that the interpreter can do; all of them on a GPU."""
+    few = [s for s in op.odd_shapes if machine.HAS_GPU or is_small(op, s)]
+    return few or op.odd_shapes[:1]
+
+
+def is_small(op, shape):
+    return op.flops(shape, False) <= FEW_FLOPS and op.bytes_moved(shape, 4, False) <= FEW_BYTES
+
+
+def inputs_of(op, shape=None, dtype=torch.float32):
+    return list(op.inputs(shape or odd(op), dtype, machine.device()))
+
+
+def odd(op):
+    """One small shape that fills no tile."""
+    return op.odd_shapes[min(2, len(op.odd_shapes) - 1)]
+
+
+def definition(op, dtype):
+    """eager, in 16 bits computed in float32: some CPUs' own bfloat16 products let NaN into other rows."""
+    exact = machine.HAS_GPU or dtype == torch.float32 or op.letters == "... N"
+    return op.eager if exact else cases.in_float32(op.eager)
+
+
+def check(op, version, inputs, name, eager=None):
+    check_against_float64(version, eager or definition(op, inputs[0].dtype), *inputs, name=name)
+
+
+def gradients(version, inputs, dys=None, **how):
+    """The gradients of all leaves, in order."""
+    ys = outputs(version(*inputs))
+    dys = [torch.ones_like(y) for y in ys] if dys is None else dys
+    return torch.autograd.grad(ys, [t for t in inputs if t.requires_grad], dys, **how)
+
+
+def assert_close(got, want, dtype=torch.float32, what=""):
+    """Equal up to the rounding of sums of some hundred numbers of this dtype."""
+    tolerance = 64 * torch.finfo(dtype).eps
+    for a, b in zip(outputs(got), outputs(want), strict=True):
+        torch.testing.assert_close(
+            a, b, rtol=tolerance, atol=tolerance, equal_nan=True, msg=lambda m: f"{what}: {m}"
+        )
+
+
+def detached(inputs):
+    return [t.detach() for t in inputs]
+
+
+# --- values and gradients ------------------------------------------------------------------------------------
+
+
+def values(op, version, dtypes=(torch.float32, torch.bfloat16, torch.float16)):
+    for shape in small_shapes(op):
+        for dtype in dtypes:
+            check(op, version, inputs_of(op, shape, dtype), f"{shape}, {dtype}")
+
+
+def empty(op, version):
+    for shape in op.empty_shapes:
+        check(op, version, inputs_of(op, shape), str(shape))
+
+
+def specials(op, version):
+    """NaN, infinities and large numbers stand in the result where eager has them."""
+    for dtype in (torch.float32, torch.bfloat16):
+        eager = definition(op, dtype)
+        inputs = cases.with_specials(inputs_of(op, dtype=dtype), eager, op.letters == "... N")
+        check(op, version, inputs, f"NaN and infinities, {dtype}", eager)
+
+
+def layouts(op, version):
+    """Each tensor, one after the other, in the layouts that users really pass."""
+    inputs = inputs_of(op)
+    for k, (label, t) in enumerate(zip(op.tensors, inputs)):
+        for layout, strided in cases.layouts(t.detach()).items():
+            given = [*inputs[:k], strided.requires_grad_(t.requires_grad), *inputs[k + 1 :]]
+            check(op, version, given, f"{label} {layout}")
+
+
+def leading_sizes(op, version):
+    """x of one dimension and of four, permuted, where the op takes any leading sizes."""
+    if not next(iter(op.tensors.values())).startswith("..."):
+        return
+    shape = op.sizes(odd(op))
+    n_rows = shape["..."][0]
+    for sizes, order in (((), ()), ((1, n_rows, 1), (0, 1, 2)), ((n_rows, 2, 1), (1, 0, 2))):
+        inputs = []
+        for spec, t in zip(op.tensors.values(), inputs_of(op)):
+            x = t.detach()
+            if spec.startswith("..."):
+                x = x[0] if not sizes else x[:, None, None].expand(n_rows, *sizes[1:], -1)
+                x = x.clone().permute(*order, len(order)) if sizes else x
+            inputs.append(x.detach().requires_grad_(t.requires_grad))
+        check(op, version, inputs, f"leading sizes {tuple(inputs[0].shape[:-1])}")
+
+
+def gradient_layouts(op, version):
+    """Incoming gradients of strides 0, as sum() sends them, and of other strides; dy stays as it was."""
+    inputs, again = inputs_of(op), inputs_of(op)
+    ys = [y.detach() for y in outputs(op.eager(*inputs))]
+    random = [torch.randn_like(y, memory_format=torch.contiguous_format) for y in ys]
+    expanded = [torch.ones((), dtype=y.dtype, device=y.device).expand_as(y) for y in ys]
+    turned = [dy.transpose(-1, 0).contiguous().transpose(-1, 0) for dy in random]
+    apart = [torch.stack([dy, dy], -1)[..., 0] for dy in random]
+    for what, dys in {"expanded": expanded, "transposed": turned, "apart": apart}.items():
+        before = [dy.clone() for dy in dys]
+        got, want = gradients(version, inputs, dys), gradients(op.eager, again, dys)
+        for a, b in zip(got, want, strict=True):
+            assert_close(a, b, what=f"{what} dy")
+        assert all(map(torch.equal, before, dys)), f"{what} dy was changed"
+
+
+def second_backward(op, version):
+    """Twice the same gradients: what was saved is as it was."""
+    inputs = inputs_of(op)
+    ys = outputs(version(*inputs))
+    dys = [torch.randn_like(y) for y in ys]
+    leaves = [t for t in inputs if t.requires_grad]
+    first = torch.autograd.grad(ys, leaves, dys, retain_graph=True)
+    first = [t.clone() for t in first]
+    second = torch.autograd.grad(ys, leaves, dys)
+    assert all(map(torch.equal, first, second)), "a second backward differs"
+
+
+def gradients_one_by_one(op, version):
+    """Only the gradient of one tensor asked for, and of all but one."""
+    inputs = inputs_of(op)
+    trained = [k for k, t in enumerate(inputs) if t.requires_grad]
+    for chosen in [[k] for k in trained] + [[j for j in trained if j != k] for k in trained]:
+        if chosen:
+            some = [t.detach().requires_grad_(k in chosen) for k, t in enumerate(inputs)]
+            check(op, version, some, f"gradients of {chosen}")
+
+
+def same_bits(op, version):
+    inputs = inputs_of(op)
+    dys = [torch.randn_like(y) for y in outputs(version(*inputs))]
+    runs = [gradients(version, inputs, dys) for _ in range(2)]
+    assert all(map(torch.equal, *runs)), "two runs differ"
+
+
+def exact(op, version):
+    """float64 is computed in float64, and its gradients are those of differences."""
+    shape = min(op.odd_shapes, key=lambda s: (min(s) < 2, op.flops(s, True)))
+    inputs = inputs_of(op, shape, torch.float64)
+    frozen = [t.requires_grad for t in inputs]
+    assert torch.autograd.gradcheck(version, inputs), frozen
+
+
+# --- autograd, torch.func, autocast --------------------------------------------------------------------------
+
+
+def second_derivative_raises(op, version):
+    inputs = inputs_of(op)
+    ys = outputs(version(*inputs))
+    dys = [torch.ones_like(y, requires_grad=True) for y in ys]
+    leaves = [t for t in inputs if t.requires_grad]
+    grads = torch.autograd.grad(ys, leaves, dys, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        # without the error: the part of it that goes through the inputs
+        sum((g * t).sum() for g, t in zip(grads, leaves)).backward()
+
+
+def vmap_raises(op, version):
+    x, *rest = detached(inputs_of(op))
+    batched = torch.vmap(version, in_dims=(0, *[None] * len(rest)))
+    with pytest.raises(RuntimeError, match="functorch|vmap|Batch"):
+        batched(torch.stack([x, x]), *rest)
+
+
+def checkpoint(op, version):
+    from torch.utils.checkpoint import checkpoint
+
+    inputs, again = inputs_of(op), inputs_of(op)
+
+    def kept(*tensors):
+        return checkpoint(version, *tensors, use_reentrant=False)
+
+    assert all(map(torch.equal, gradients(kept, inputs), gradients(version, again)))
+
+
+def autocast(op, version):
+    """Results have the dtypes that eager's have, and gradients those of the inputs."""
+    inputs = inputs_of(op)
+    with torch.autocast(machine.device().type, dtype=torch.bfloat16):
+        got, want = outputs(version(*inputs)), outputs(op.eager(*inputs))
+    assert [y.dtype for y in got] == [y.dtype for y in want]
+    leaves = [t for t in inputs if t.requires_grad]
+    grads = torch.autograd.grad([y.float().sum() for y in got], leaves)
+    assert [g.dtype for g in grads] == [t.dtype for t in leaves]
+
+
+# --- torch.compile -------------------------------------------------------------------------------------------
+
+
+def compiled(op, version, backend="aot_eager"):
+    """One graph, forward and backward, at two sizes; in place, on a tensor that it may change."""
+    torch._dynamo.reset()  # the function below is one to it, with all versions of all ops
+    n_written = op.n_written if version not in op.versions.values() else 1
+    original = {v.__name__: v for v in op.in_place.values()}.get(version.__name__, version)
+
+    def doubled(function):
+        def calls(*tensors):
+            written = [t * 2 for t in tensors[:n_written]]
+            return [y * 3 for y in outputs(function(*written, *tensors[n_written:]))]
+
+        return calls
+
+    graph = torch.compile(doubled(original), fullgraph=True, backend=backend)
+    for shape in op.odd_shapes[1:3]:
+        check(op, graph, inputs_of(op, shape), f"compiled, {shape}", doubled(op.eager))
+    inputs = detached(inputs_of(op))
+    with torch.no_grad():
+        assert_close(graph(*inputs), doubled(op.eager)(*inputs), what="compiled, no gradient")
+
+
+def registered(op, version):
+    """torch.library.opcheck of the registered ops, and their values."""
+    for shape in (odd(op), op.empty_shapes[0]):
+        for function in op.registered:
+            torch.library.opcheck(function, inputs_of(op, shape), op.arguments)
+            torch.library.opcheck(function, detached(inputs_of(op, shape)), op.arguments)
+        for function in op.mutating:
+            inputs = detached(inputs_of(op, shape))
+            torch.library.opcheck(function, inputs, op.arguments)
+            want = op.eager(*inputs)
+            assert function(*inputs, **op.arguments) is None
+            assert_close(inputs[: op.n_written], want, what=function._name)
+
+
+# --- more than 2**31 elements --------------------------------------------------------------------------------
+
+
+def far_apart(op, version):
+    """Offsets past 2**31: of each tensor, and of the incoming gradient."""
+    shape = (3, 16) if op.letters == "... N" else far_shape(op)
+    inputs = inputs_of(op, shape, torch.float16)
+    for k, (label, t) in enumerate(zip(op.tensors, inputs)):
+        if (far := cases.spaced(t.detach())) is not None:
+            given = [*inputs[:k], far.requires_grad_(t.requires_grad), *inputs[k + 1 :]]
+            check(op, version, given, f"{label} far apart", cases.near(op.eager))
+    again = inputs_of(op, shape, torch.float16)
+    ys = outputs(op.eager(*again))
+    dys = [cases.spaced(torch.randn_like(y)) for y in ys]
+    if any(dy is None for dy in dys):
+        return
+    near = [dy.contiguous() for dy in dys]
+    for a, b in zip(gradients(version, inputs, dys), gradients(op.eager, again, near), strict=True):
+        assert_close(a, b, torch.float16, "dy far apart")
+
+
+def far_shape(op):
+    """Three of everything, but for a K or D of 16: each tensor has a dimension that can be far apart."""
+    sizes = {"K": 16, "D": 16, "S": 3, "B": 2}
+    return tuple(sizes.get(letter, 3) for letter in op.letters.split())
+
+
+# --- bad input -----------------------------------------------------------------------------------------------
+
+
+def bad_input(op, version):
+    """Each is refused in a sentence that names the call, and says what is wrong."""
+    inputs = detached(inputs_of(op))
+    x, *rest = inputs
+    wrong = {
+        "a list": ([x.tolist(), *rest], TypeError),
+        "integers": ([x.int(), *rest], TypeError),
+        "complex": ([x.to(torch.complex64), *rest], TypeError),
+        "a device with no kernels": ([t.to("meta") for t in inputs], ValueError),
+        "a scalar": ([x.flatten()[0], *rest], ValueError),
+    }
+    for k, (label, t) in enumerate(zip(op.tensors, inputs)):
+        if len(inputs) == 1 or op.tensors[label].endswith("R frozen"):
+            continue  # rope's tables have a dtype of their own
+        before, after = inputs[:k], inputs[k + 1 :]
+        wrong |= {
+            f"another dtype of {label}": ([*before, t.half(), *after], TypeError),
+            f"another size of {label}": ([*before, torch.cat([t, t], -1), *after], ValueError),
+            f"another device of {label}": ([*before, t.to("meta"), *after], ValueError),
+        }
+    for what, (bad, kind) in wrong.items():
+        with pytest.raises(kind) as caught:
+            version(*bad)
+        sentence = str(caught.value)
+        assert version.__name__ in sentence, (what, sentence)
+        assert len(sentence) > 40, (what, sentence)
+
+
+# --- on a GPU ------------------------------------------------------------------------------------------------
+
+
+def cuda_graph(op, version):
+    inputs = detached(inputs_of(op, op.small_shape))
+    version(*inputs)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        ys = outputs(version(*inputs))
+    for t in inputs:
+        t.normal_()
+    graph.replay()
+    assert all(map(torch.equal, ys, outputs(version(*inputs))))
+
+
+def current_stream(op, version):
+    """A launch on the default stream would read x before the long kernels of this stream have written it."""
+    inputs = detached(inputs_of(op, op.small_shape))
+    long = torch.zeros(2**28, device=inputs[0].device)
+    late = [t + 1 for t in inputs]
+    want = outputs(version(*late))
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        for _ in range(16):
+            long += 1
+        got = outputs(version(*[t + 1 + long[0] * 0 for t in inputs]))
+    torch.cuda.synchronize()
+    assert all(map(torch.equal, got, want))
+
+
+def no_host_sync(op, version):
+    inputs = inputs_of(op, op.small_shape)
+    gradients(version, inputs)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        gradients(version, inputs)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def second_gpu(op, version):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    inputs = op.inputs(odd(op), torch.float32, torch.device("cuda:1"))
+    check(op, version, inputs, "on the second GPU")
+
+
+def cpu_input(op, version):
+    inputs = op.inputs(odd(op), torch.float32, torch.device("cpu"))
+    with pytest.raises(ValueError, match="eager"):
+        version(*inputs)
+
+
+def real_sizes(op, version):
+    """The benchmarks' smallest shape, with a row more, so that no tile fits."""
+    shape = min(op.bench_shapes, key=lambda s: op.bytes_moved(s, 4, True))
+    shape = (shape[0] + 1, *shape[1:])
+    if op.checked_elements:
+        shape = (min(shape[0], op.checked_elements // torch.Size(shape[1:]).numel()), *shape[1:])
+    for dtype in op.dtypes:
+        check(op, version, inputs_of(op, shape, dtype), f"{shape}, {dtype}")
+
+
+def more_rows_compile_nothing(op, version):
+    """Another number of rows takes the kernels that are there."""
+    first, *rest = [(rows, *op.small_shape[1:]) for rows in (1000, 1001, 3000)]
+    gradients(version, inputs_of(op, first))
+    with count_compilations() as names:
+        for shape in rest:
+            gradients(version, inputs_of(op, shape))
+    assert not names, names
+
+
+@contextlib.contextmanager
+def count_compilations():
+    """The names of the Triton kernels compiled inside."""
+    import triton
+
+    knobs, names = triton.knobs.runtime, []
+    before = knobs.jit_post_compile_hook
+    knobs.jit_post_compile_hook = lambda **how: names.append(how.get("repr"))
+    try:
+        yield names
+    finally:
+        knobs.jit_post_compile_hook = before
+
+
+# The cheap ones first: most mutants die at once.
+VALUES = [values, specials, empty, layouts, leading_sizes, gradient_layouts, gradients_one_by_one]
+AUTOGRAD = [second_backward, second_derivative_raises, same_bits, checkpoint, autocast, vmap_raises]
+LIBRARY = [compiled, registered]
+ON_A_GPU = [
+    cuda_graph, current_stream, no_host_sync, second_gpu, cpu_input, real_sizes, more_rows_compile_nothing,
+]  # fmt: skip

@@ -1,0 +1,72 @@
+"""Any call: shape, dtype, layouts, which gradients, and the layout of the incoming gradient, all drawn."""
+
+import os
+
+from lib.measure.bench import outputs
+from lib.measure.check import check_against_float64
+from lib.tests.ops import battery, cases
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+EXAMPLES = int(os.environ.get("FUSED_KERNELS_EXAMPLES", 25))
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def any_call(op, version):
+    """The float64 rule holds for whatever call hypothesis draws, the same ones in every run."""
+
+    @settings(max_examples=EXAMPLES, deadline=None, derandomize=True, database=None)
+    @given(data=st.data())
+    def holds(data):
+        torch.manual_seed(data.draw(st.integers(0, 999), "seed"))
+        shape = _shape(op, data)
+        inputs = battery.inputs_of(op, shape, data.draw(st.sampled_from(DTYPES), "dtype"))
+        for k, t in enumerate(inputs):
+            ways = ["as it is", *(cases.layouts(t.detach()) if t.numel() else [])]
+            way = data.draw(st.sampled_from(ways), f"layout of input {k}")
+            asked = t.requires_grad and data.draw(st.booleans(), f"gradient of input {k}")
+            laid = t if way == ways[0] else cases.layouts(t.detach())[way]
+            inputs[k] = laid.detach().requires_grad_(asked)
+        eager = battery.definition(op, inputs[0].dtype)
+        incoming = data.draw(st.sampled_from(["contiguous", "expanded", "transposed"]), "dy")
+        check_against_float64(_with_dy(version, incoming), _with_dy(eager, incoming), *inputs)
+
+    holds()
+
+
+def _shape(op, data):
+    if op.letters == "... N":
+        leading = data.draw(st.lists(st.integers(0, 9), max_size=3), "leading sizes")
+        return (*leading, data.draw(st.integers(1, 70), "N"))
+    sizes = st.integers(1, 40)
+    shape = [data.draw(sizes, letter) for letter in op.letters.split()]
+    return tuple(shape)
+
+
+class _Relaid(torch.autograd.Function):
+    """y itself; its gradient, of the same numbers, in another layout."""
+
+    @staticmethod
+    def forward(ctx, y, how):
+        ctx.how = how
+        return y.view_as(y)
+
+    @staticmethod
+    def backward(ctx, dy):
+        if ctx.how == "expanded":
+            return dy.flatten()[:1].expand(dy.numel()).view(dy.shape) if dy.numel() else dy, None
+        return dy.transpose(0, -1).contiguous().transpose(0, -1), None
+
+
+def _with_dy(version, how):
+    """The version, whose backward pass gets its gradient in that layout."""
+    if how == "contiguous":
+        return version
+
+    def relaid(*inputs):
+        ys = [_Relaid.apply(y, how) for y in outputs(version(*inputs))]
+        return ys[0] if len(ys) == 1 else tuple(ys)
+
+    return relaid
