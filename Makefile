@@ -21,11 +21,12 @@ export PYTHONUNBUFFERED := 1
 # Notebooks of the reader's own choice: make run NB=30
 NB ?=
 OP ?=
+REF ?= HEAD
 LAB ?=
 # Two workers suit two cores; more need memory for the C++ compiler.
 JOBS ?= 2
 
-.PHONY: help lab test test-gpu sanitize run record bench sweep text notebooks progress clean
+.PHONY: help lab test test-gpu sanitize launch-diff run record bench sweep text notebooks progress clean
 .DEFAULT_GOAL := help
 
 help:  ## print this help
@@ -62,6 +63,9 @@ sanitize: $(READY)  ## all kernels under compute-sanitizer, memcheck and raceche
 		$(PY) -m lib.measure.sanitize $(if $(OP),--op $(OP))
 	PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool racecheck --error-exitcode 1 \
 		$(PY) -m lib.measure.sanitize --without-cublas $(if $(OP),--op $(OP))
+
+launch-diff: $(READY)  ## do the ops launch the same as at a commit, kernels and PTX: make launch-diff REF=main [OP=gelu]
+	$(PY) -m lib.measure.launch_diff $(REF) $(if $(OP),--op $(OP))
 
 run: $(READY)  ## execute notebooks in a scratch copy: make run NB=30
 	$(PY) -m lib.recorded.notebooks run $(NB)

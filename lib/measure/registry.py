@@ -231,7 +231,8 @@ GELU = Op(
     eager=gelu.gelu_eager,
     versions={"triton": gelu.gelu_triton, "cuda": gelu.gelu_cuda},
     registered=(gelu.gelu_op,),
-    tensors={"x": "... N"},
+    tensors={"x": "..."},
+    letters="...",
     configurations={"tanh": {"approximate": "tanh"}, "erf": {"approximate": "none"}},
     # forward: read x, write y; backward: read dy and x, write dx
     bytes_moved=lambda shape, itemsize, gradients, approximate: (

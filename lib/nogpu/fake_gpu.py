@@ -205,10 +205,18 @@ def grad(outputs, inputs, grad_outputs=None, allow_unused=False, **_):
         if is_leaf or node not in received:
             continue
         dys = [received[node].get(i) for i in range(len(node._input_metadata))]
-        dxs = node(*dys)
-        for (next_node, i), dx in zip(node.next_functions, _as_list(dxs)):
+        for (next_node, i), dx in _gradients_of(node, dys):
             _give(received, next_node, i, dx)
     return tuple(received.get(edge.node, {}).get(edge.output_nr) for edge in input_edges)
+
+
+def _gradients_of(node, dys):
+    """((next node, which of its outputs), gradient) for the inputs of a node."""
+    if not isinstance(node, torch.autograd.function.BackwardCFunction):
+        return zip(node.next_functions, _as_list(node(*dys)))
+    # A torch.autograd.Function returns a gradient for each argument, tensor or not.
+    dxs = [dx for dx, needed in zip(_as_list(node.apply(*dys)), node.needs_input_grad) if needed]
+    return zip([edge for edge in node.next_functions if edge[0] is not None], dxs)
 
 
 def _give(received, node, i, gradient):

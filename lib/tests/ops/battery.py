@@ -39,7 +39,7 @@ def odd(op):
 
 def definition(op, dtype):
     """eager, in 16 bits computed in float32: some CPUs' own bfloat16 products let NaN into other rows."""
-    exact = machine.HAS_GPU or dtype == torch.float32 or op.letters == "... N"
+    exact = machine.HAS_GPU or dtype == torch.float32 or op.letters.startswith("...")
     return op.eager if exact else cases.in_float32(op.eager)
 
 
@@ -85,7 +85,9 @@ def specials(op, version):
     """NaN, infinities and large numbers stand in the result where eager has them."""
     for dtype in (torch.float32, torch.bfloat16):
         eager = definition(op, dtype)
-        inputs = cases.with_specials(inputs_of(op, dtype=dtype), eager, op.letters == "... N")
+        inputs = cases.with_specials(
+            inputs_of(op, dtype=dtype), eager, op.letters.startswith("...")
+        )
         check(op, version, inputs, f"NaN and infinities, {dtype}", eager)
 
 
@@ -254,7 +256,7 @@ def registered(op, version):
 
 def far_apart(op, version):
     """Offsets past 2**31: of each tensor, and of the incoming gradient."""
-    shape = (3, 16) if op.letters == "... N" else far_shape(op)
+    shape = (3, 16) if op.letters.startswith("...") else far_shape(op)
     inputs = inputs_of(op, shape, torch.float16)
     for k, (label, t) in enumerate(zip(op.tensors, inputs)):
         if (far := cases.spaced(t.detach())) is not None:
@@ -279,30 +281,40 @@ def far_shape(op):
 # --- bad input -----------------------------------------------------------------------------------------------
 
 
-def bad_input(op, version):
-    """Each is refused in a sentence that names the call, and says what is wrong."""
+def wrong_calls(op):
+    """(what is wrong, inputs, the error it raises)."""
     inputs = detached(inputs_of(op))
     x, *rest = inputs
-    wrong = {
-        "a list": ([x.tolist(), *rest], TypeError),
-        "integers": ([x.int(), *rest], TypeError),
-        "complex": ([x.to(torch.complex64), *rest], TypeError),
-        "a device with no kernels": ([t.to("meta") for t in inputs], ValueError),
-        "a scalar": ([x.flatten()[0], *rest], ValueError),
-    }
+    yield "a list", [x.tolist(), *rest], TypeError
+    yield "integers", [x.int(), *rest], TypeError
+    yield "complex", [x.to(torch.complex64), *rest], TypeError
+    yield "a device with no kernels", [t.to("meta") for t in inputs], ValueError
+    if op.letters != "...":
+        yield "a scalar", [x.flatten()[0], *rest], ValueError
     for k, (label, t) in enumerate(zip(op.tensors, inputs)):
         if len(inputs) == 1 or op.tensors[label].endswith("R frozen"):
             continue  # rope's tables have a dtype of their own
-        before, after = inputs[:k], inputs[k + 1 :]
-        wrong |= {
-            f"another dtype of {label}": ([*before, t.half(), *after], TypeError),
-            f"another size of {label}": ([*before, torch.cat([t, t], -1), *after], ValueError),
-            f"another device of {label}": ([*before, t.to("meta"), *after], ValueError),
-        }
-    for what, (bad, kind) in wrong.items():
+        for what, other, kind in (
+            ("dtype", t.half(), TypeError),
+            ("size", t.repeat([2] * t.dim()), ValueError),
+            ("device", t.to("meta"), ValueError),
+        ):
+            yield f"another {what} of {label}", [*inputs[:k], other, *inputs[k + 1 :]], kind
+
+
+def sentences(op, version):
+    """{what is wrong: the sentence that says so}."""
+    found = {}
+    for what, inputs, kind in wrong_calls(op):
         with pytest.raises(kind) as caught:
-            version(*bad)
-        sentence = str(caught.value)
+            version(*inputs)
+        found[what] = str(caught.value)
+    return found
+
+
+def bad_input(op, version):
+    """Each is refused in a sentence that names the call, and says what is wrong."""
+    for what, sentence in sentences(op, version).items():
         assert version.__name__ in sentence, (what, sentence)
         assert len(sentence) > 40, (what, sentence)
 

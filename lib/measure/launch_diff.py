@@ -1,0 +1,240 @@
+"""Do two states of lib/ops launch the same? Compared with no GPU, as an H200 would be given it.
+
+    python -m lib.measure.launch_diff REF [--op gelu]        `make launch-diff REF=… [OP=gelu]`
+
+For each version of an op, dtype and shape of the registry, forward and backward, with tensors that have no
+memory: every launch at the commit REF and now (kernel, grid, types and divisibility of the arguments,
+constexprs, warps and stages), and the PTX that Triton makes of each kernel for compute capability 9.0. What
+differs is printed, and the exit status is 1. A kernel may have another name.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import functools
+import importlib
+import importlib.util
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from unittest import mock
+
+from lib.measure.bench import outputs
+from lib.nogpu.compile_only import Signature, compile_for, signature_of
+from lib.nogpu.fake_gpu import fake_gpu
+from lib.recorded.results import ROOT
+
+import torch
+import triton
+from torch._subclasses.fake_tensor import FakeTensor
+from tqdm import tqdm
+from triton.runtime.jit import JITFunction
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+_TYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """One launch, without its tensors; `kernel` is the JITFunction."""
+
+    kernel: object = dataclasses.field(compare=False)
+    grid: tuple
+    signature: str
+    num_warps: int
+    num_stages: int
+    made_of: object = dataclasses.field(compare=False)  # the Signature
+
+    def __str__(self):
+        return (
+            f"{self.kernel.__name__}{self.grid} {self.signature} {self.num_warps}/{self.num_stages}"
+        )
+
+
+@contextlib.contextmanager
+def _compiled_kernels():
+    """Inside, @triton.jit makes kernels to compile, in a process that otherwise interprets them."""
+    before = triton.knobs.runtime.interpret
+    triton.knobs.runtime.interpret = False
+    try:
+        yield
+    finally:
+        triton.knobs.runtime.interpret = before
+
+
+def _fresh_registry():
+    """The registry with ops whose kernels are to be compiled; the process keeps its own."""
+    ours = [
+        n
+        for n in sys.modules
+        if n.startswith(("lib.ops", "lib.measure.registry", "lib.measure.matmul"))
+    ]
+    kept = {name: sys.modules.pop(name) for name in ours}
+    libraries = _as_if_undefined()
+    try:
+        with _compiled_kernels(), libraries:
+            return importlib.import_module("lib.measure.registry")
+    finally:
+        for name in [n for n in sys.modules if n in kept]:
+            del sys.modules[name]
+        sys.modules.update(kept)
+
+
+def _as_if_undefined():
+    """Inside, custom_op gives the function: the names are taken, and a fake GPU runs no registered op."""
+
+    class Registered:
+        def __init__(self, function):
+            self.function, self._name = function, function.__name__
+
+        def __call__(self, *args, **how):
+            return self.function(*args, **how)
+
+        def register_fake(self, function):
+            return function
+
+        def register_autograd(self, *_, **__):
+            pass
+
+    return mock.patch.object(torch.library, "custom_op", return_value=Registered)
+
+
+def _module_at(ref, name, folder):
+    """lib/ops/<name>.py as it was at a commit."""
+    show = ["git", "show", f"{ref}:lib/ops/{name}.py"]
+    text = subprocess.run(show, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    path = Path(folder, f"{name}_at_ref.py")
+    path.write_text(text)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    with _compiled_kernels(), _as_if_undefined():
+        spec.loader.exec_module(module)
+    return module
+
+
+def _with_module(op, module):
+    def taken(versions):
+        return {name: getattr(module, v.__name__) for name, v in versions.items() if name != "cuda"}
+
+    return dataclasses.replace(op, versions=taken(op.versions), in_place=taken(op.in_place))
+
+
+def launches_of(call):
+    """The launches of one call, under fake_gpu: nothing runs."""
+    found = []
+
+    def run(self, *args, grid, warmup=False, num_warps=4, num_stages=3, **named):
+        signature = _signature(self, args, named)
+        found.append(Launch(self, tuple(grid), repr(signature), num_warps, num_stages, signature))
+
+    with mock.patch.object(JITFunction, "run", run):
+        call()
+    return found
+
+
+def _signature(kernel, args, named):
+    """signature_of, with TMA descriptors among the arguments."""
+    names = [p.name for p in kernel.params]
+    values = dict(zip(names, args)) | named
+    described = {n: v for n, v in values.items() if isinstance(v, TensorDescriptor)}
+    plain = signature_of(kernel, **{n: 16 if n in described else v for n, v in values.items()})
+    types = {n: _description(described[n]) if n in described else t for n, t in plain.types.items()}
+    divisible = [n for n in plain.divisible_by_16 if n not in described]
+    return Signature(types, plain.constexprs, divisible)
+
+
+def _description(descriptor):
+    return f"tensordesc<{_TYPES[descriptor.base.dtype]}{list(descriptor.block_shape)}>"
+
+
+def cases_of(op):
+    """(label, function without arguments) of every call that is compared."""
+    for label in op.configurations:
+        configured = op.configured(label)
+        shapes = dict.fromkeys(configured.bench_shapes + configured.odd_shapes)
+        for name, version in configured.all_versions().items():
+            for shape in (
+                shapes if label == next(iter(op.configurations)) else configured.bench_shapes[:1]
+            ):
+                for dtype in op.dtypes:
+                    case = " ".join(
+                        filter(None, (op.name, label, name, str(shape), str(dtype)[6:]))
+                    )
+                    yield case, functools.partial(_both_passes, configured, version, shape, dtype)
+
+
+def _both_passes(op, version, shape, dtype):
+    empty = functools.partial(torch.empty, dtype=dtype, device="cuda")
+    inputs = op.inputs(shape, dtype, torch.device("cuda"), draw=empty)
+    with torch.no_grad():
+        version(*(t.detach() for t in inputs))
+    ys = outputs(version(*inputs))
+    leaves = [t for t in inputs if t.requires_grad]
+    torch.autograd.grad(ys, leaves, [torch.empty_like(y) for y in ys])
+
+
+def _data_ptr(tensor):
+    return 4096 + tensor.storage_offset() * tensor.itemsize
+
+
+def differences(op, before):
+    """Sentences: the cases in which `op` launches otherwise than `before`, and kernels of other PTX."""
+    pairs, found = {}, []
+    old_cases = dict(cases_of(before))
+    for case, call in tqdm(list(cases_of(op)), desc=op.name, unit="case"):
+        with fake_gpu(), mock.patch.object(FakeTensor, "data_ptr", _data_ptr):
+            new, old = launches_of(call), launches_of(old_cases[case])
+        for a, b in zip(old, new):
+            if a != b:
+                found.append(f"{case}:\n  before {a}\n  now    {b}")
+                break
+            pairs[a.kernel.__name__, b.kernel.__name__, b.signature, b.num_warps, b.num_stages] = (
+                a,
+                b,
+            )
+        if len(old) != len(new):
+            found.append(f"{case}: {len(old)} launches before, {len(new)} now")
+    for a, b in tqdm(pairs.values(), desc=f"{op.name}, PTX", unit="kernel"):
+        texts = [_ptx_of(launch) for launch in (a, b)]
+        if texts[0] != texts[1]:
+            found.append(f"{b}: its PTX is another")
+    return found, len(pairs)
+
+
+def _ptx_of(launch):
+    with triton.knobs.compilation.scope():
+        triton.knobs.compilation.disable_line_info = True
+        how = {"num_warps": launch.num_warps, "num_stages": launch.num_stages}
+        ptx = compile_for(launch.kernel, launch.made_of, **how).ptx
+    ptx = ptx.replace(launch.kernel.__name__, "kernel")
+    return re.sub(r"(?m)^\s*(//|\.file).*\n", "", ptx)
+
+
+def main(argv=None):
+    """Command line; see the module's docstring."""
+    parser = argparse.ArgumentParser(prog="python -m lib.measure.launch_diff")
+    parser.add_argument("ref", help="a commit")
+    parser.add_argument("--op", help="one op; default: all")
+    options = parser.parse_args(argv)
+    registry, failed = _fresh_registry(), False
+    with tempfile.TemporaryDirectory() as folder:
+        for op in [registry.find(options.op)] if options.op else registry.OPS.values():
+            before = _with_module(op, _module_at(options.ref, op.name, folder))
+            found, n_kernels = differences(_without_cuda(op), before)
+            print(
+                "\n".join(found)
+                or f"{op.name}: the same launches, {n_kernels} kernels of the same PTX"
+            )
+            failed |= bool(found)
+    return 1 if failed else 0
+
+
+def _without_cuda(op):
+    return dataclasses.replace(op, versions={n: v for n, v in op.versions.items() if n != "cuda"})
+
+
+if __name__ == "__main__":
+    sys.exit(main())
