@@ -3,7 +3,9 @@
 # The environment is .venv, made once from the pins in pyproject.toml. To use an environment of your own, such
 # as the one of environment.yml, name its Python: `make lab PY=python`.
 
-VENV  := .venv
+# make test-all VERSIONS="torch==2.11.0 triton==3.6.0": other versions than the pins, in an environment of their own.
+VERSIONS ?=
+VENV  := .venv$(if $(VERSIONS),-versions)
 STAMP := $(VENV)/.installed
 # The first Python in the supported range.
 FIND_PYTHON = for p in python3 python3.12 python3.11; do \
@@ -25,8 +27,10 @@ REF ?= HEAD
 LAB ?=
 # Two workers suit two cores; more need memory for the C++ compiler.
 JOBS ?= 2
+PYTEST = CUDA_VISIBLE_DEVICES= $(PY) -m pytest -n $(JOBS) --dist worksteal
+NOTEBOOKS = $(sort $(wildcard notebooks/[0-9]*.ipynb))
 
-.PHONY: help lab test test-gpu sanitize launch-diff run record bench sweep text notebooks progress clean
+.PHONY: help lab test test-all test-gpu sanitize launch-diff run record bench sweep text notebooks progress clean
 .DEFAULT_GOAL := help
 
 help:  ## print this help
@@ -41,6 +45,7 @@ $(STAMP): pyproject.toml
 	@extras=course; if $(HAS_GPU) && ! command -v nvcc >/dev/null; then extras=course,nvcc; fi; \
 	echo "installing the packages of pyproject.toml [$$extras]"; \
 	$(VENV)/bin/python -m pip install --quiet -e ".[$$extras]"
+	$(if $(VERSIONS),$(VENV)/bin/python -m pip install --quiet $(VERSIONS))
 	@touch $@
 
 lab: $(READY)  ## open the course in JupyterLab; extra options in LAB="--no-browser --port 8889"
@@ -48,11 +53,14 @@ lab: $(READY)  ## open the course in JupyterLab; extra options in LAB="--no-brow
 	$(PY) -m jupyter lab --ServerApp.root_dir="$(CURDIR)" \
 		--LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb $(LAB)
 
-test: $(READY)  ## lint, tests, and every notebook executed; no GPU needed
+test: $(READY)  ## lint, the quick tests, every notebook executed; no GPU needed, ten minutes on two cores
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
-	CUDA_VISIBLE_DEVICES= $(PY) -m pytest -n $(JOBS) --dist worksteal --nbmake --nbmake-timeout=300 \
-		lib/tests $(sort $(wildcard notebooks/[0-9]*.ipynb))
+	$(PYTEST) -m "not nightly" --nbmake --nbmake-timeout=300 lib/tests $(NOTEBOOKS)
+
+test-all: $(READY)  ## every test, all mutants, every notebook: before a change to lib/ops is done; no GPU needed
+	$(PY) -m ruff check .
+	FUSED_KERNELS_EXAMPLES=400 $(PYTEST) --nbmake --nbmake-timeout=600 lib/tests $(NOTEBOOKS)
 
 test-gpu: $(READY)  ## the tests on this machine's GPU, big sizes included
 	$(PY) -m pytest lib/tests
@@ -94,5 +102,5 @@ progress: $(READY)  ## which exercises you have solved
 	@$(PY) -m lib.exercises
 
 clean:  ## remove the environment, caches and throw-away files; your progress stays
-	rm -rf $(VENV) notebooks/text .pytest_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf .venv .venv-versions notebooks/text .pytest_cache .ruff_cache .hypothesis build *.egg-info
 	find . -name __pycache__ -o -name .ipynb_checkpoints | xargs rm -rf
