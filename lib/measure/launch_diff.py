@@ -105,7 +105,11 @@ def _module_at(ref, name, folder):
     """lib/ops/<name>.py as it was at a commit."""
     show = ["git", "show", f"{ref}:lib/ops/{name}.py"]
     text = subprocess.run(show, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    path = Path(folder, f"{name}_at_ref.py")
+    return _load(text, Path(folder, f"{name}_at_ref.py"))
+
+
+def _load(text, path):
+    """A module from its text, with kernels to compile."""
     path.write_text(text)
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
