@@ -22,8 +22,8 @@ from lib.measure import bench
 from lib.measure.check import CheckError
 from lib.profiling import events_of, profiled
 from lib.profiling.cost import utilisation
+from lib.profiling.events import trimmed
 from lib.profiling.memory import memory_of
-from lib.profiling.trimming import trimmed
 from lib.recorded import results
 
 import torch

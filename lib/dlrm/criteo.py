@@ -8,13 +8,10 @@ Tensors   Batch: dense (N, 13) float32 = log1p(max(x, 0)), missing = 0; sparse (
 Errors    CriteoError, a ValueError, with file and line; with on_bad="skip" a bad row is left out and counted.
 """
 
-import array
-import binascii
 import collections
 import dataclasses
 import gzip
 import os
-import re
 import zlib
 from pathlib import Path
 from typing import NamedTuple
@@ -47,7 +44,6 @@ SAMPLE_TRAIN = _SAMPLE / "train.parquet"
 SAMPLE_VALIDATION = _SAMPLE / "validation.parquet"
 
 _BLOCK_BYTES = 1 << 23  # text parsed at a time: some 40,000 rows
-_LONGEST_LINE = 1 << 20  # bytes; a row of Criteo's has about 250
 _EXAMPLES = 20
 
 
@@ -73,323 +69,207 @@ class Batch(NamedTuple):
 
 @dataclasses.dataclass
 class Report:
-    """What a reading gave: rows handed out, and the bad ones with their line numbers.
-
-    bad_lines has every number, eight bytes each; counts says how many of each kind; examples tells of the
-    first 20 in words.
-    """
+    """What a reading gave: good rows, and of the bad lines how many of each kind and the first 20 in words."""
 
     file: str
     rows: int = 0
-    bad_lines: array.array = dataclasses.field(default_factory=lambda: array.array("q"))
     counts: collections.Counter = dataclasses.field(default_factory=collections.Counter)
     examples: list = dataclasses.field(default_factory=list)
 
     def add(self, line, kind, why):
         """Count one bad line."""
-        self.bad_lines.append(line)
         self.counts[kind] += 1
         if len(self.examples) < _EXAMPLES:
             self.examples.append(f"line {line}: {why}")
 
     def __str__(self):
-        told = [f"{self.file}: {self.rows:,} rows read, {len(self.bad_lines):,} bad lines left out"]
-        told += [f"  {kind}: {count:,}" for kind, count in self.counts.most_common()]
-        told += [f"  {example}" for example in self.examples]
-        more = len(self.bad_lines) - len(self.examples)
-        return "\n".join([*told, f"  and {more:,} more, in .bad_lines"] if more else told)
+        n_bad = self.counts.total()
+        text = [f"{self.file}: {self.rows:,} rows read, {n_bad:,} bad lines left out"]
+        text += [f"  {kind}: {count:,}" for kind, count in self.counts.most_common()]
+        text += [f"  {example}" for example in self.examples]
+        more = [f"  and {n_bad - _EXAMPLES:,} more"] * (n_bad > _EXAMPLES)
+        return "\n".join(text + more)
 
 
-# --- from a file to blocks of whole lines --------------------------------------------------------------------
+# --- TSV -----------------------------------------------------------------------------------------------------
 
 
-class _DamageError(Exception):
-    """The file breaks off after the lines given so far; (kind, why)."""
+def read_tsv(path, on_bad="error", progress=True):
+    """(table of SCHEMA, Report) of a whole TSV file.
 
-
-def _pieces(file, piece_bytes, progress):
-    """The bytes of an open file, piece by piece, told to the progress bar."""
-    while piece := file.read(piece_bytes):
-        progress.update(len(piece))
-        yield piece
-
-
-def _unzipped(pieces):
-    """The bytes inside gz `pieces`, of several gz files on end as well; _DamageError where they break off."""
-    decoder = None  # None between two of them
-    for piece in pieces:
-        while piece := (piece if decoder else piece.lstrip(b"\0")):  # zeros may pad the end
-            decoder = decoder or zlib.decompressobj(wbits=31)
-            try:
-                text = decoder.decompress(piece)
-            except zlib.error as error:
-                raise _DamageError("gz damaged", f"the gz data is damaged here ({error})") from None
-            if text:
-                yield text
-            piece = decoder.unused_data
-            decoder = None if decoder.eof else decoder
-    if decoder:
-        raise _DamageError("gz cut short", "the gz data ends here, cut short; fetch the file again")
-
-
-def _blocks(pieces, block_bytes):
-    """Blocks of about `block_bytes` that end where a line ends. After damage the unfinished line is dropped."""
-    held, damage = b"", None
-    try:
-        for piece in pieces:
-            held += piece
-            end = held.rfind(b"\n") + 1
-            if not end and len(held) > _LONGEST_LINE:
-                raise _DamageError(
-                    "endless line", f"no line end in {len(held):,} bytes: this is no TSV"
-                )
-            if len(held) >= block_bytes and end:
-                yield held[:end]
-                held = held[end:]
-    except _DamageError as error:
-        damage, held = error, held[: held.rfind(b"\n") + 1]
-    if held:
-        yield held
-    if damage:
-        raise damage
-
-
-# --- from a block to columns ---------------------------------------------------------------------------------
-
-
-def _text_columns(block):
-    """The block's rows of 40 fields as a table of strings, '' being null, and {line: its width}."""
-    wrong_width = {}
-
-    def skip(row):
-        wrong_width[row.number] = row.actual_columns
-        return "skip"
-
-    table = pyarrow.csv.read_csv(
-        pa.BufferReader(block),
-        # One chunk and one thread, or else rows have no numbers.
-        pyarrow.csv.ReadOptions(column_names=COLUMNS, use_threads=False, block_size=len(block) + 1),
-        pyarrow.csv.ParseOptions(
-            delimiter="\t", quote_char=False, ignore_empty_lines=False, invalid_row_handler=skip
-        ),
-        pyarrow.csv.ConvertOptions(
-            column_types=dict.fromkeys(COLUMNS, pa.string()),
-            null_values=[""],
-            strings_can_be_null=True,
-            check_utf8=False,
-        ),
-    )
-    return table, wrong_width
-
-
-def _bytes_of(strings):
-    """A list of bytes objects, None where null: strings need not be UTF-8."""
-    return strings.cast(pa.binary()).to_pylist()
-
-
-def _labels(strings):
-    """(int8 array, bad): 0 or 1, and nothing else."""
-    found = pc.index_in(strings, pa.array(["0", "1"])).cast(pa.int8())  # null where it is neither
-    return found, np.asarray(found.is_null()) if found.null_count else None
-
-
-def _integers(strings):
-    """(int64 array, bad), bad None when all are well."""
-    # Arrow's cast is the fast way; but it would take 0x10 for 16.
-    if b"x" not in _characters(strings).tobytes().lower():
-        try:
-            return pc.cast(strings, pa.int64()), None
-        except pa.ArrowInvalid:
-            pass  # find out which
-    # Python refuses to read much longer numbers
-    return _one_by_one(strings, rb"-?[0-9]{1,4000}", int, pa.int64())
-
-
-def _tokens(strings):
-    """(uint32 array, bad), bad None when all are well; one to eight hex digits each."""
-    characters = _characters(strings)
-    lengths = np.diff(_offsets(strings))
-    null = np.asarray(strings.is_null())
-    if lengths.max(initial=0) <= 8:
-        # (N, 8) digits, zeros in front; a missing token is eight zeros until it is made null
-        digits = np.full((len(strings), 8), ord("0"), np.uint8)
-        digits[np.arange(8) >= 8 - lengths[:, None]] = characters
-        try:
-            values = np.frombuffer(binascii.unhexlify(digits.tobytes()), ">u4")
-            return pa.array(values.astype(np.uint32), mask=null), None
-        except binascii.Error:
-            pass  # find out which
-    return _one_by_one(strings, rb"[0-9a-fA-F]{1,8}", lambda digits: int(digits, 16), pa.uint32())
-
-
-def _offsets(strings):
-    """Where each string begins and ends in the characters, (N + 1,) int32."""
-    return np.frombuffer(strings.buffers()[1], np.int32)[strings.offset :][: len(strings) + 1]
-
-
-def _characters(strings):
-    """The characters of all strings on end, uint8."""
-    offsets, characters = _offsets(strings), strings.buffers()[2]
-    if characters is None or not len(strings):
-        return np.empty(0, np.uint8)
-    return np.frombuffer(characters, np.uint8)[offsets[0] : offsets[-1]]
-
-
-def _one_by_one(strings, pattern, convert, dtype):
-    """(array, bad): the slow way, for a column in which something is wrong."""
-    matches = re.compile(pattern).fullmatch
-    texts = _bytes_of(strings)
-    values = [convert(t) if t is not None and matches(t) else None for t in texts]
-    if dtype == pa.int64():
-        values = [v if v is None or -(2**63) <= v < 2**63 else None for v in values]
-    bad = [v is None and t is not None for v, t in zip(values, texts)]
-    return pa.array(values, dtype), np.array(bad, bool)
-
-
-_KINDS = {
-    LABEL: ("label", _labels, "0 or 1"),
-    **dict.fromkeys(DENSE, ("integer", _integers, "a whole number of 64 bits")),
-    **dict.fromkeys(SPARSE, ("token", _tokens, "a token of 1 to 8 hex digits")),
-}
-
-
-def _parse(block):
-    """(table of the good rows, {line in the block, from 1: (kind, why it is bad)}, lines in the block)."""
-    n_lines = block.count(b"\n") + (not block.endswith(b"\n"))
-    if b"\r" in block:  # a stray one would count as a line end
-        block = block.replace(b"\r\n", b"\n").replace(b"\r", b"?")
-    texts, wrong_width = _text_columns(block)
-    bad = {line: _width_problem(width) for line, width in wrong_width.items()}
-    lines = np.setdiff1d(np.arange(1, n_lines + 1), list(wrong_width))
-
-    columns, keep = [], np.ones(len(texts), bool)
-    for name in COLUMNS:
-        kind, convert, wanted = _KINDS[name]
-        strings = texts[name].combine_chunks()
-        values, wrong = convert(strings)
-        columns.append(values)
-        for row in [] if wrong is None else np.flatnonzero(wrong & keep):
-            bad[int(lines[row])] = kind, f"{name} is {_quoted(strings[row])}, not {wanted}"
-            keep[row] = False
-    table = pa.table(columns, schema=SCHEMA)
-    return (table if keep.all() else table.filter(pa.array(keep))), bad, n_lines
-
-
-def _width_problem(width):
-    test_file = "; has it no label, as Kaggle's test.txt?" if width == len(COLUMNS) - 1 else ""
-    return "column count", f"{width} columns instead of {len(COLUMNS)}{test_file}"
-
-
-def _quoted(value):
-    text = value.cast(pa.binary()).as_py()
-    if text is None:
-        return "missing"
-    text = text.decode(errors="replace")
-    return repr(text if len(text) <= 40 else text[:40] + "…")
-
-
-# --- readers -------------------------------------------------------------------------------------------------
-
-
-class TsvReader:
-    """Criteo's TSV as a stream: iterating gives tables of SCHEMA, some 40,000 rows each, of any size of file.
-
-    on_bad: "error" raises CriteoError at the first bad line, after the blocks before it; "skip" leaves bad
-    lines out. `report` tells of the latest iteration; of a gz cut short it counts the line where it breaks off.
-    Raises FileNotFoundError at once.
+    on_bad: "error" raises CriteoError at the first bad line; "skip" leaves bad lines out and counts them.
+    Raises FileNotFoundError, and CriteoError for a file that is empty, no text or cut short.
     """
-
-    def __init__(self, path, on_bad="error", progress=True, block_bytes=_BLOCK_BYTES):
-        if on_bad not in ("error", "skip"):
-            raise ValueError(f"on_bad must be 'error' or 'skip', got {on_bad!r}")
-        if block_bytes < 1:
-            raise ValueError(f"block_bytes must be positive, got {block_bytes}")
-        self.path, self.on_bad = Path(path), on_bad
-        self.progress, self.block_bytes = progress, block_bytes
-        if not self.path.is_file():
-            raise FileNotFoundError(f"there is no file {self.path.name}; where is it?")
-        self.report = Report(self.path.name)
-
-    def __iter__(self):
-        self.report = Report(self.path.name)
-        bar = tqdm(
-            total=self.path.stat().st_size,
-            unit="B",
-            unit_scale=True,
-            desc=self.path.name,
-            disable=not self.progress,
-        )
-        with open(self.path, "rb") as file, bar:
-            zipped = file.peek(2)[:2] == b"\x1f\x8b"
-            pieces = _pieces(file, min(self.block_bytes, 1 << 20), bar)
-            yield from self._tables(_unzipped(pieces) if zipped else pieces)
-
-    def _tables(self, pieces):
-        line, damage = 0, None  # the last line of the blocks so far
-        try:
-            for block in _blocks(pieces, self.block_bytes):
-                table, bad, n_lines = _parse(block)
-                for number in sorted(bad):
-                    self._bad(line + number, *bad[number])
-                line += n_lines
-                self.report.rows += len(table)
-                if len(table):
-                    yield table
-        except _DamageError as error:
-            damage = error.args
-        if damage:
-            self._bad(line + 1, *damage)
-        elif line == 0:
-            self._bad(1, "empty file", "the file is empty")
-
-    def _bad(self, line, kind, why):
-        self.report.add(line, kind, why)
-        if self.on_bad == "error":
-            raise CriteoError(
-                f"{self.path.name}, line {line}: {why}. Mend the file, or read it with on_bad='skip' "
-                "to leave bad lines out and have them counted"
-            )
-
-
-def read_tsv(path, on_bad="error", progress=True, block_bytes=_BLOCK_BYTES):
-    """(table of SCHEMA, Report) of a whole TSV file; the arguments and errors of TsvReader."""
-    reader = TsvReader(path, on_bad, progress, block_bytes)
-    tables = list(reader)
-    return pa.concat_tables([SCHEMA.empty_table(), *tables]).combine_chunks(), reader.report
+    report = Report(Path(path).name)
+    tables = list(_tables(path, report, on_bad, progress))
+    return pa.concat_tables([SCHEMA.empty_table(), *tables]).combine_chunks(), report
 
 
 def tsv_to_parquet(source, target, on_bad="error", progress=True):
-    """Write the TSV file `source` as parquet to `target`, streaming; returns the Report.
+    """Write the TSV file `source`, of any size, as parquet to `target`; returns the Report. Errors as read_tsv.
 
     The target appears when it is complete: an error leaves what was there before.
     """
-    reader = TsvReader(source, on_bad, progress)
-    part = Path(target).with_name(Path(target).name + ".part")
+    source, target = _existing(source), Path(target)
+    if target.exists() and target.samefile(source):
+        raise ValueError(
+            f"{target.name} would be written over itself; give the target another name"
+        )
+    report = Report(source.name)
+    part = target.with_name(target.name + ".part")
     try:
         with pq.ParquetWriter(part, SCHEMA, compression="zstd") as writer:
-            for table in reader:
+            for table in _tables(source, report, on_bad, progress):
                 writer.write_table(table)
         os.replace(part, target)
     finally:
         part.unlink(missing_ok=True)
-    return reader.report
+    return report
+
+
+def _tables(path, report, on_bad, progress):
+    """The good rows as tables of SCHEMA, a block of the file at a time; the report is filled on the way."""
+    if on_bad not in ("error", "skip"):
+        raise ValueError(f"on_bad must be 'error' or 'skip', got {on_bad!r}")
+    path, n_lines = _existing(path), 0
+    bar = {"total": path.stat().st_size, "desc": path.name, "disable": not progress}
+    with open(path, "rb") as raw, tqdm.wrapattr(raw, "read", **bar) as file:
+        zipped = raw.peek(2)[:2] == b"\x1f\x8b"
+        try:
+            for block in _blocks(gzip.GzipFile(fileobj=file) if zipped else file):
+                table, bad = _parsed(block)
+                for line in sorted(bad):
+                    report.add(n_lines + line, *bad[line])
+                    if on_bad == "error":
+                        raise CriteoError(
+                            f"{path.name}, {report.examples[0]}. Mend the file, or read it with "
+                            "on_bad='skip' to leave bad lines out and have them counted"
+                        )
+                n_lines += block.count(b"\n")
+                report.rows += len(table)
+                yield table
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            message = f"{path.name} cannot be read after line {n_lines}: {error}"
+            raise CriteoError(message) from None
+    if not report.rows and not report.counts:
+        raise CriteoError(f"{path.name}: the file is empty")
+
+
+def _blocks(file):
+    """The bytes of an open file in blocks that end where a line ends."""
+    rest = b""
+    while piece := file.read(_BLOCK_BYTES):
+        lines, end, rest = (rest + piece).rpartition(b"\n")
+        if end:
+            yield lines + end
+    if rest:
+        yield rest
+
+
+def _parsed(block):
+    """(table of the good rows, {line in the block, from 1: (kind, why)} of the bad ones)."""
+    bad = {}
+
+    def skip(row):
+        width = row.actual_columns
+        unlabelled = "; has it no label, as Kaggle's test.txt?" if width == len(COLUMNS) - 1 else ""
+        why = f"{width} columns instead of {len(COLUMNS)}{unlabelled}"
+        bad[row.number] = "column count", why
+        return "skip"
+
+    if b"\r" in block:  # a stray one would count as a line end
+        block = block.replace(b"\r\n", b"\n").replace(b"\r", b"?")
+    types = dict.fromkeys(COLUMNS, pa.string())
+    texts = pyarrow.csv.read_csv(
+        pa.BufferReader(block),
+        # One chunk and one thread, or else rows have no numbers. In latin-1 any byte is a character.
+        pyarrow.csv.ReadOptions(
+            column_names=COLUMNS, use_threads=False, block_size=2 * len(block), encoding="latin-1"
+        ),
+        pyarrow.csv.ParseOptions(
+            delimiter="\t", quote_char=False, ignore_empty_lines=False, invalid_row_handler=skip
+        ),
+        pyarrow.csv.ConvertOptions(column_types=types, null_values=[""], strings_can_be_null=True),
+    ).combine_chunks()
+    try:
+        return _table(texts), bad
+    except pa.ArrowInvalid:
+        pass  # find out which
+    lines = np.setdiff1d(np.arange(1, len(texts) + len(bad) + 1), list(bad))  # of the rows in texts
+    good = np.ones(len(texts), bool)
+    for name in COLUMNS:
+        kind, convert, rule = _KINDS[name]
+        strings = texts[name].combine_chunks()
+        for row in _refused(convert, strings):
+            good[row] = False
+            bad.setdefault(
+                int(lines[row]), (kind, f"{name} is {_quoted(strings[row])}, not {rule}")
+            )
+    return _table(texts.filter(pa.array(good))), bad
+
+
+def _table(texts):
+    columns = [_KINDS[name][1](texts[name].combine_chunks()) for name in COLUMNS]
+    return pa.table(columns, schema=SCHEMA)
+
+
+def _refused(convert, strings, first=0):
+    """Places of the strings that `convert` raises for, found by halving."""
+    try:
+        convert(strings)
+    except pa.ArrowInvalid:
+        if len(strings) == 1:
+            return [first]
+        half = len(strings) // 2
+        left = _refused(convert, strings[:half], first)
+        return left + _refused(convert, strings[half:], first + half)
+    return []
+
+
+def _label(strings):
+    values = pc.index_in(strings, pa.array(["0", "1"])).cast(pa.int8())
+    if values.null_count:
+        raise pa.ArrowInvalid("a label is 0 or 1")
+    return values
+
+
+def _integer(strings):
+    if pc.any(pc.match_substring_regex(strings, "[xX]")).as_py():  # Arrow would take 0x10 for 16
+        raise pa.ArrowInvalid("an integer is decimal")
+    return strings.cast(pa.int64())
+
+
+def _token(strings):
+    return pc.binary_join_element_wise("0x", strings, "").cast(pa.uint32())
+
+
+_KINDS = {
+    LABEL: ("label", _label, "0 or 1"),
+    **dict.fromkeys(DENSE, ("integer", _integer, "a whole number of 64 bits")),
+    **dict.fromkeys(SPARSE, ("token", _token, "a token of 1 to 8 hex digits")),
+}
+
+
+def _quoted(value):
+    text = value.as_py()
+    return "missing" if text is None else repr(text if len(text) <= 40 else text[:40] + "…")
+
+
+def _existing(path):
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path.name}; where is it?")
+    return path
 
 
 def write_tsv(table, path):
-    """Write a table of SCHEMA as Criteo does, gz where the name ends in .gz."""
-    texts = [_as_text(table[name].combine_chunks()) for name in COLUMNS]
-    rows = pc.binary_join_element_wise(*texts, "\t").to_pylist()
-    text = "".join(f"{row}\n" for row in rows).encode()
-    zipped = Path(path).suffix == ".gz"
-    Path(path).write_bytes(gzip.compress(text, compresslevel=6, mtime=0) if zipped else text)
-
-
-def _as_text(column):
-    if column.type != pa.uint32():
-        return pc.fill_null(column.cast(pa.string()), "")
-    big_endian = np.asarray(column.fill_null(0)).astype(">u4")
-    digits = np.frombuffer(binascii.hexlify(big_endian.tobytes()), "S8").astype("U8")
-    return pc.if_else(column.is_valid(), pa.array(digits, pa.string()), "")
+    """Write a table of SCHEMA as Criteo does."""
+    forms = {name: "{:08x}" if name in SPARSE else "{}" for name in COLUMNS}
+    rows = (
+        "\t".join("" if row[n] is None else form.format(row[n]) for n, form in forms.items())
+        for row in table.to_pylist()
+    )
+    Path(path).write_text("".join(f"{row}\n" for row in rows))
 
 
 # --- parquet -------------------------------------------------------------------------------------------------
@@ -416,9 +296,7 @@ class ParquetReader:
     """
 
     def __init__(self, path):
-        self.path = Path(path)
-        if not self.path.is_file():
-            raise FileNotFoundError(f"there is no file {self.path.name}; where is it?")
+        self.path = _existing(path)
         try:
             self.file = pq.ParquetFile(self.path)
         except pa.ArrowInvalid as error:
@@ -458,17 +336,12 @@ class ParquetReader:
 
 def _token_column(column):
     """Tokens of any of the types that ParquetReader takes as uint32."""
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-        values, bad = _tokens(pc.if_else(pc.equal(column, ""), None, column).cast(pa.string()))
-        if bad is not None and bad.any():
-            wrong = _quoted(column[int(bad.argmax())])
-            raise pa.ArrowInvalid(f"{wrong} is not a token of 1 to 8 hex digits")
-        return values
     if column.type == pa.int32():
         return column.view(pa.uint32())  # the same 32 bits: -1 is 0xffffffff
-    return column.cast(pa.uint32())  # raises where one does not fit
+    if pa.types.is_integer(column.type):
+        return column.cast(pa.uint32())  # raises where one does not fit
+    column = column.cast(pa.string())
+    return _token(pc.if_else(pc.equal(column, ""), None, column))
 
 
 def read_parquet(path):

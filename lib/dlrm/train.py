@@ -3,16 +3,13 @@
 Order     each epoch visits every training row once, in an order that depends on seed and epoch alone.
 Metrics   log loss (mean binary cross-entropy) and AUC, by ranks. No host sync in a step: losses stay on the
           device and are looked at every 50 steps.
-Resume    with `checkpoint=path`, training goes on where the file was last saved; on a CPU the loss curve is the
-          same, bit for bit, as if there had been no interruption.
 
-    python -m lib.dlrm.train [--epochs 2] [--architecture large] [--checkpoint run.pt]
+    python -m lib.dlrm.train [--epochs 2] [--architecture large]
 """
 
 import argparse
 import contextlib
 import dataclasses
-import os
 from pathlib import Path
 
 from lib import machine
@@ -139,8 +136,8 @@ class ParquetBatches:
 class History:
     """What came of it: the loss of every step, and `evaluate` on validation rows after every epoch."""
 
-    losses: list = dataclasses.field(default_factory=list)
-    metrics: list = dataclasses.field(default_factory=list)
+    losses: list
+    metrics: list
 
 
 def table_rows():
@@ -177,52 +174,40 @@ def train(
     batch_size=512,
     learning_rate=0.005,
     seed=0,
-    checkpoint=None,
-    save_every=200,
     threads=1,
     progress=True,
     on_step=None,
 ):
     """Train `model` in place with Adagrad; returns its History.
 
-    checkpoint: a file, saved every `save_every` steps and after each epoch. If it is there already, training
-    goes on from it, and the steps since it was saved are made again; the other arguments must be the same, only
-    `epochs` may be larger. on_step(step, loss) is called after each step, the loss being a tensor.
+    on_step(step, loss) is called after each step, the loss being a tensor.
     threads: CPU threads. One gives the same curve on any number of cores. Two gain little on operations this
     small, and where another program wants the cores they have taken ten times as long, waiting for each other.
-    Raises ValueError when train and validation are the same file, or the checkpoint is of another run.
+    Raises ValueError when train and validation are the same file.
     """
-    for name, value in (("epochs", epochs), ("save_every", save_every), ("threads", threads)):
+    for name, value in (("epochs", epochs), ("threads", threads)):
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
     batches = ParquetBatches(train_path, batch_size, _device_of(model))
-    validation = criteo.ParquetReader(validation_path)
-    if batches.reader.path.samefile(validation.path):
+    if batches.reader.path.samefile(criteo.ParquetReader(validation_path).path):
         raise ValueError(
             "train and validation are the same file, and metrics on rows that were learnt say nothing; "
             "split the rows into two files"
         )
-    settings = {"batch_size": batch_size, "learning_rate": learning_rate, "seed": seed}
-    settings |= {"train_rows": batches.reader.rows, "validation_rows": validation.rows}
-    run = _Run(model, settings, checkpoint)
-    run.restore()
-    bar = tqdm(total=epochs * len(batches), initial=run.step, unit="step", disable=not progress)
+    optimizer = torch.optim.Adagrad(model.parameters(), lr=learning_rate)
+    losses, metrics = [], []
+    bar = tqdm(total=epochs * len(batches), unit="step", disable=not progress)
     with _threads(threads), bar:
-        # an epoch is over when its metrics are there
-        for epoch in range(len(run.history.metrics), epochs):
-            for step, batch in enumerate(batches.shuffled(seed, epoch), epoch * len(batches)):
-                if step < run.step:
-                    continue  # made before the interruption
-                loss = run.make_step(batch)
-                _tell(bar, run.step, loss)
-                if run.step % save_every == 0:
-                    run.save()
+        for epoch in range(epochs):
+            for batch in batches.shuffled(seed, epoch):
+                losses.append(train_step(model, optimizer, batch))
+                bar.update()
+                if len(losses) % _LOOK_EVERY == 0:
+                    bar.set_postfix(loss=f"{losses[-1].item():.4f}")
                 if on_step is not None:
-                    on_step(run.step, loss)
-            run.history.metrics.append(evaluate(model, validation_path))
-            run.save()
-    run.collect()
-    return run.history
+                    on_step(len(losses), losses[-1])
+            metrics.append(evaluate(model, validation_path))
+    return History(torch.stack(losses).tolist(), metrics)  # the losses come to the host in one copy
 
 
 @contextlib.contextmanager
@@ -233,81 +218,6 @@ def _threads(n):
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _tell(bar, step, loss):
-    bar.update()
-    if step % _LOOK_EVERY == 0:
-        bar.set_postfix(loss=f"{loss.item():.4f}")
-
-
-class _Run:
-    """A training under way: model, optimizer, history, and the file that all of it is saved to."""
-
-    def __init__(self, model, settings, path):
-        self.model, self.settings = model, settings
-        self.optimizer = torch.optim.Adagrad(model.parameters(), lr=settings["learning_rate"])
-        self.path = None if path is None else Path(path)
-        self.step, self.history = 0, History()
-        self._on_device = []  # losses that nobody has looked at yet
-
-    def make_step(self, batch):
-        loss = train_step(self.model, self.optimizer, batch)
-        self._on_device.append(loss)
-        self.step += 1
-        return loss
-
-    def collect(self):
-        """Bring the losses to the host, all in one copy."""
-        if self._on_device:
-            self.history.losses += torch.stack(self._on_device).tolist()
-            self._on_device = []
-
-    def save(self):
-        if self.path is None:
-            return
-        self.collect()
-        state = {
-            "settings": self.settings,
-            "step": self.step,
-            "history": dataclasses.asdict(self.history),
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-        }
-        part = self.path.with_name(self.path.name + ".part")
-        torch.save(state, part)
-        os.replace(part, self.path)  # an interruption leaves the old file or the new one, whole
-
-    def restore(self):
-        if self.path is None or not self.path.exists():
-            return
-        state = self._load()
-        if state["settings"] != self.settings:
-            raise ValueError(
-                f"{self.path.name} is of a run with {state['settings']}, this one has {self.settings}; "
-                "use the same settings, or another checkpoint file"
-            )
-        try:
-            self.model.load_state_dict(state["model"])
-        except RuntimeError as error:
-            raise ValueError(
-                f"{self.path.name} is of another model; use another checkpoint file ({error})"
-            ) from None
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.step, self.history = state["step"], History(**state["history"])
-
-    def _load(self):
-        try:
-            state = torch.load(self.path, map_location=_device_of(self.model), weights_only=True)
-        except OSError:
-            raise  # no fault of the file's content
-        except Exception as error:  # of any kind: the reader stumbles where the file is damaged
-            raise ValueError(
-                f"{self.path.name} is not a whole checkpoint; delete it to start again ({error})"
-            ) from None
-        if not isinstance(state, dict) or "settings" not in state:
-            raise ValueError(f"{self.path.name} is no checkpoint of train_dlrm; use another file")
-        return state
 
 
 def main(argv=None):
@@ -322,7 +232,6 @@ def main(argv=None):
     parser.add_argument("--batch-size", type=int, default=512)
     parser.add_argument("--learning-rate", type=float, default=0.005)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--checkpoint", type=Path, help="save here, and go on from here")
     options = parser.parse_args(argv)
     architecture = {"small": dlrm.SMALL, "large": dlrm.LARGE}[options.architecture]
     history = train(
@@ -333,7 +242,6 @@ def main(argv=None):
         batch_size=options.batch_size,
         learning_rate=options.learning_rate,
         seed=options.seed,
-        checkpoint=options.checkpoint,
     )
     for epoch, metrics in enumerate(history.metrics, start=1):
         print(f"epoch {epoch}: " + ", ".join(f"{k} {v:.4f}" for k, v in metrics.items()))

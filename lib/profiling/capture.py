@@ -14,7 +14,7 @@ from lib import machine
 from lib.profiling import events as ev
 from lib.profiling.events import STEP
 from lib.profiling.timeline import Span
-from lib.profiling.trace import events_of
+from lib.profiling.trace import Lines, events_of
 
 import pandas as pd
 import torch
@@ -48,14 +48,18 @@ def profiled(fn, stack=False, memory=False):
     plan = schedule(wait=0, warmup=1, active=1)
     fn()
     _wait()
-    with _known_warning_dropped() if memory else contextlib.nullcontext():  # noqa: SIM117
-        with profile(activities=activities, schedule=plan, **options) as recorded:
+    with contextlib.ExitStack() as around:
+        if memory:
+            around.enter_context(_known_warning_dropped())
+        recorded = around.enter_context(profile(activities=activities, schedule=plan, **options))
+        if stack:
+            around.enter_context(Lines())
+        fn()
+        _wait()
+        recorded.step()  # from warming up to recording
+        with record_function(STEP):
             fn()
-            _wait()
-            recorded.step()  # from warming up to recording
-            with record_function(STEP):
-                fn()
-            _wait()
+        _wait()
     return recorded
 
 
@@ -63,14 +67,14 @@ def profiled(fn, stack=False, memory=False):
 def _known_warning_dropped():
     """Drop the profiler's warning that it does not know memory allocated before it; pass on all else."""
     sys.stderr.flush()
-    kept = os.dup(2)
+    stderr = os.dup(2)
     with tempfile.TemporaryFile() as written:
         os.dup2(written.fileno(), 2)
         try:
             yield
         finally:
-            os.dup2(kept, 2)
-            os.close(kept)
+            os.dup2(stderr, 2)
+            os.close(stderr)
             written.seek(0)
             for line in written:
                 if b"Memory block of unknown size" not in line:

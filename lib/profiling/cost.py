@@ -28,9 +28,7 @@ def bill(events, version):
     With no GPU in the profile all of the device is None, and syncs are ops that would wait on one.
     """
     ev.checked(events, whole=True)
-    if not isinstance(version, str):
-        raise TypeError(f"version is the name of the row, a string; got {type(version).__name__}")
-    step, found = ev.step_of(events), syncs(events)
+    step, waiting = ev.step_of(events), syncs(events)
     waited = sum(e["end_us"] - e["start_us"] for e in ev.waits(events))
     row = {
         "version": version,
@@ -40,8 +38,8 @@ def bill(events, version):
         "host_us": round(step["end_us"] - step["start_us"] - waited, 1),
         "wall_us": round(ev.wall_us(events), 1),
         "busy_pct": utilisation(events),
-        "syncs": sum(row["times"] for row in found),
-        "sync_names": _count(found),
+        "syncs": sum(row["times"] for row in waiting),
+        "sync_names": _count(waiting),
         **_copies(events),
     }
     if not ev.has_device(events):
@@ -66,9 +64,9 @@ def _ops(events):
     return [e for e in events if e["kind"] == "op" and not e["outer"] and e["start_us"] < end]
 
 
-def _count(found):
+def _count(rows):
     times = collections.Counter()
-    for row in found:
+    for row in rows:
         times[row["op"] or row["call"]] += row["times"]
     return ", ".join(f"{name} ×{n}" for name, n in times.items()) or "none"
 
@@ -92,11 +90,11 @@ def syncs(events):
     """
     ev.checked(events, whole=True)
     rows = {}
-    for found in _on_gpu(events) if ev.has_device(events) else _would_wait(events):
-        key = tuple(found[name] for name in ("op", "inside", "call", "where"))
-        row = rows.setdefault(key, {**found, "times": 0, "waited_us": 0.0})
+    for wait in _on_gpu(events) if ev.has_device(events) else _would_wait(events):
+        key = tuple(wait[name] for name in ("op", "inside", "call", "where"))
+        row = rows.setdefault(key, {**wait, "times": 0, "waited_us": 0.0})
         row["times"] += 1
-        row["waited_us"] += found["waited_us"]
+        row["waited_us"] += wait["waited_us"]
     for row in rows.values():
         row["waited_us"] = round(row["waited_us"], 1)
     order = ("op", "inside", "call", "times", "waited_us", "where")
@@ -116,7 +114,7 @@ def _on_gpu(events):
         if copy is not None and ("Memcpy" in e["name"] or not same_op):
             yield from _alone(copy)
         if waited:
-            yield _found([copy, e] if same_op else [e])
+            yield _wait_of([copy, e] if same_op else [e])
         if "Memcpy" in e["name"]:
             last[e["thread"]] = e
         elif waited or not same_op:
@@ -128,17 +126,17 @@ def _on_gpu(events):
 def _alone(copy):
     # From or to pageable memory the driver needs the host; cudaMemcpy with no Async always waits.
     if "Pageable" in copy.get("copies", "") or copy["name"] == "cudaMemcpy":
-        yield _found([copy])
+        yield _wait_of([copy])
 
 
-def _found(calls):
+def _wait_of(calls):
     """A wait as it goes into a row: the calls of the runtime that make it up, one or two."""
     last = calls[-1]
-    told = [f"{e['name']} ({_direction(e)})" if "copies" in e else e["name"] for e in calls]
+    names = [f"{e['name']} ({_direction(e)})" if "copies" in e else e["name"] for e in calls]
     us = sum(e["end_us"] - e["start_us"] for e in calls)
     where = last.get("where") or calls[0].get("where", "")
     op, inside = last["outer"], last["op"] if last["op"] != last["outer"] else ""
-    return {"op": op, "inside": inside, "call": " + ".join(told), "waited_us": us, "where": where}
+    return {"op": op, "inside": inside, "call": " + ".join(names), "waited_us": us, "where": where}
 
 
 def _direction(copy):

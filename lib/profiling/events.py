@@ -1,5 +1,7 @@
 """A profile as a plain list of events, which survives JSON: what tables, bills and plots are made from.
 
+lib.profiling.trace makes these lists; `trimmed` makes them shorter, for a record that draws the same timeline.
+
 An event is a dictionary with `kind`, `name`, `start_us`, `end_us` (µs from the start of the step), and by kind:
 
     step     the profiled call itself, once
@@ -11,24 +13,13 @@ An event is a dictionary with `kind`, `name`, `start_us`, `end_us` (µs from the
     memory   an allocation, or a release when bytes < 0: device ('cpu', 'cuda'), bytes, total_bytes
 
 `where` is the line of Python when the profile was made with stack=True and the event can make the host wait,
-else ''. Thread 0 is the one of the step. lib.profiling.trace makes these lists.
+else ''. Thread 0 is the one of the step.
 """
 
 import re
 
 STEP = "one call"  # the name under which lib.profiling.profiled records the call
 DEVICE = ("kernel", "copy", "set")
-KEYS = {
-    "step": (),
-    "region": (),
-    "op": ("thread", "self_us", "outer", "where"),
-    "engine": (),
-    "runtime": ("thread", "op", "outer", "where"),
-    "kernel": ("stream",),
-    "copy": ("stream", "bytes"),
-    "set": ("stream",),
-    "memory": ("device", "bytes", "total_bytes"),
-}
 WAIT = re.compile(r"cu(da)?(Stream|Device|Event|Ctx)Synchronize")
 # Ops that need a number from the device: for the host, or for the size of their result.
 NEEDS_A_NUMBER = {
@@ -38,17 +29,15 @@ NEEDS_A_NUMBER = {
 
 
 def checked(events, whole=False):
-    """`events` as they are, after a look at their form; whole: refuse a list that was trimmed for a plot.
+    """`events` as they are. TypeError for what is no list of events, ValueError for one without its step.
 
-    Raises TypeError for what is no list of dictionaries, ValueError for a list with something wrong in it.
+    whole: ValueError also for a list that was trimmed for a plot.
     """
-    if not isinstance(events, list) or not all(isinstance(e, dict) for e in events):
-        told = "call events_of(profiled(fn)) first"
+    if not isinstance(events, list) or not all(isinstance(e, dict) and "kind" in e for e in events):
+        kind = type(events).__name__
         raise TypeError(
-            f"events must be a list of dictionaries, got {type(events).__name__}; {told}"
+            f"events must be a list of dictionaries, got {kind}; call events_of(profiled(fn)) first"
         )
-    for e in events:
-        _check_event(e)
     steps = [e for e in events if e["kind"] == "step"]
     if len(steps) != 1:
         raise ValueError(f"events must hold one event of kind 'step', got {len(steps)}")
@@ -57,20 +46,6 @@ def checked(events, whole=False):
             "these events were trimmed for a plot; count on the list that events_of gave"
         )
     return events
-
-
-def _check_event(event):
-    kind = event.get("kind")
-    if kind not in KEYS:
-        raise ValueError(f"kind {kind!r} of an event is none of {', '.join(KEYS)}")
-    for key in ("name", "start_us", "end_us", *KEYS[kind]):
-        if key not in event:
-            raise ValueError(f"an event of kind {kind} needs {key}: {event}")
-    start, end = event["start_us"], event["end_us"]
-    if not all(isinstance(us, int | float) for us in (start, end)):
-        raise TypeError(f"start_us and end_us are numbers, in µs: {event}")
-    if not start <= end:
-        raise ValueError(f"an event ends before it starts: {event}")
 
 
 def step_of(events):
@@ -99,8 +74,6 @@ def merged(intervals):
     """Intervals (start, end) joined where they overlap or touch, in order: [(0, 3), (2, 5)] -> [(0, 5)]."""
     joined = []
     for start, end in sorted(intervals):
-        if end < start:
-            raise ValueError(f"an interval ends before it starts: ({start}, {end})")
         if joined and start <= joined[-1][1]:
             joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
         else:
@@ -119,13 +92,12 @@ def busy_us(events):
 def gaps(events):
     """(start, end) of each stretch of the step in which the device has nothing to do."""
     edge = step_of(events)["start_us"]
-    found = []
-    for start, end in merged(_times(on_device(events))):
+    end_of_step, idle = edge + wall_us(events), []
+    for start, end in [*merged(_times(on_device(events))), (end_of_step, end_of_step)]:
         if start > edge:
-            found.append((edge, start))
+            idle.append((edge, start))
         edge = max(edge, end)
-    end = step_of(events)["start_us"] + wall_us(events)
-    return found + [(edge, end)] * (edge < end)
+    return idle
 
 
 def _times(events):
@@ -134,13 +106,9 @@ def _times(events):
 
 def waits(events):
     """Calls within the step in which the host waits for the device."""
-    return [e for e in _during(events) if e["kind"] == "runtime" and WAIT.match(e["name"])]
-
-
-def _during(events):
-    # After the step comes the wait of the profiler itself.
-    end = step_of(events)["end_us"]
-    return [e for e in events if e["start_us"] < end]
+    end = step_of(events)["end_us"]  # after it comes the wait of the profiler itself
+    during = [e for e in events if e["start_us"] < end]
+    return [e for e in during if e["kind"] == "runtime" and WAIT.match(e["name"])]
 
 
 def phases(events):
@@ -154,9 +122,89 @@ def phases(events):
     shown = levels[1] if len(levels[0]) == 1 and len(levels[1]) > 1 else levels[0]
     if shown:
         return [(e["name"], e["start_us"], e["end_us"]) for e in shown]
-    nodes, found = [e for e in events if e["kind"] == "engine"], []
+    nodes, parts = [e for e in events if e["kind"] == "engine"], []
     if nodes:
         first, last = min(e["start_us"] for e in nodes), max(e["end_us"] for e in nodes)
-        found = [("forward", step_of(events)["start_us"], first), ("backward", first, last)]
+        parts = [("forward", step_of(events)["start_us"], first), ("backward", first, last)]
     steps = [e for e in regions if e["name"].startswith("Optimizer.step")]
-    return found + [("optimizer", e["start_us"], e["end_us"]) for e in steps]
+    return parts + [("optimizer", e["start_us"], e["end_us"]) for e in steps]
+
+
+# --- fewer events, the same timeline ------------------------------------------------------------------------
+
+NARROW = 1 / 300  # of the width of a timeline: two pixels, below which neighbours are drawn as one
+
+
+def trimmed(events, most=300):
+    """At most `most` events that draw the same timeline, for a record drawn again where there is no GPU.
+
+    Neighbours in a lane become one event where each is too narrow to be seen, two pixels wide; wider ones too
+    until `most` are left, or not when it is None. What no timeline shows is left out. The share of time in
+    which the device is busy stays that of the whole list. Raises ValueError when `most` cannot be reached.
+    """
+    step, wall = step_of(checked(events)), wall_us(events)
+    if has_device(events):
+        step = {**step, "busy_us": round(busy_us(events), 3)}
+    region = {"kind": "region", "thread": 0, "depth": 0}
+    regions = [{**region, "name": n, "start_us": s, "end_us": e} for n, s, e in phases(events)]
+    narrow = NARROW * wall
+    while True:
+        blocks = [e for lane in _lanes(events) for e in _joined(lane, narrow)]
+        fewer = [step, *regions, *blocks]
+        if most is None or len(fewer) <= most:
+            return sorted(fewer, key=lambda e: e["start_us"])
+        if narrow > wall:
+            raise ValueError(f"most={most} is too few: lanes and regions alone are {len(fewer)}")
+        narrow *= 1.5
+
+
+def _lanes(events):
+    """Lists of events that lie in one lane and do not overlap there, each in order."""
+    outermost = [e for e in events if e["kind"] == "op" and not e["outer"]]
+    lanes = {}
+    for e in outermost + waits(events):
+        lanes.setdefault((e["kind"], e["thread"]), []).append(e)
+    for e in on_device(events):
+        lanes.setdefault(("device", e["stream"]), []).append(e)
+    return [sorted(lane, key=lambda e: e["start_us"]) for lane in lanes.values()]
+
+
+def _joined(lane, narrow):
+    joined, last_us = [], 0.0
+    for e in lane:
+        us = e["end_us"] - e["start_us"]
+        gap = e["start_us"] - joined[-1]["end_us"] if joined else 0.0
+        if joined and max(us, last_us, gap) < narrow:
+            joined[-1] = _join(joined[-1], e)
+        else:
+            joined.append(e)
+        last_us = us
+    return joined
+
+
+_PLURAL = {"op": "ops", "kernel": "kernels", "copy": "copies", "set": "sets"}
+
+
+def _join(a, b):
+    n, same = a.get("n", 1) + b.get("n", 1), a.get("same", a["name"]) == b["name"]
+    mixed = a.get("mixed", False) or a["kind"] != b["kind"]
+    if a["kind"] == "runtime":
+        name = a["name"]  # by its name it is known as a wait
+    elif same:
+        name = f"{b['name']} ×{n}"
+    else:
+        name = f"{n} kernels, copies" if mixed else f"{n} {_PLURAL[a['kind']]}"
+    return {
+        **a,
+        "kind": "kernel" if mixed else a["kind"],
+        "name": name,
+        "end_us": max(a["end_us"], b["end_us"]),
+        "n": n,
+        "same": b["name"] if same else None,
+        "mixed": mixed,
+        "busy_us": round(_busy(a) + _busy(b), 3),
+    }
+
+
+def _busy(event):
+    return event.get("busy_us", event["end_us"] - event["start_us"])

@@ -26,8 +26,8 @@ def memory_of(events, most=400):
     Raises ValueError when the events hold no memory, or most is below 4.
     """
     ev.checked(events, whole=True)
-    if type(most) is not int or most < 4:
-        raise ValueError(f"most is how many points to keep, 4 or more; got {most!r}")
+    if most < 4:
+        raise ValueError(f"most is how many points to keep, 4 or more; got {most}")
     device, changes = _changes(events)
     wall = ev.wall_us(events)
     start = changes[0]["total_bytes"] - changes[0]["bytes"]
@@ -42,12 +42,12 @@ def memory_of(events, most=400):
 
 
 def _changes(events):
-    found = [e for e in events if e["kind"] == "memory" and e["start_us"] >= 0]
-    if not found:
+    changes = [e for e in events if e["kind"] == "memory" and e["start_us"] >= 0]
+    if not changes:
         raise ValueError("no memory in these events; profile with profiled(fn, memory=True)")
-    device = "cuda" if any(e["device"] == "cuda" for e in found) else "cpu"
-    mine = [e for e in found if e["device"] == device]
-    return device, sorted(mine, key=lambda e: e["start_us"])
+    device = "cuda" if any(e["device"] == "cuda" for e in changes) else "cpu"
+    changes = [e for e in changes if e["device"] == device]
+    return device, sorted(changes, key=lambda e: e["start_us"])
 
 
 def _thinned(points, most):
@@ -55,12 +55,12 @@ def _thinned(points, most):
     if len(points) <= most:
         return points
     size = math.ceil((len(points) - 2) / ((most - 2) // 2))
-    kept = [points[0]]
+    fewer = [points[0]]
     for k in range(1, len(points) - 1, size):
         stretch = points[k : min(k + size, len(points) - 1)]
         ends = {stretch.index(choose(stretch, key=lambda p: p[1])) for choose in (min, max)}
-        kept += [stretch[i] for i in sorted(ends)]
-    return [*kept, points[-1]]
+        fewer += [stretch[i] for i in sorted(ends)]
+    return [*fewer, points[-1]]
 
 
 def peak(memory):
@@ -72,7 +72,7 @@ def peak(memory):
 def plot_memory(versions, title):
     """A figure with one panel for each of `versions`, {name: events or curve of memory_of}; same bytes axis.
 
-    Raises TypeError or ValueError in a sentence for anything else.
+    Raises TypeError for anything else.
     """
     curves = _curves(versions)
     size = 8.5, 0.7 + 1.9 * len(curves)
@@ -91,13 +91,10 @@ def plot_memory(versions, title):
 
 def _curves(versions):
     if not isinstance(versions, dict) or not versions:
-        raise TypeError("plot_memory takes {name: events or curve}, at least one of them")
-    curves = {name: memory_of(v) if isinstance(v, list) else v for name, v in versions.items()}
-    needed = {"device", "points", "phases", "wall_us"}
-    for name, curve in curves.items():
-        if not isinstance(curve, dict) or not needed <= set(curve):
-            raise TypeError(f"{name!r} is neither a list of events nor a curve of memory_of")
-    return curves
+        raise TypeError(
+            "plot_memory takes {name: events or curve of memory_of}, at least one of them"
+        )
+    return {name: v if isinstance(v, dict) else memory_of(v) for name, v in versions.items()}
 
 
 def _panel(ax, name, curve):
@@ -145,17 +142,15 @@ _PHASE = {"ha": "center", "va": "top", "fontsize": 8, "bbox": _BOX}
 def show_memory(versions, title):
     """Display `plot_memory`, with peaks and phases in the alt text."""
     curves = _curves(versions)
-    told = [_told(name, curve) for name, curve in curves.items()]
-    alt = f"Memory in use over the time of a step, {title}. {' '.join(told)}"
+    sentences = " ".join(_sentence(name, curve) for name, curve in curves.items())
+    alt = f"Memory in use over the time of a step, {title}. {sentences}"
     show_figure(plot_memory(curves, title), alt)
 
 
-def _told(name, curve):
+def _sentence(name, curve):
     at_us, n_bytes = peak(curve)
-    phases = [f"{phase} {start:,.0f}–{end:,.0f} µs" for phase, start, end in curve["phases"]]
-    where = (
-        "on the GPU" if curve["device"] == "cuda" else "on the CPU, from what the step allocates"
-    )
+    here = "on the GPU" if curve["device"] == "cuda" else "on the CPU, from what the step allocates"
     high, end = _mib(n_bytes), _mib(curve["points"][-1][1])
-    told = f"peak {high} MiB above the start at {at_us:,.0f} µs, {end} at the end"
-    return f"{name}, {where}: {'; '.join([told, *phases])}."
+    sizes = f"peak {high} MiB above the start at {at_us:,.0f} µs, {end} at the end"
+    phases = [f"{phase} {start:,.0f}–{end:,.0f} µs" for phase, start, end in curve["phases"]]
+    return f"{name}, {here}: {'; '.join([sizes, *phases])}."

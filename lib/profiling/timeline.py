@@ -8,7 +8,6 @@ from typing import NamedTuple
 from lib.course.show import show_figure
 from lib.profiling import events as ev
 from lib.profiling.cost import utilisation
-from lib.profiling.trimming import NARROW, trimmed
 
 import matplotlib.pyplot as plt
 from matplotlib.patches import Patch
@@ -37,7 +36,7 @@ def plot_timeline(source, title):
     Waiting is dotted. Of events, copies are stippled, stretches in which the device is idle hatched, and the
     outermost regions named. What is too narrow to be seen is drawn as one block with its neighbours, as high
     as its part of the time in which the device was busy.
-    Raises TypeError or ValueError for a list that is neither.
+    Raises TypeError for anything else.
     """
     if _are_events(source):
         return _plot_events(ev.checked(source), title)
@@ -55,16 +54,15 @@ def plot_timeline(source, title):
 
 
 def _are_events(source):
-    if not isinstance(source, list):
-        kind = type(source).__name__
-        raise TypeError(f"a timeline is made of a list of spans or events, got {kind}")
-    if all(isinstance(item, Span) for item in source):
-        return False
-    if any(isinstance(item, Span) for item in source):
-        raise TypeError("a timeline is made of spans or of events, not of both")
-    if not all(isinstance(item, dict) for item in source):
-        raise TypeError("a timeline is made of Span(lane, name, start_us, end_us), or of events")
-    return True
+    """False for spans; TypeError for what is neither spans nor dictionaries."""
+    if isinstance(source, list):
+        for kind in (Span, dict):
+            if all(isinstance(item, kind) for item in source):
+                return kind is dict
+    raise TypeError(
+        "a timeline is made of a list of spans, Span(lane, name, start_us, end_us), or of a list of events, "
+        f"not both; got {type(source).__name__}"
+    )
 
 
 def _axes(lanes, total, title, below=0.0):
@@ -81,12 +79,10 @@ def _axes(lanes, total, title, below=0.0):
 def _bar(ax, y, span, total, k, style=None, share=1.0):
     """Draw one span and as much of its name as fits; returns that."""
     width = span.end_us - span.start_us
-    line = 0.7 if width >= NARROW * total else 0.0
+    line = 0.7 if width >= ev.NARROW * total else 0.0
     plain = {"facecolor": _BLUES[k % 2], "edgecolor": "black", "linewidth": line}
     style = style or (_WAIT if span.name == "wait" else plain)
-    center = (
-        y + _HEIGHT * (1 - share) / 2
-    )  # the axis points down: a low block stands on the lane's edge
+    center = y + _HEIGHT * (1 - share) / 2  # the axis points down: a low block stands on the edge
     ax.barh(center, width, left=span.start_us, height=_HEIGHT * share, **style)
     label = _label(span.name, room=int(width / total * _ROOM - 0.5))
     place = {"ha": "center", "va": "center", "fontsize": 8}
@@ -103,29 +99,27 @@ def _label(name, room):
     for text in (name, inner, name.partition(":")[0]):  # the last for 'wait: item'
         if text and len(text) <= room:
             return text
-    return (
-        ""
-        if not name or room < 8 or name.startswith("launch ")
-        else (inner or name)[: room - 1] + "…"
-    )
+    if not name or room < 8 or name.startswith("launch "):
+        return ""
+    return (inner or name)[: room - 1] + "…"
 
 
 def show_timeline(source, title):
     """Display `plot_timeline` with what there is to see in the alt text."""
     figure = plot_timeline(source, title)
     if _are_events(source):
-        told = summary(source)
+        text = summary(source)
     else:
         spans = source[:40]
-        told = "; ".join(f"{s.lane}: {s.name} {s.start_us:.0f}–{s.end_us:.0f}" for s in spans) + "."
-    show_figure(figure, f"Timeline in µs, {title}. {told}")
+        text = "; ".join(f"{s.lane}: {s.name} {s.start_us:.0f}–{s.end_us:.0f}" for s in spans) + "."
+    show_figure(figure, f"Timeline in µs, {title}. {text}")
 
 
 # --- events -------------------------------------------------------------------------------------------------
 
 
 def _plot_events(events, title):
-    events = trimmed(events, most=None)
+    events = ev.trimmed(events, most=None)
     lanes, total = _lanes(events), ev.wall_us(events) or 1.0
     figure, ax = _axes(list(lanes), total, title, below=0.35)
     for y, bars in enumerate(lanes.values()):
@@ -159,8 +153,8 @@ _NO_DEVICE = "no GPU in this profile: nothing ran on a device"
 
 def _legend(figure, lanes):
     drawn = [style for bars in lanes.values() for _, style, _ in bars]
-    told = {"the host waits": _WAIT, "copy": _COPY, "the device is idle": _IDLE}
-    patches = [Patch(label=text, **style) for text, style in told.items() if style in drawn]
+    styles = {"the host waits": _WAIT, "copy": _COPY, "the device is idle": _IDLE}
+    patches = [Patch(label=text, **style) for text, style in styles.items() if style in drawn]
     if patches:
         plain = {"loc": "outside lower center", "ncols": 3, "frameon": False, "fontsize": 8}
         figure.legend(handles=patches, **plain)
@@ -216,15 +210,15 @@ def summary(events):
     ev.checked(events)
     wall, host = ev.wall_us(events), [e for e in events if e["kind"] == "op" and not e["outer"]]
     regions = [f"{name} {start:,.0f}–{end:,.0f}" for name, start, end in ev.phases(events)]
-    told = [f"Regions: {'; '.join(regions)}"] if regions else []
+    sentences = [f"Regions: {'; '.join(regions)}"] if regions else []
     waits = _n(ev.waits(events))
-    told.append(f"Host: {_n(host)} ops in {wall:,.0f} µs, {waits} waits for the device")
+    sentences.append(f"Host: {_n(host)} ops in {wall:,.0f} µs, {waits} waits for the device")
     if not ev.has_device(events):
-        return ". ".join([*told, f"Device: {_NO_DEVICE}."])
+        return ". ".join([*sentences, f"Device: {_NO_DEVICE}."])
     idle = sorted(ev.gaps(events), key=lambda gap: gap[0] - gap[1])[:3]
     stretches = "; ".join(f"{start:,.0f}–{end:,.0f}" for start, end in sorted(idle)) or "none"
     work = f"{_n(ev.on_device(events))} kernels and copies, busy {utilisation(events):.0f} % of the time"
-    return ". ".join([*told, f"Device: {work}", f"Longest idle stretches: {stretches}."])
+    return ". ".join([*sentences, f"Device: {work}", f"Longest idle stretches: {stretches}."])
 
 
 def _n(events):

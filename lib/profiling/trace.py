@@ -2,17 +2,29 @@
 
 import collections
 import json
+import linecache
 import re
+import sys
+import sysconfig
 import tempfile
 from pathlib import Path
 
-from lib.profiling import stack
 from lib.profiling.events import NEEDS_A_NUMBER, STEP, WAIT
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.profiler import record_function
 
 _ENGINE = "autograd::engine::evaluate_function: "
 _ON_DEVICE = {"kernel": "kernel", "gpu_memcpy": "copy", "gpu_memset": "set"}
 _RUNTIME = ("cuda_runtime", "cuda_driver")
 _ON_HOST = ("cpu_op", "user_annotation", "python_function", *_RUNTIME)
+_LINE = "line of Python "  # begins the names of the records that Lines makes
+
+_ROOT = str(Path(__file__).resolve().parents[2]) + "/"
+_INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+# The profiler names files from Python's search path on: threading.py, torch/optim/adam.py.
+_LIBRARIES = {*sys.stdlib_module_names, "torch", "triton", "numpy", "IPython", "ipykernel"}
 
 
 def events_of(profile):
@@ -24,17 +36,17 @@ def events_of(profile):
         path = Path(folder, "trace.json")
         profile.export_chrome_trace(str(path))
         trace = json.loads(path.read_text(errors="replace"), strict=False)
-    return from_trace(trace, stack.lines_of(profile))
+    return from_trace(trace)
 
 
-def from_trace(trace, line_of=lambda start_ns, name: ""):
-    """The events of a trace in Chrome's format, as profilers write it; line_of: see stack.lines_of."""
+def from_trace(trace):
+    """The events of a trace in Chrome's format, as profilers write it."""
     records = [r for r in trace["traceEvents"] if r.get("ph") == "X" or _is_memory(r)]
     host = [r for r in records if r.get("cat") in _ON_HOST]
     step = next((r for r in host if r["name"] == STEP), None) or _extent(records)
     _adopt(host, step)
     _nest(host)
-    reader = _Reader(host, step, line_of, trace.get("baseTimeNanoseconds", 0))
+    reader = _Reader(host, step)
     events = [reader.event("step", step, name=STEP)]
     for record in host:
         events += reader.host_event(record)
@@ -94,15 +106,15 @@ def _is_op(record):
 
 
 def _is_region(record):
-    ours = record["name"] == STEP or record["name"].startswith("ProfilerStep")
+    ours = record["name"] == STEP or record["name"].startswith(("ProfilerStep", _LINE))
     return record["cat"] == "user_annotation" and not ours
 
 
 class _Reader:
     """Records of a trace to events; knows the threads, and which op an id stands for."""
 
-    def __init__(self, host, step, line_of, base_ns):
-        self.zero_us, self.line_of, self.base_ns = step["ts"], line_of, base_ns
+    def __init__(self, host, step):
+        self.zero_us = step["ts"]
         threads = dict.fromkeys([step["tid"], *(r["tid"] for r in host if r["cat"] == "cpu_op")])
         self.threads = {tid: k for k, tid in enumerate(t for t in threads if t is not None)}
         ids = ((r.get("args", {}).get("External id"), r) for r in host if r["cat"] == "cpu_op")
@@ -128,7 +140,7 @@ class _Reader:
         if not _is_op(record):
             return []
         outer = [r["name"] for r in _parents(record) if _is_op(r)][-1:]
-        where = self._line(record) if record["name"] in NEEDS_A_NUMBER else ""
+        where = _where(record) if record["name"] in NEEDS_A_NUMBER else ""
         us = {"self_us": round(record["dur"] - record["inside"], 3)}
         return [self.event("op", record, thread=thread, **us, outer="".join(outer), where=where)]
 
@@ -137,21 +149,11 @@ class _Reader:
         from_op = self.by_id.get(args.get("External id"), record)
         ops = [r["name"] for r in (from_op, *_parents(from_op)) if _is_op(r)] or [""]
         interesting = WAIT.match(record["name"]) or "Memcpy" in record["name"]
-        where = self._line(from_op) if interesting else ""
+        where = _where(from_op) if interesting else ""
         thread = self.threads.get(from_op["tid"], 0)
         event = self.event("runtime", record, thread=thread, op=ops[0], outer=ops[-1], where=where)
         self.call_of[args.get("correlation")] = event
         return event
-
-    def _line(self, record):
-        """The line of Python around a record, and in the backward pass the node that ran it."""
-        around = [record, *_parents(record)]
-        python = next((r for r in around if r["cat"] == "python_function"), None)
-        start_ns = round(python["ts"] * 1000) + self.base_ns if python else 0
-        line = self.line_of(start_ns, python["name"]) if python else ""
-        nodes = [r["name"].removeprefix(_ENGINE) for r in around if r["name"].startswith(_ENGINE)]
-        backward = f"backward, {nodes[0].split('::')[-1]}" if nodes else ""
-        return " · ".join(part for part in (line, backward) if part)
 
     def other_event(self, record):
         """Work on the device, told to the call that queued it, or a change of the memory in use."""
@@ -170,6 +172,73 @@ class _Reader:
         name = short_name(record["name"]) if kind == "kernel" else record["name"]
         stream, op = args.get("stream", 0), call.get("outer", "")
         return [self.event(kind, record, name=name, stream=stream, op=op, **more)]
+
+
+# --- the line of Python ---------------------------------------------------------------------------------------
+
+
+class Lines(TorchFunctionMode):
+    """While it is on, each call of a torch function is a record of the trace, named by its line of Python.
+
+    The profiler's own records of Python (with_stack=True) have a function's first line, not the line of a call.
+    """
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        frame = None if torch.compiler.is_compiling() else sys._getframe(1)
+        while frame and not is_readers(frame.f_code.co_filename):
+            frame = frame.f_back
+        if frame is None:
+            return func(*args, **kwargs)
+        code = frame.f_code
+        with record_function(f"{_LINE}{code.co_filename}:{frame.f_lineno} {code.co_name}"):
+            return func(*args, **kwargs)
+
+
+def is_readers(file):
+    """True for a file that is no library: a notebook's cell, the project's own code, a script."""
+    # installed files first: an environment may lie inside the project
+    if file.startswith(("<frozen", "<eval_with_key", *_INSTALLED)) or "torchinductor" in file:
+        return False
+    file = file.removeprefix(_ROOT)
+    library = file.split("/")[0].removesuffix(".py") in _LIBRARIES
+    return not library and not file.startswith("lib/profiling/")
+
+
+def _where(record):
+    """The line of Python around a record, and in the backward pass the node that ran it."""
+    around = [record, *_parents(record)]
+    lines = [line for r in around if (line := line_of(r))]
+    nodes = [r["name"].removeprefix(_ENGINE) for r in around if r["name"].startswith(_ENGINE)]
+    backward = [f"backward, {node.split('::')[-1]}" for node in nodes]
+    return " · ".join(lines[:1] + backward[:1])
+
+
+def line_of(record):
+    """'lib/model.py:12 forward: n = y.item()' of a record of Lines, for a cell 'cell:12 …'; '' of most others.
+
+    Of the profiler's own record of a function of the reader's: its first line, 'cell:9 step, somewhere below'.
+    """
+    if record["name"].startswith(_LINE):
+        place = re.fullmatch(r"(.+):(\d+) (.+)", record["name"].removeprefix(_LINE))
+        source = linecache.getline(place[1], int(place[2])).strip()
+        source = source if len(source) <= 60 else source[:59] + "…"
+        after = f": {source}" if source else ""
+    else:
+        place = re.fullmatch(r"(.+)\((\d+)\): (.+)", record["name"])
+        after = ", somewhere below"
+        if record["cat"] != "python_function" or not place or not is_readers(place[1]):
+            return ""
+    file, line, function = place.groups()
+    shown = file.removeprefix(_ROOT)
+    if re.search(r"ipykernel_\d+/|<ipython-input", file):
+        shown = "cell"
+    elif shown.startswith("/"):
+        shown = Path(file).name
+    return f"{shown}:{line} {function}{after}"
+
+
+# --- names ----------------------------------------------------------------------------------------------------
 
 
 def short_name(kernel):

@@ -1,4 +1,4 @@
-"""Training: metrics against their definitions, batches, learning on the sample, resuming."""
+"""Training: metrics against their definitions, batches, learning on the sample."""
 
 import math
 import os
@@ -29,7 +29,7 @@ def small_model(seed=0):
 
 
 def train(model, files, **options):
-    options = {"epochs": 3, "batch_size": 64, "progress": False, "save_every": 5} | options
+    options = {"epochs": 3, "batch_size": 64, "progress": False} | options
     return train_dlrm.train(model, *files, **options)
 
 
@@ -204,16 +204,16 @@ def test_a_step_has_no_host_sync(files):
 
 
 def test_training_leaves_the_number_of_threads_as_it_was(files):
+    def interrupt(step, loss):
+        during.append(torch.get_num_threads())
+        if step == 3:
+            raise KeyboardInterrupt
+
     before, during = torch.get_num_threads(), []
     torch.set_num_threads(2)
     try:
-        on_step = interrupt_at(3)
         with pytest.raises(KeyboardInterrupt):
-            train(
-                small_model(),
-                files,
-                on_step=lambda n, loss: (during.append(torch.get_num_threads()), on_step(n, loss)),
-            )
+            train(small_model(), files, on_step=interrupt)
         assert during == [1, 1, 1]
         assert torch.get_num_threads() == 2
     finally:
@@ -224,7 +224,7 @@ def test_arguments(files):
     for options, message in [
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
-        ({"save_every": 0}, "save_every must be at least 1, got 0"),
+        ({"threads": 0}, "threads must be at least 1, got 0"),
     ]:
         with pytest.raises(ValueError, match=message):
             train(small_model(), files, **options)
@@ -239,112 +239,7 @@ def test_a_progress_bar(files, capsys):
     assert "loss=" in told
 
 
-def test_the_command_line(files, tmp_path, capsys):
+def test_the_command_line(files, capsys):
     options = ["--train", str(files[0]), "--validation", str(files[1]), "--epochs", "1"]
-    train_dlrm.main([*options, "--checkpoint", str(tmp_path / "run.pt")])
-    told = capsys.readouterr().out
-    assert told.startswith("epoch 1: log_loss 0.")
-    assert (tmp_path / "run.pt").exists()
-
-
-# --- interruptions -------------------------------------------------------------------------------------------
-
-
-def interrupt_at(step):
-    def on_step(n, loss):
-        if n == step:
-            raise KeyboardInterrupt
-
-    return on_step
-
-
-def state_of(model):
-    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
-
-
-@pytest.fixture(scope="module")
-def uninterrupted(files):
-    model = small_model()
-    return train(model, files), state_of(model)
-
-
-# 11 steps in an epoch, saved every 5: before the first save, at one, after one, at the end of an epoch before
-# its metrics are there, in later epochs, and at the very last step.
-@pytest.mark.parametrize("steps", [[3], [5], [7], [11], [12], [25], [33], [4, 9, 11, 22, 30]])
-def test_after_interruptions_the_curve_is_the_same_bit_for_bit(
-    files, tmp_path, uninterrupted, steps
-):
-    path = tmp_path / "run.pt"
-    for step in steps:
-        model = small_model(seed=9 if path.exists() else 0)  # its weights come from the file
-        with pytest.raises(KeyboardInterrupt):
-            train(model, files, checkpoint=path, on_step=interrupt_at(step))
-    model = small_model(seed=9 if path.exists() else 0)
-    history = train(model, files, checkpoint=path)
-    wanted, weights = uninterrupted
-    assert history.losses == wanted.losses
-    assert history.metrics == wanted.metrics
-    assert all(torch.equal(weights[name], tensor) for name, tensor in model.state_dict().items())
-
-
-def test_it_goes_on_where_it_was_and_does_not_start_again(files, tmp_path):
-    path, steps = tmp_path / "run.pt", []
-    with pytest.raises(KeyboardInterrupt):
-        train(small_model(), files, checkpoint=path, on_step=interrupt_at(13))
-    train(small_model(), files, checkpoint=path, on_step=lambda n, loss: steps.append(n))
-    assert steps == list(range(12, 34))  # saved after the first epoch, at step 11
-
-
-def test_more_epochs_later(files, tmp_path, uninterrupted):
-    path = tmp_path / "run.pt"
-    assert len(train(small_model(), files, checkpoint=path, epochs=1).losses) == 11
-    assert train(small_model(), files, checkpoint=path).losses == uninterrupted[0].losses
-    steps = []
-    done = train(small_model(), files, checkpoint=path, on_step=lambda n, loss: steps.append(n))
-    assert done.losses == uninterrupted[0].losses
-    assert steps == []
-    assert [p.name for p in tmp_path.iterdir()] == ["run.pt"]
-
-
-def test_an_interruption_while_saving_leaves_the_last_whole_file(
-    files, tmp_path, monkeypatch, uninterrupted
-):
-    path, save, saves = tmp_path / "run.pt", torch.save, []
-
-    def half_a_save(state, file):
-        save(state, file)
-        saves.append(file)
-        if len(saves) == 4:
-            file.write_bytes(file.read_bytes()[:1000])
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(torch, "save", half_a_save)
-    with pytest.raises(KeyboardInterrupt):
-        train(small_model(), files, checkpoint=path)
-    assert train(small_model(), files, checkpoint=path).losses == uninterrupted[0].losses
-
-
-def test_a_checkpoint_of_something_else(files, tmp_path):
-    path = tmp_path / "run.pt"
-    train(small_model(), files, checkpoint=path, epochs=1)
-    with pytest.raises(ValueError, match=r"run.pt is of a run with .*'batch_size': 64"):
-        train(small_model(), files, checkpoint=path, batch_size=65)
-    torch.manual_seed(0)
-    other = dlrm.DLRM(dlrm.ModulusHash(criteo.capped(limit=60)))
-    with pytest.raises(ValueError, match="run.pt is of another model"):
-        train(other, files, checkpoint=path)
-    torch.save({"x": 1}, path)
-    with pytest.raises(ValueError, match="run.pt is no checkpoint of train_dlrm"):
-        train(small_model(), files, checkpoint=path)
-
-
-@pytest.mark.parametrize("content", [b"", b"hello", "half"], ids=["empty", "text", "half"])
-def test_a_checkpoint_that_is_not_whole(files, tmp_path, content):
-    path = tmp_path / "run.pt"
-    if content == "half":
-        train(small_model(), files, checkpoint=path, epochs=1)
-        content = path.read_bytes()[: path.stat().st_size // 2]
-    path.write_bytes(content)
-    with pytest.raises(ValueError, match="run.pt is not a whole checkpoint; delete it") as error:
-        train(small_model(), files, checkpoint=path)
-    assert str(tmp_path) not in str(error.value)
+    train_dlrm.main(options)
+    assert capsys.readouterr().out.startswith("epoch 1: log_loss 0.")

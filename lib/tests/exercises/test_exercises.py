@@ -42,7 +42,7 @@ def _solution(id):
 
 
 def _wrong_answers(id):
-    module = importlib.import_module(f"lib.tests.wrong_answers.nb{id.split('.')[0]}")
+    module = importlib.import_module(f"lib.tests.exercises.wrong_answers.nb{id.split('.')[0]}")
     prefix = _cell(id)[1] + "__"
     return {name: value for name, value in vars(module).items() if name.startswith(prefix)}
 

@@ -86,7 +86,7 @@ def gpu_trace():
             record("cuda_runtime", "cudaLaunchKernel", 6, 2, **{"External id": 3, "correlation": 11}),
             record("kernel", "void cutlass::Kernel2<float>(int)", 8, 10, 7, correlation=11, stream=7),
             record("gpu_user_annotation", "forward", 8, 15, 7),
-            record("python_function", "<built-in method item of Tensor>", 19.5, 11),
+            record("user_annotation", "line of Python model.py:9 forward", 19.5, 11),
             record("cpu_op", "aten::item", 20, 10, **{"External id": 4}),
             record("cpu_op", "aten::_local_scalar_dense", 20.5, 9.4, **{"External id": 5}),
             record("cuda_runtime", "cudaMemcpyAsync", 21, 2, **{"External id": 5, "correlation": 12}),

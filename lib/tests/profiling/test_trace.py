@@ -3,18 +3,22 @@
 import json
 
 from lib import machine, profiling
+from lib.profiling import cost as bill
 from lib.profiling import events as ev
 from lib.profiling import trace as kineto
+from lib.recorded import notebooks
+from lib.recorded.results import ROOT
 from lib.tests.profiling.profiles import PAGEABLE, gpu_trace, record
 
+import nbformat
 import pytest
 import torch
 
 
 @pytest.fixture
 def events():
-    """Of the trace by hand; lines of Python are the names of the functions."""
-    return kineto.from_trace(gpu_trace(), lambda start_ns, name: f"{name} at {start_ns}")
+    """Of the trace by hand."""
+    return kineto.from_trace(gpu_trace())
 
 
 def of(kind, events):
@@ -63,10 +67,9 @@ def test_calls_of_the_runtime_know_op_thread_and_copy(events):
     )
 
 
-def test_the_innermost_python_event_gives_the_line(events):
+def test_the_innermost_record_of_python_gives_the_line(events):
     calls = {e["name"]: e for e in of("runtime", events)}
-    expected = "<built-in method item of Tensor> at 1019500"
-    assert calls["cudaStreamSynchronize"]["where"] == expected
+    assert calls["cudaStreamSynchronize"]["where"] == "model.py:9 forward"
     assert calls["cudaLaunchKernel"]["where"] == ""  # it does not wait
 
 
@@ -86,21 +89,21 @@ def test_a_wait_in_the_backward_pass_names_the_node():
     assert (last["op"], last["where"]) == ("aten::mm", "backward, MmBackward0")
 
 
-def test_a_wait_outside_of_any_op_has_a_line_too():
+def test_a_wait_outside_of_any_op_has_a_function_too():
     trace = gpu_trace()
     trace["traceEvents"].append(record("cuda_runtime", "cudaDeviceSynchronize", 32, 2))
-    events = kineto.from_trace(trace, lambda start_ns, name: name)
+    events = kineto.from_trace(trace)
     first = next(e for e in events if e["name"] == "cudaDeviceSynchronize")
     assert (first["op"], first["outer"]) == ("", "")
-    assert first["where"] == "model.py(7): forward"
+    assert first["where"] == "model.py:7 forward, somewhere below"
 
 
 def test_a_wait_from_a_thread_nobody_knows_is_of_the_step():
     trace = gpu_trace()
     trace["traceEvents"].append(record("cuda_runtime", "cudaDeviceSynchronize", 32, 2, tid=-7))
-    events = kineto.from_trace(trace, lambda start_ns, name: name)
+    events = kineto.from_trace(trace)
     first = next(e for e in events if e["name"] == "cudaDeviceSynchronize")
-    assert (first["thread"], first["where"]) == (0, "model.py(7): forward")
+    assert (first["thread"], first["where"]) == (0, "model.py:7 forward, somewhere below")
 
 
 def test_a_trace_of_someone_else_is_a_step_from_first_to_last():
@@ -162,7 +165,7 @@ def test_a_real_step(training):
 def test_without_options_there_are_no_lines_and_no_memory(training):
     events = kineto.events_of(profiling.profiled(training))
     assert not of("memory", events)
-    assert not any(e.get("where", "").startswith("lib/") for e in events)
+    assert not any(".py" in e.get("where", "") for e in events)
 
 
 def test_self_times_are_those_of_the_profiler(training):
@@ -202,3 +205,112 @@ def test_bytes_of_copies_on_a_gpu():
     assert [(e["name"], e["bytes"]) for e in of("copy", events)] == [
         ("Memcpy HtoD (Pageable -> Device)", 4000)
     ]
+
+
+# --- the line of Python --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("file", "readers"),
+    [
+        ("/tmp/ipykernel_12/345.py", True),
+        ("train.py", True),
+        (f"{ROOT}/lib/dlrm/model.py", True),
+        ("lib/dlrm/model.py", True),
+        (f"{ROOT}/lib/profiling/capture.py", False),
+        ("lib/profiling/capture.py", False),
+        ("torch/optim/adam.py", False),
+        (torch.__file__, False),
+        ("threading.py", False),
+        ("<frozen importlib>", False),
+        ("/tmp/torchinductor_me/ab/cab.py", False),
+    ],
+)
+def test_whose_code_a_file_is(file, readers):
+    assert kineto.is_readers(file) == readers
+
+
+@pytest.mark.parametrize(
+    ("cat", "name", "line"),
+    [
+        ("user_annotation", "line of Python /tmp/ipykernel_12/345.py:3 step", "cell:3 step"),
+        ("user_annotation", "line of Python /code/of/a/reader/mine.py:3 <lambda>", "mine.py:3 <lambda>"),
+        ("user_annotation", f"line of Python {ROOT}/lib/profiling/cost.py:1 f", "lib/profiling/cost.py:1 f: "),
+        ("user_annotation", "forward", ""),
+        ("python_function", "/tmp/ipykernel_12/345.py(3): step", "cell:3 step, somewhere below"),
+        ("python_function", "torch/optim/adam.py(3): step", ""),
+        ("python_function", "<built-in method item of Tensor object at 0x7f>", ""),
+        ("cpu_op", "aten::item", ""),
+    ],
+)  # fmt: skip
+def test_lines_are_shown_without_folders(cat, name, line):
+    shown = kineto.line_of({"cat": cat, "name": name})
+    assert shown.startswith(line) and bool(shown) == bool(line)
+    assert len(shown) <= len("lib/profiling/cost.py:1 f: ") + 60
+
+
+def places_of(fn):
+    return [
+        row["where"] for row in bill.syncs(kineto.events_of(profiling.profiled(fn, stack=True)))
+    ]
+
+
+def test_the_line_of_each_wait():
+    x = torch.ones(3, device=machine.device())
+
+    def step():
+        total = (x + 1).sum().item()  # line 1
+        if x[0] > 0:  # line 2
+            torch.unique(x)  # deep in torch
+        return total
+
+    places = places_of(step)
+    assert all(where.startswith("lib/tests/profiling/test_trace.py:") for where in places)
+    lines = {where.partition(" step: ")[2] for where in places}
+    code = ["total = (x + 1).sum().item()  # line 1", "if x[0] > 0:  # line 2"]
+    assert lines == {*code, "torch.unique(x)  # deep in torch"}
+
+
+def test_a_wait_in_a_function_of_the_backward_pass_names_its_node():
+    class Waits(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, dy):
+            return dy * dy.sum().item()
+
+    x = torch.ones(3, device=machine.device(), requires_grad=True)
+    (where,) = places_of(lambda: Waits.apply(x).sum().backward())
+    assert where.endswith(" · backward, WaitsBackward")
+
+
+def test_lines_leave_compiled_code_in_one_piece():
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append([node.name for node in graph.graph.nodes])
+        return graph.forward
+
+    compiled = torch.compile(lambda x: (x.sin() + 1).relu(), backend=backend)
+    x = torch.ones(3, device=machine.device())
+    profiling.profiled(lambda: compiled(x), stack=True)
+    assert all(graph == graphs[0] for graph in graphs)
+
+
+CODE = """from lib import machine, profiling
+from lib.profiling import cost as bill
+import torch
+def step():
+    return torch.ones(3, device=machine.device()).sum().item()
+[row["where"] for row in bill.syncs(profiling.events_of(profiling.profiled(step, stack=True)))]
+"""
+
+
+def test_in_a_notebook_the_cell_is_named():
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(CODE)])
+    notebooks.execute(notebook, ROOT)
+    (output,) = [o for o in notebook.cells[0].outputs if o.output_type == "execute_result"]
+    line = "['cell:5 step: return torch.ones(3, device=machine.device()).sum().item()']"
+    assert output.data["text/plain"] == line
