@@ -30,7 +30,7 @@ class Op:
 
     tensors: {"x": "... N", "bias": "N"}, sizes by letters; `...` are any leading sizes. Words may follow:
     frozen (no gradient), weight (divided by the root of its last size, so that products with it stay near 1).
-    letters: the sizes that make a shape of this op, in order, as "M K N"; `...` is then (M,).
+    letters: the sizes that make a shape of this op, in order, as "M K N"; `...` is then (M,). "..." alone: any.
     make: inputs(op, shape, dtype, device, draw), where tensors are no random numbers or share memory.
     bytes_moved(shape, itemsize, gradients) -> the fewest bytes any version must read and write.
     flops(shape, gradients) -> floating-point operations.
@@ -242,6 +242,7 @@ GELU = Op(
     flops=lambda shape, gradients, approximate: (24 if gradients else 8) * _numel(shape),
     bench_shapes=((65536, 4096), (8192, 32768), (524288, 781)),
     small_shape=(257, 781),
+    plans={"many tiles": (gelu.Plan(4, 8), [(1, 7), (5, 9), (8, 24), (21, 35)])},
     sources=("lib/ops/gelu.py", "lib/ops/gelu.cu"),
 )
 
