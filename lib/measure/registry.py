@@ -305,6 +305,25 @@ SOFTMAX = Op(
         (9, 32761),
         (5, 70001),
     ),
+    # as rows of 16,385 and of 32,769 elements are launched, with tiles for rows of up to 113
+    plans={
+        "programs that take rows in turn": (
+            softmax.Plan(
+                "pipeline",
+                1,
+                128,
+                4,
+                True,
+                programs=3,
+                backward=softmax.Plan("tile", 4, 128, 4, True),
+            ),
+            [(1, 1), (7, 40), (8, 97), (9, 100)],
+        ),
+        "parts": (
+            softmax.Plan("parts", 1, 16, 4, backward=softmax.Plan("parts", 1, 32, 4)),
+            [(1, 1), (3, 32), (9, 75), (2, 112)],
+        ),
+    },
     sources=("lib/ops/softmax.py", "lib/ops/softmax.cu"),
 )
 

@@ -28,11 +28,11 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
 class Plan(NamedTuple):
-    """How one call is launched. A way other than "parts" needs block_n columns for a row and 15 more.
+    """How one call is launched. All ways but "parts" need block_n columns for a row and 15 more.
 
-    way: "tile", block_m whole rows a program; "pipeline", forward only: so many `programs`, each of which loads
-    the next rows while it computes one; "parts": block_n columns of one row a program, at most 64 programs a row.
-    whole_pieces: contiguous rows, wherever they begin, move in 16-byte pieces; other rows one element at a time.
+    way: "tile", block_m whole rows a program; "pipeline", forward only: so many programs, each of which loads
+    the next rows while it computes one; "parts": block_n columns of a row a program, at most 64 programs a row.
+    whole_pieces: rows of a contiguous x move in 16-byte pieces even where they begin off a 16-byte boundary.
     backward: the Plan of the backward pass, or None to have it chosen.
     """
 
@@ -161,11 +161,12 @@ def _softmax_bwd_kernel(
 
 # --- rows too long for one program: a grid barrier -----------------------------------------------------------
 
-# A row of more than 32,768 elements does not fit into one program's registers. Several programs hold one part of
-# it each. A part cannot be written before the maximum and the sum of the whole row are known, so every program
-# stores those of its part, then waits until all programs of its row have done so, then reads them all. Such a
-# grid barrier hangs if a program waits for one that cannot start. Two things prevent it: a program takes its part
-# by a ticket, in the order in which programs start, and a row has at most 64 parts, which fit on any GPU at once.
+# A row of more than 32,768 elements does not fit into the registers of one program, so several programs hold a
+# part of it each. None can write its part before it knows the maximum and the sum of the whole row. So each
+# stores those of its part, waits until all programs of the row have done so, and then reads them all. Such a
+# grid barrier hangs if a program waits for one that cannot start. Two things prevent that: a program takes its
+# part by a ticket, in the order in which programs start; and a row has at most 64 parts, of 256 threads each,
+# which any GPU can hold at once.
 
 
 @triton.jit
@@ -375,7 +376,8 @@ def _launch(plan, x, y):
     n_rows, n_cols = x.shape
     with torch.cuda.device_of(x):  # else the launch goes to the current GPU, not to x's
         if plan.way == "parts":
-            return _launch_parts(plan, x, y)
+            _launch_parts(plan, x, y)
+            return
         pipelined = plan.way == "pipeline"
         programs = min(n_rows, plan.programs) if pipelined else _cdiv(n_rows, plan.block_m)
         _softmax_fwd_kernel[(programs,)](
@@ -389,7 +391,8 @@ def _launch_backward(plan, dy, y, dx):
     n_rows, n_cols = y.shape
     with torch.cuda.device_of(y):
         if plan.way == "parts":
-            return _launch_parts_backward(plan, dy, y, dx)
+            _launch_parts_backward(plan, dy, y, dx)
+            return
         _softmax_bwd_kernel[(_cdiv(n_rows, plan.block_m),)](
             dy, y, dx, n_rows, n_cols, dy.stride(0),
             WHOLE_PIECES=plan.whole_pieces and dy.is_contiguous(), COMPUTE=_compute_dtype(y.dtype),
