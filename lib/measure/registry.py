@@ -30,7 +30,7 @@ class Op:
 
     tensors: {"x": "... N", "bias": "N"}, sizes by letters; `...` are any leading sizes. Words may follow:
     frozen (no gradient), weight (divided by the root of its last size, so that products with it stay near 1).
-    letters: the sizes that make a shape of this op, in order, as "M K N"; `...` is then (M,).
+    letters: the sizes that make a shape of this op, in order, as "M K N"; `...` is then (M,). "..." alone: any.
     make: inputs(op, shape, dtype, device, draw), where tensors are no random numbers or share memory.
     bytes_moved(shape, itemsize, gradients) -> the fewest bytes any version must read and write.
     flops(shape, gradients) -> floating-point operations.
@@ -242,6 +242,7 @@ GELU = Op(
     flops=lambda shape, gradients, approximate: (24 if gradients else 8) * _numel(shape),
     bench_shapes=((65536, 4096), (8192, 32768), (524288, 781)),
     small_shape=(257, 781),
+    plans={"many tiles": (gelu.Plan(4, 8), [(1, 7), (5, 9), (8, 24), (21, 35)])},
     sources=("lib/ops/gelu.py", "lib/ops/gelu.cu"),
 )
 
@@ -304,6 +305,25 @@ SOFTMAX = Op(
         (9, 32761),
         (5, 70001),
     ),
+    # as rows of 16,385 and of 32,769 elements are launched, with tiles for rows of up to 113
+    plans={
+        "programs that take rows in turn": (
+            softmax.Plan(
+                "pipeline",
+                1,
+                128,
+                4,
+                True,
+                programs=3,
+                backward=softmax.Plan("tile", 4, 128, 4, True),
+            ),
+            [(1, 1), (7, 40), (8, 97), (9, 100)],
+        ),
+        "parts": (
+            softmax.Plan("parts", 1, 16, 4, backward=softmax.Plan("parts", 1, 32, 4)),
+            [(1, 1), (3, 32), (9, 75), (2, 112)],
+        ),
+    },
     sources=("lib/ops/softmax.py", "lib/ops/softmax.cu"),
 )
 

@@ -10,6 +10,7 @@ Copy it   this file for Triton; gelu.cu beside it for CUDA. MIT licence.
 
 import functools
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +20,14 @@ import triton.language as tl
 # With TRITON_INTERPRET=1 kernels run on CPU tensors; otherwise they need a GPU.
 _ON_CPU = triton.knobs.runtime.interpret
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+_FORMS = ("none", "tanh")
+
+
+class Plan(NamedTuple):
+    """How one call is launched: the tile of x, forward, and of x and dy, backward."""
+
+    block_m: int
+    block_n: int
 
 
 def gelu_eager(x, approximate="none"):
@@ -118,6 +127,9 @@ def _gelu_bwd_kernel(
         _bwd_tile(dy_ptrs, x_ptrs, dx_ptrs, mask, TANH, COMPUTE)
 
 
+# --- plan and launch -----------------------------------------------------------------------------------------
+
+
 def _cdiv(a, b):
     return -(-a // b)  # triton.cdiv is the same, and costs 2 µs a call on the host
 
@@ -127,11 +139,39 @@ def _compute_dtype(dtype):
 
 
 @functools.cache
-def _block(n_rows, n_cols, dtype):
-    """BLOCK_M, BLOCK_N: 2048 bytes, 128 threads of one 16-byte load each, the tile as wide as x allows."""
+def _plan(n_rows, n_cols, dtype):
+    """2048 bytes, 128 threads of one 16-byte load each, the tile as wide as x allows; for both passes."""
     block = 2048 // dtype.itemsize
     block_n = block if n_rows == 1 else min(triton.next_power_of_2(n_cols), block)
-    return block // block_n, block_n
+    return Plan(block // block_n, block_n)
+
+
+def _strides(t):
+    """The strides of a matrix; 0 from row to row if there is one only, whatever its length."""
+    return (t.stride(0) if t.shape[0] > 1 else 0), t.stride(1)
+
+
+def _launch(plan, x, y, tanh):
+    n_rows, n_cols = x.shape
+    with torch.cuda.device_of(x):  # else the launch goes to the current GPU, not to x's
+        _gelu_fwd_kernel[(_cdiv(n_rows, plan.block_m) * _cdiv(n_cols, plan.block_n),)](
+            x, y, n_rows, n_cols, *_strides(x), _strides(y)[0],
+            ONE_ROW=n_rows == 1, TANH=tanh, COMPUTE=_compute_dtype(x.dtype),
+            BLOCK_M=plan.block_m, BLOCK_N=plan.block_n, num_warps=4,
+        )  # fmt: skip
+
+
+def _launch_backward(plan, dy, x, dx, tanh):
+    n_rows, n_cols = x.shape
+    with torch.cuda.device_of(x):
+        _gelu_bwd_kernel[(_cdiv(n_rows, plan.block_m) * _cdiv(n_cols, plan.block_n),)](
+            dy, x, dx, n_rows, n_cols, *_strides(dy), *_strides(x), _strides(dx)[0],
+            ONE_ROW=n_rows == 1, TANH=tanh, COMPUTE=_compute_dtype(x.dtype),
+            BLOCK_M=plan.block_m, BLOCK_N=plan.block_n, num_warps=4,
+        )  # fmt: skip
+
+
+# --- forward and backward ------------------------------------------------------------------------------------
 
 
 def _matrices(*tensors):
@@ -141,98 +181,119 @@ def _matrices(*tensors):
     return [t.reshape(-1, t.shape[-1]) for t in tensors]  # a copy where strides allow no view
 
 
-def _forward(x, approximate, launch=None):
+def _forward(x, approximate, plan=None, launch=_launch):
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     if y.numel() > 0:
-        (launch or _launch_forward)(x, y, approximate == "tanh")
+        x, out = _matrices(x, y)
+        launch(plan or _plan(*x.shape, x.dtype), x, out, approximate == "tanh")
     return y
 
 
-def _launch_forward(x, y, tanh):
-    x, y = _matrices(x, y)
-    (n_rows, n_cols), (block_m, block_n) = x.shape, _block(*x.shape, x.dtype)
-    with torch.cuda.device_of(x):  # else the launch goes to the current GPU, not to x's
-        _gelu_fwd_kernel[(_cdiv(n_rows, block_m) * _cdiv(n_cols, block_n),)](
-            x, y, n_rows, n_cols, *_strides(x), _strides(y)[0],
-            ONE_ROW=n_rows == 1, TANH=tanh, COMPUTE=_compute_dtype(x.dtype),
-            BLOCK_M=block_m, BLOCK_N=block_n, num_warps=4,
-        )  # fmt: skip
+def _save(ctx, x, approximate):
+    ctx.save_for_backward(x)
+    ctx.approximate = approximate
 
 
-def _strides(t):
-    """The strides of a matrix; 0 from row to row if there is one only, whatever its length."""
-    return (t.stride(0) if t.shape[0] > 1 else 0), t.stride(1)
-
-
-def _backward(dy, x, approximate):
+def _backward(dy, x, approximate, plan=None):
     dx = torch.empty_like(x, memory_format=torch.contiguous_format)
-    if dx.numel() == 0:
-        return dx
-    # y.sum().backward() sends a dy of strides 0, which is read as it is
-    dy, x, out = _matrices(dy, x, dx)
-    (n_rows, n_cols), (block_m, block_n) = x.shape, _block(*x.shape, x.dtype)
-    with torch.cuda.device_of(x):
-        _gelu_bwd_kernel[(_cdiv(n_rows, block_m) * _cdiv(n_cols, block_n),)](
-            dy, x, out, n_rows, n_cols, *_strides(dy), *_strides(x), _strides(out)[0],
-            ONE_ROW=n_rows == 1, TANH=approximate == "tanh", COMPUTE=_compute_dtype(x.dtype),
-            BLOCK_M=block_m, BLOCK_N=block_n, num_warps=4,
-        )  # fmt: skip
+    if dx.numel() > 0:
+        # y.sum().backward() sends a dy of strides 0, which is read as it is
+        dy, x, out = _matrices(dy, x, dx)
+        _launch_backward(plan or _plan(*x.shape, x.dtype), dy, x, out, approximate == "tanh")
     return dx
-
-
-def _check(name, x, approximate):
-    """Raise TypeError or ValueError, saying what to do, unless x is a floating-point tensor on a GPU."""
-    if not isinstance(x, torch.Tensor):
-        raise TypeError(f"{name}: x must be a torch.Tensor, got {type(x).__name__}")
-    if x.dtype not in _DTYPES:
-        raise TypeError(f"{name}: x must be a floating-point tensor, got {x.dtype}; use .float()")
-    if approximate not in ("none", "tanh"):
-        raise ValueError(f"{name}: approximate must be 'none' (erf) or 'tanh', got {approximate!r}")
-    if x.device.type != ("cpu" if _ON_CPU else "cuda"):
-        where = "the CPU (TRITON_INTERPRET=1 is set)" if _ON_CPU else "a GPU"
-        raise ValueError(f"{name}: x must be on {where}, got {x.device}; use gelu_eager there")
-
-
-def _needs_gradient(*tensors):
-    """Whether autograd has to hear of this call; where not, leaving it out saves a third of the host's time."""
-    # torch.func, vmap among it: autograd.Function says what of it does not work
-    transformed = torch._C._functorch.peek_interpreter_stack() is not None
-    return transformed or torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
 
 
 class _GELU(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, approximate, forward):
-        ctx.save_for_backward(x)
-        ctx.approximate = approximate
-        return forward(x, approximate)
+    def forward(ctx, x, approximate, forward, plan):
+        _save(ctx, x, approximate)
+        ctx.plan = plan
+        return forward(x, approximate, plan)
 
     @staticmethod
     @torch.autograd.function.once_differentiable  # a second derivative raises instead of being wrong
     def backward(ctx, dy):
-        return _backward(dy, *ctx.saved_tensors, ctx.approximate), None, None
+        return _backward(dy, *ctx.saved_tensors, ctx.approximate, ctx.plan), None, None, None
 
 
-def gelu_triton(x, approximate="none"):
+# --- the calls -----------------------------------------------------------------------------------------------
+
+
+def _fits(x, approximate):
+    """Whether the kernels take these arguments; if not, _refuse_arguments says why."""
+    return (
+        isinstance(x, torch.Tensor)
+        and x.dtype in _DTYPES
+        and x.device.type == ("cpu" if _ON_CPU else "cuda")
+        and approximate in _FORMS
+    )
+
+
+def _refuse(name, eager, **wanted):
+    """Raise the error that says what is wrong with a call of `name`, and what to do.
+
+    wanted: label=(tensor, its sizes in letters), as x=(x, "... N"); the first one sets dtype and device.
+    """
+    (first, (x, _)), sizes = next(iter(wanted.items())), {}
+    for label, (t, letters) in wanted.items():
+        if not isinstance(t, torch.Tensor):
+            raise TypeError(f"{name}: {label} must be a torch.Tensor, got {type(t).__name__}")
+        if t.dtype not in _DTYPES:
+            raise TypeError(f"{name}: {label} must be floating-point, got {t.dtype}; use .float()")
+        if t.dtype != x.dtype:
+            cast = f"cast one of them, as {label}.to({first}.dtype)"
+            raise TypeError(f"{name}: {first} is {x.dtype} and {label} {t.dtype}; {cast}")
+        if t.device != x.device:
+            where = f"{first} is on {x.device} and {label} on {t.device}"
+            raise ValueError(f"{name}: {where}; move both to one device")
+        names = letters.removeprefix("... ").split()
+        shape = t.shape[max(0, t.dim() - len(names)) :] if letters[0] == "." else t.shape
+        same = [sizes.setdefault(n, size) == size for n, size in zip(names, shape)]
+        if len(shape) != len(names) or not all(same):
+            known = ", ".join(f"{n} = {size}" for n, size in sizes.items())
+            want = f"({letters.replace(' ', ', ')})" + (f" with {known}" if known else "")
+            raise ValueError(f"{name}: {label} must be {want}, got {tuple(t.shape)}")
+    where = "on the CPU (TRITON_INTERPRET=1 is set)" if _ON_CPU else "on a GPU"
+    raise ValueError(f"{name}: {first} must be {where}, got {x.device}; use {eager} there")
+
+
+def _refuse_arguments(name, x, approximate):
+    if approximate not in _FORMS:
+        raise ValueError(f"{name}: approximate must be 'none' (erf) or 'tanh', got {approximate!r}")
+    _refuse(name, "gelu_eager", x=(x, "... "))
+
+
+def _needs_grad(*tensors):
+    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+
+
+def _call(name, forward, x, approximate, plan):
+    if not _fits(x, approximate):
+        _refuse_arguments(name, x, approximate)
+    if torch.compiler.is_compiling():
+        return gelu_op(x, approximate)
+    if _needs_grad(x):
+        return _GELU.apply(x, approximate, forward, plan)
+    return forward(x, approximate, plan)  # past autograd: a third of the host's time less
+
+
+def gelu_triton(x, approximate="none", *, plan=None):
     """gelu(x) in one Triton kernel, with its gradient; `approximate` as in torch: "none" (erf) or "tanh".
 
     x: any shape and strides. Returns y of x's shape, contiguous.
+    plan: a Plan in place of the one chosen, for tuning; torch.compile leaves it out.
     Works under torch.compile (as the op fused_kernels::gelu), autocast and CUDA graphs; not under
     torch.vmap, and not twice differentiable: both raise.
     Raises TypeError for a wrong dtype, ValueError for a wrong device or an unknown `approximate`.
     """
-    _check("gelu_triton", x, approximate)
-    if torch.compiler.is_compiling():
-        return gelu_op(x, approximate)
-    if not _needs_gradient(x):
-        return _forward(x, approximate)
-    return _GELU.apply(x, approximate, _forward)
+    return _call("gelu_triton", _forward, x, approximate, plan)
 
 
 @torch.library.custom_op("fused_kernels::gelu", mutates_args=())
 def gelu_op(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
     """gelu for torch.compile and torch.export: one node of the graph, which nothing looks into."""
-    _check("gelu_op", x, approximate)
+    if not _fits(x, approximate):
+        _refuse_arguments("gelu_op", x, approximate)
     return _forward(x, approximate)
 
 
@@ -251,14 +312,9 @@ def _(dy, x, approximate):
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
-def _setup_context(ctx, inputs, output):
-    x, ctx.approximate = inputs
-    ctx.save_for_backward(x)
-
-
 gelu_op.register_autograd(
     lambda ctx, dy: (_gelu_backward_op(dy, *ctx.saved_tensors, ctx.approximate), None),
-    setup_context=_setup_context,
+    setup_context=lambda ctx, inputs, output: _save(ctx, *inputs),
 )
 
 
@@ -276,8 +332,12 @@ def _cuda():
     return torch.ops.gelu_cuda
 
 
-def _launch_cuda(x, y, tanh):
+def _launch_cuda(plan, x, y, tanh):
     _cuda().forward(x.contiguous(), y, tanh, True)  # the kernels count elements in memory's order
+
+
+def _forward_cuda(x, approximate, plan=None):
+    return _forward(x, approximate, plan, _launch_cuda)
 
 
 def gelu_cuda(x, approximate="none"):
@@ -285,5 +345,4 @@ def gelu_cuda(x, approximate="none"):
 
     Shapes, dtypes and errors as for gelu_triton. Needs nvcc and a C++ compiler at the first call.
     """
-    _check("gelu_cuda", x, approximate)
-    return _GELU.apply(x, approximate, functools.partial(_forward, launch=_launch_cuda))
+    return _call("gelu_cuda", _forward_cuda, x, approximate, None)

@@ -5,7 +5,7 @@ Dtypes    float32, float16, bfloat16 (computed in float32) and float64.
 Traffic   M rows of N elements of s bytes. Forward 2MNs, written by hand in PyTorch 8MNs; backward 3MNs.
 Design    A row that fits on the chip stays in registers between its sum and its quotients: it is read once.
           Longer rows are cut into parts, each held by a program of its own; the parts of a row exchange maximum
-          and sum through memory and wait for each other, so they too are read once.
+          and sum through memory and wait for each other (a grid barrier), so they too are read once.
           Rows that do not begin on a 16-byte boundary are read in whole 16-byte pieces, and at their two ends
           element by element.
 Backward  dx = y · (dy - sum(y · dy)). Saves y only.
@@ -14,6 +14,7 @@ Copy it   this file for Triton; softmax.cu beside it for CUDA. MIT licence.
 
 import functools
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import triton
@@ -24,7 +25,24 @@ from triton.language.extra import libdevice
 _ON_CPU = triton.knobs.runtime.interpret
 _INTERPRETED = tl.constexpr(_ON_CPU)
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-_LONGEST_TILE = 32768
+
+
+class Plan(NamedTuple):
+    """How one call is launched. All ways but "parts" need block_n columns for a row and 15 more.
+
+    way: "tile", block_m whole rows a program; "pipeline", forward only: so many programs, each of which loads
+    the next rows while it computes one; "parts": block_n columns of a row a program, at most 64 programs a row.
+    whole_pieces: rows of a contiguous x move in 16-byte pieces even where they begin off a 16-byte boundary.
+    backward: the Plan of the backward pass, or None to have it chosen.
+    """
+
+    way: str
+    block_m: int
+    block_n: int
+    num_warps: int
+    whole_pieces: bool = False
+    programs: int = 0
+    backward: "Plan | None" = None
 
 
 def softmax_eager(x):
@@ -141,6 +159,16 @@ def _softmax_bwd_kernel(
     tl.store(dx_ptr + y_offsets, y * (dy - total), mask=mask)
 
 
+# --- rows too long for one program: a grid barrier -----------------------------------------------------------
+
+# A row of more than 32,768 elements does not fit into the registers of one program, so several programs hold a
+# part of it each. None can write its part before it knows the maximum and the sum of the whole row. So each
+# stores those of its part, waits until all programs of the row have done so, and then reads them all. Such a
+# grid barrier hangs if a program waits for one that cannot start. Two things prevent that: a program takes its
+# part by a ticket, in the order in which programs start; and a row has at most 64 parts, of 256 threads each,
+# which any GPU can hold at once.
+
+
 @triton.jit
 def _ticket(counters_ptr, n_parts, PHASE: tl.constexpr):
     # Row and part of this program. Not by program_id: tickets go out in the order in which programs start, so
@@ -236,6 +264,42 @@ def _softmax_parts_bwd_kernel(
         tl.store(dx_ptr + row * n_cols + cols, dx, mask=mask)
 
 
+def _launch_parts(plan, x, y):
+    grid, memory, sizes = _parts(x, plan.block_n, 2, torch.int64)
+    for phase in _phases():
+        _softmax_parts_fwd_kernel[grid](
+            x, y, *memory, x.shape[1], x.stride(0), PHASE=phase, COMPUTE=_compute_dtype(x.dtype),
+            **sizes, num_warps=plan.num_warps,
+        )  # fmt: skip
+
+
+def _launch_parts_backward(plan, dy, y, dx):
+    wide = torch.float64 if y.dtype == torch.float64 else torch.float32
+    grid, memory, sizes = _parts(y, plan.block_n, 1, wide)
+    for phase in _phases():
+        _softmax_parts_bwd_kernel[grid](
+            dy, y, dx, *memory, y.shape[1], dy.stride(0), PHASE=phase,
+            COMPUTE=_compute_dtype(y.dtype), **sizes, num_warps=plan.num_warps,
+        )  # fmt: skip
+
+
+def _phases():
+    return (1, 2) if triton.knobs.runtime.interpret else (0,)
+
+
+def _parts(x, block_n, n_stats, stats_dtype):
+    """Grid, scratch memory (n_stats words for each part) and sizes for rows of x cut into parts of block_n."""
+    n_rows, n_cols = x.shape
+    n_parts = _cdiv(n_cols, block_n)
+    counters = torch.zeros(n_rows + 1, dtype=torch.int32, device=x.device)
+    memory = counters, torch.empty(n_rows * n_parts * n_stats, dtype=stats_dtype, device=x.device)
+    sizes = {"n_parts": n_parts, "PARTS": _power_of_2(n_parts), "BLOCK_N": block_n}
+    return (n_rows * n_parts,), memory, sizes
+
+
+# --- plan and launch -----------------------------------------------------------------------------------------
+
+
 def _cdiv(a, b):
     return -(-a // b)  # triton.cdiv is the same, and costs 2 µs a call on the host
 
@@ -249,39 +313,94 @@ def _compute_dtype(dtype):
 
 
 @functools.cache
-def _multiprocessors(device):
-    """How many the GPU has, and the bytes of shared memory that a program can have in one."""
-    if _ON_CPU:
-        return 4, 2**18
-    properties = torch.cuda.get_device_properties(device)
-    return properties.multi_processor_count, properties.shared_memory_per_block_optin
+def _n_multiprocessors(device):
+    return 4 if _ON_CPU else torch.cuda.get_device_properties(device).multi_processor_count
 
 
 @functools.cache
-def _row_tile(n_cols, itemsize, contiguous):
-    """(constexprs of a tile of whole rows, num_warps) for rows of n_cols elements."""
+def _shared_bytes(device):
+    """How much shared memory one program can have."""
+    if _ON_CPU:
+        return 2**18
+    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+
+
+# What is tuned, on an H200; on other GPUs it is correct, not tuned.
+_SHORT, _SHARED = 512, 1024  # rows as short as that share a program, so many elements together
+_MIDDLE = 2048  # up to here few warps: then a row's sum needs no shared memory, or little
+_WARP_BYTES = 1024  # of a longer row: two loads a thread
+_PIPELINED = 16384  # elements; of 2-byte rows longer than that one program fills an SM
+_LONGEST = 32768  # elements of a row in one program
+_LONGEST_BACKWARD = 65536  # bytes: there are two tensors to hold, not one
+_PART, _MOST_PARTS = 8192, 64  # a part's least elements; all parts of a row have to run at once
+
+
+def _plan_tile(n_cols, itemsize, contiguous):
+    """The Plan of whole rows, be they as long as they may."""
     v = 16 // itemsize
     # 16 elements rather than 16 bytes: only of multiples of 16 does Triton know that masks leave loads whole
     whole_pieces = n_cols % 16 != 0 and contiguous and n_cols > 2 * v
     width = _power_of_2(n_cols + (v - 1 if whole_pieces else 0))
-    if width <= 512:
-        block_m, num_warps = max(1, 1024 // width), 4
-    elif width <= 2048:  # few warps: then a row's sum needs no shared memory, or little
-        block_m, num_warps = 1, 4 if itemsize >= 4 else 1 if whole_pieces else 2
+    block_m = max(1, _SHARED // width) if width <= _SHORT else 1
+    if width <= _SHORT:
+        num_warps = 4
+    elif width <= _MIDDLE:
+        num_warps = 4 if itemsize >= 4 else 1 if whole_pieces else 2
     else:
-        block_m, num_warps = 1, min(32, max(4, width * itemsize // 1024))  # two loads a thread
-    tile = {"WHOLE_PIECES": whole_pieces, "V": v, "BLOCK_M": block_m, "BLOCK_N": width}
-    return tile, num_warps
+        num_warps = min(32, max(4, width * itemsize // _WARP_BYTES))
+    return Plan("tile", block_m, width, num_warps, whole_pieces)
 
 
-def _forward(x):
-    y = torch.empty_like(x, memory_format=torch.contiguous_format)
-    if y.numel() == 0:
-        return y
-    n_cols = x.shape[-1]
-    out = y.view(-1, n_cols)
-    _launch_forward(_rows_side_by_side(x.reshape(-1, n_cols)), out)
-    return y
+def _plan_parts(n_cols):
+    return Plan("parts", 1, max(_PART, _power_of_2(_cdiv(n_cols, _MOST_PARTS))), 8)
+
+
+@functools.cache
+def _plan(n_cols, itemsize, contiguous, device):
+    plan = _plan_tile(n_cols, itemsize, contiguous)
+    if plan.block_n > _LONGEST:
+        return _plan_parts(n_cols)
+    if n_cols > _PIPELINED and itemsize == 2 and _shared_bytes(device) >= 2 * 65536 + 1024:
+        # One program fills an SM: two more rows, which it waits for, have to be on their way.
+        return plan._replace(way="pipeline", num_warps=16, programs=_n_multiprocessors(device))
+    return plan
+
+
+@functools.cache
+def _plan_backward(n_cols, itemsize, contiguous):
+    plan = _plan_tile(n_cols, itemsize, contiguous)
+    return _plan_parts(n_cols) if plan.block_n * itemsize > _LONGEST_BACKWARD else plan
+
+
+def _launch(plan, x, y):
+    n_rows, n_cols = x.shape
+    with torch.cuda.device_of(x):  # else the launch goes to the current GPU, not to x's
+        if plan.way == "parts":
+            _launch_parts(plan, x, y)
+            return
+        pipelined = plan.way == "pipeline"
+        programs = min(n_rows, plan.programs) if pipelined else _cdiv(n_rows, plan.block_m)
+        _softmax_fwd_kernel[(programs,)](
+            x, y, n_rows, n_cols, x.stride(0), programs, NUM_STAGES=3 if pipelined else 0,
+            WHOLE_PIECES=plan.whole_pieces and x.is_contiguous(), COMPUTE=_compute_dtype(x.dtype),
+            V=16 // x.itemsize, BLOCK_M=plan.block_m, BLOCK_N=plan.block_n, num_warps=plan.num_warps,
+        )  # fmt: skip
+
+
+def _launch_backward(plan, dy, y, dx):
+    n_rows, n_cols = y.shape
+    with torch.cuda.device_of(y):
+        if plan.way == "parts":
+            _launch_parts_backward(plan, dy, y, dx)
+            return
+        _softmax_bwd_kernel[(_cdiv(n_rows, plan.block_m),)](
+            dy, y, dx, n_rows, n_cols, dy.stride(0),
+            WHOLE_PIECES=plan.whole_pieces and dy.is_contiguous(), COMPUTE=_compute_dtype(y.dtype),
+            V=16 // y.itemsize, BLOCK_M=plan.block_m, BLOCK_N=plan.block_n, num_warps=plan.num_warps,
+        )  # fmt: skip
+
+
+# --- forward and backward ------------------------------------------------------------------------------------
 
 
 def _rows_side_by_side(x):
@@ -289,130 +408,117 @@ def _rows_side_by_side(x):
     return x if x.stride(1) == 1 or x.shape[1] == 1 else x.contiguous()
 
 
-def _launch_forward(x, y):
-    n_rows, n_cols = x.shape
-    compute = _compute_dtype(x.dtype)
-    with torch.cuda.device_of(x):  # else the launch goes to the current GPU, not to x's
-        tile, num_warps = _row_tile(n_cols, x.itemsize, x.is_contiguous())
-        if tile["BLOCK_N"] > _LONGEST_TILE:
-            grid, memory, tile = _parts(n_rows, n_cols, x.device, 2, torch.int64)
-            for phase in _phases():
-                _softmax_parts_fwd_kernel[grid](
-                    x, y, *memory, n_cols, x.stride(0), PHASE=phase, COMPUTE=compute, **tile, num_warps=8,
-                )  # fmt: skip
-            return
-        programs, stages = _cdiv(n_rows, tile["BLOCK_M"]), 0
-        count, shared_bytes = _multiprocessors(x.device)
-        if n_cols > 16384 and x.itemsize == 2 and shared_bytes >= 2 * 65536 + 1024:
-            # One program fills a multiprocessor: two more rows, which it waits for, have to be on their way.
-            programs, stages, num_warps = min(n_rows, count), 3, 16
-        _softmax_fwd_kernel[(programs,)](
-            x, y, n_rows, n_cols, x.stride(0), programs, NUM_STAGES=stages, COMPUTE=compute, **tile,
-            num_warps=num_warps,
-        )  # fmt: skip
+def _forward(x, plan=None, launch=_launch):
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    if y.numel() > 0:
+        n_cols = x.shape[-1]
+        x, out = _rows_side_by_side(x.reshape(-1, n_cols)), y.view(-1, n_cols)
+        launch(plan or _plan(n_cols, x.itemsize, x.is_contiguous(), x.device), x, out)
+    return y
 
 
-def _backward(dy, y):
-    n_cols = y.shape[-1]
+def _save(ctx, y):
+    ctx.save_for_backward(y)
+
+
+def _backward(dy, y, plan=None):
     dx = torch.empty_like(y)
-    if y.numel() == 0:
-        return dx
-    # y.sum().backward() sends a dy of strides 0: copied, as rows are read side by side
-    dy = _rows_side_by_side(dy.reshape(-1, n_cols))
-    _launch_backward(dy, y.view(-1, n_cols), dx.view(-1, n_cols))
+    if y.numel() > 0:
+        n_cols = y.shape[-1]
+        # y.sum().backward() sends a dy of strides 0: copied, as rows are read side by side
+        dy = _rows_side_by_side(dy.reshape(-1, n_cols))
+        plan = plan and plan.backward or _plan_backward(n_cols, y.itemsize, dy.is_contiguous())
+        _launch_backward(plan, dy, y.view(-1, n_cols), dx.view(-1, n_cols))
     return dx
-
-
-def _launch_backward(dy, y, dx):
-    n_rows, n_cols = y.shape
-    compute = _compute_dtype(y.dtype)
-    wide = torch.float64 if y.dtype == torch.float64 else torch.float32
-    with torch.cuda.device_of(y):
-        tile, num_warps = _row_tile(n_cols, y.itemsize, dy.is_contiguous())
-        if tile["BLOCK_N"] * y.itemsize > 65536:  # two tensors to hold, not one
-            grid, memory, tile = _parts(n_rows, n_cols, y.device, 1, wide)
-            for phase in _phases():
-                _softmax_parts_bwd_kernel[grid](
-                    dy, y, dx, *memory, n_cols, dy.stride(0), PHASE=phase, COMPUTE=compute,
-                    **tile, num_warps=8,
-                )  # fmt: skip
-            return
-        _softmax_bwd_kernel[(_cdiv(n_rows, tile["BLOCK_M"]),)](
-            dy, y, dx, n_rows, n_cols, dy.stride(0), COMPUTE=compute, **tile, num_warps=num_warps
-        )
-
-
-def _phases():
-    return (1, 2) if triton.knobs.runtime.interpret else (0,)
-
-
-def _parts(n_rows, n_cols, device, n_stats, stats_dtype):
-    """Grid, scratch memory (n_stats words for each part) and sizes for rows cut into parts.
-
-    All parts of a row have to be on the GPU at the same time: at most 64, of 256 threads each, always are.
-    """
-    block_n = max(8192, _power_of_2(_cdiv(n_cols, 64)))
-    n_parts = _cdiv(n_cols, block_n)
-    counters = torch.zeros(n_rows + 1, dtype=torch.int32, device=device)
-    memory = counters, torch.empty(n_rows * n_parts * n_stats, dtype=stats_dtype, device=device)
-    sizes = {"n_parts": n_parts, "PARTS": _power_of_2(n_parts), "BLOCK_N": block_n}
-    return (n_rows * n_parts,), memory, sizes
-
-
-def _check(name, x):
-    """Raise TypeError or ValueError, saying what to do, unless x is (..., N) on a GPU."""
-    if not isinstance(x, torch.Tensor):
-        raise TypeError(f"{name}: x must be a torch.Tensor, got {type(x).__name__}")
-    if x.dtype not in _DTYPES:
-        raise TypeError(f"{name}: x must be a floating-point tensor, got {x.dtype}; use .float()")
-    if x.dim() == 0:
-        raise ValueError(f"{name}: x must have at least one dimension, got a scalar; use x.view(1)")
-    if x.device.type != ("cpu" if _ON_CPU else "cuda"):
-        where = "the CPU (TRITON_INTERPRET=1 is set)" if _ON_CPU else "a GPU"
-        raise ValueError(f"{name}: x must be on {where}, got {x.device}; use softmax_eager there")
-
-
-def _needs_gradient(*tensors):
-    """Whether autograd has to hear of this call; where not, leaving it out saves a third of the host's time."""
-    # torch.func, vmap among it: autograd.Function says what of it does not work
-    transformed = torch._C._functorch.peek_interpreter_stack() is not None
-    return transformed or torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
 
 
 class _Softmax(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, forward):
-        y = forward(x)
-        ctx.save_for_backward(y)
+    def forward(ctx, x, forward, plan):
+        y = forward(x, plan)
+        _save(ctx, y)
+        ctx.plan = plan
         return y
 
     @staticmethod
     @torch.autograd.function.once_differentiable  # a second derivative raises instead of being wrong
     def backward(ctx, dy):
-        (y,) = ctx.saved_tensors
-        return _backward(dy, y), None
+        return _backward(dy, *ctx.saved_tensors, ctx.plan), None, None
 
 
-def softmax_triton(x):
+# --- the calls -----------------------------------------------------------------------------------------------
+
+
+def _fits(x):
+    """Whether the kernels take this argument; if not, _refuse says why."""
+    return (
+        isinstance(x, torch.Tensor)
+        and x.dtype in _DTYPES
+        and x.device.type == ("cpu" if _ON_CPU else "cuda")
+        and x.dim() > 0
+    )
+
+
+def _refuse(name, eager, **wanted):
+    """Raise the error that says what is wrong with a call of `name`, and what to do.
+
+    wanted: label=(tensor, its sizes in letters), as x=(x, "... N"); the first one sets dtype and device.
+    """
+    (first, (x, _)), sizes = next(iter(wanted.items())), {}
+    for label, (t, letters) in wanted.items():
+        if not isinstance(t, torch.Tensor):
+            raise TypeError(f"{name}: {label} must be a torch.Tensor, got {type(t).__name__}")
+        if t.dtype not in _DTYPES:
+            raise TypeError(f"{name}: {label} must be floating-point, got {t.dtype}; use .float()")
+        if t.dtype != x.dtype:
+            cast = f"cast one of them, as {label}.to({first}.dtype)"
+            raise TypeError(f"{name}: {first} is {x.dtype} and {label} {t.dtype}; {cast}")
+        if t.device != x.device:
+            where = f"{first} is on {x.device} and {label} on {t.device}"
+            raise ValueError(f"{name}: {where}; move both to one device")
+        names = letters.removeprefix("... ").split()
+        shape = t.shape[max(0, t.dim() - len(names)) :] if letters[0] == "." else t.shape
+        same = [sizes.setdefault(n, size) == size for n, size in zip(names, shape)]
+        if len(shape) != len(names) or not all(same):
+            known = ", ".join(f"{n} = {size}" for n, size in sizes.items())
+            want = f"({letters.replace(' ', ', ')})" + (f" with {known}" if known else "")
+            raise ValueError(f"{name}: {label} must be {want}, got {tuple(t.shape)}")
+    where = "on the CPU (TRITON_INTERPRET=1 is set)" if _ON_CPU else "on a GPU"
+    raise ValueError(f"{name}: {first} must be {where}, got {x.device}; use {eager} there")
+
+
+def _needs_grad(*tensors):
+    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+
+
+def _call(name, forward, x, plan):
+    if not _fits(x):
+        _refuse(name, "softmax_eager", x=(x, "... N"))
+    if torch.compiler.is_compiling():
+        return softmax_op(x)
+    if _needs_grad(x):
+        return _Softmax.apply(x, forward, plan)
+    return forward(x, plan)  # past autograd: a third of the host's time less
+
+
+def softmax_triton(x, *, plan=None):
     """softmax over the last dimension in one Triton kernel, with its gradient.
 
     x: (..., N), any strides. Returns y of x's shape, contiguous. Rows with NaN or +inf, and rows of -inf alone,
-    are NaN, as in torch. Works under torch.compile (as the op fused_kernels::softmax), autocast (in x's dtype)
-    and CUDA graphs; not under torch.vmap, and not twice differentiable: both raise.
+    are NaN, as in torch.
+    plan: a Plan in place of the one chosen, for tuning; torch.compile leaves it out.
+    Works under torch.compile (as the op fused_kernels::softmax), autocast (in x's dtype) and CUDA graphs; not
+    under torch.vmap, and not twice differentiable: both raise.
     Raises TypeError for a wrong dtype, ValueError for a scalar or a wrong device.
     """
-    _check("softmax_triton", x)
-    if torch.compiler.is_compiling():
-        return softmax_op(x)
-    if not _needs_gradient(x):
-        return _forward(x)
-    return _Softmax.apply(x, _forward)
+    return _call("softmax_triton", _forward, x, plan)
 
 
 @torch.library.custom_op("fused_kernels::softmax", mutates_args=())
 def softmax_op(x: torch.Tensor) -> torch.Tensor:
     """softmax for torch.compile and torch.export: one node of the graph, which nothing looks into."""
-    _check("softmax_op", x)
+    if not _fits(x):
+        _refuse("softmax_op", "softmax_eager", x=(x, "... N"))
     return _forward(x)
 
 
@@ -433,7 +539,7 @@ def _(dy, y):
 
 softmax_op.register_autograd(
     lambda ctx, dy: _softmax_backward_op(dy, *ctx.saved_tensors),
-    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(output),
+    setup_context=lambda ctx, inputs, output: _save(ctx, output),
 )
 
 
@@ -452,12 +558,12 @@ def _cuda():
     return torch.ops.softmax_cuda
 
 
-def _cuda_forward(x):
-    y = torch.empty_like(x, memory_format=torch.contiguous_format)
-    if y.numel() > 0:
-        n_cols = x.shape[-1]
-        _cuda().forward(_rows_side_by_side(x.reshape(-1, n_cols)), y.view(-1, n_cols))
-    return y
+def _launch_cuda(plan, x, y):
+    _cuda().forward(x, y)
+
+
+def _forward_cuda(x, plan=None):
+    return _forward(x, plan, _launch_cuda)
 
 
 def softmax_cuda(x):
@@ -465,5 +571,4 @@ def softmax_cuda(x):
 
     Shapes, dtypes and errors as for softmax_triton. Needs nvcc and a C++ compiler at the first call.
     """
-    _check("softmax_cuda", x)
-    return _Softmax.apply(x, _cuda_forward)
+    return _call("softmax_cuda", _forward_cuda, x, None)

@@ -1,8 +1,10 @@
-"""What is particular to softmax: traffic, rows of every length and kind, 16-byte accesses, its CUDA code."""
+"""What is particular to softmax: traffic, rows of every length and kind, machine code, its CUDA code."""
 
+import functools
 import re
 
 from lib import machine
+from lib.measure import registry
 from lib.measure.check import check_against_float64
 from lib.nogpu import cuda
 from lib.nogpu.compile_only import compile_for, instruction_mix, signature_of
@@ -12,35 +14,35 @@ from lib.recorded.results import ROOT
 
 import pytest
 import torch
+import triton.language as tl
 
-VERSIONS = [softmax.softmax_triton, softmax.softmax_cuda][: 1 if cuda.why_no_cuda() else 2]
-versions = pytest.mark.parametrize("version", VERSIONS, ids=lambda v: v.__name__)
+OP = registry.find("softmax")
+versions = pytest.mark.parametrize("version", ["triton", "cuda"])
 both_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 INF, NAN = float("inf"), float("nan")
 
 # Short rows, several to a program; whole tiles; widths that put rows off 16-byte boundaries; one row a program.
 IN_ONE_TILE = [(1000, 3), (33, 16), (96, 640), (99, 781), (17, 2049), (4, 8192), (3, 20001)]
 IN_PARTS = [(2, 40000), (3, 70001)]
-LENGTHS = [
-    1,
-    2,
-    15,
-    16,
-    17,
-    31,
-    32,
-    33,
-    1023,
-    1024,
-    1025,
-    8191,
-    16385,
-    32767,
-    32768,
-    32769,
-    65537,
-    262144,
-]
+SHORT = (1, 2, 15, 16, 17, 31, 32, 33, 1023, 1024, 1025)
+LONG = (8191, 16385, 32767, 32768, 32769, 65537, 262144)
+# Rows that small plans launch as long ones are launched; and those of the plan that is chosen for them.
+CHOSEN, *FORCED = None, *(plan for plan, _ in OP.plans.values())
+any_plan = pytest.mark.parametrize("plan", [CHOSEN, *FORCED], ids=lambda p: p.way if p else "")
+
+
+def of(module, version, plan=None):
+    """softmax_triton or softmax_cuda of a module; a mutant has no CUDA code beside it."""
+    if version == "cuda" and (module is not softmax or cuda.why_no_cuda()):
+        pytest.skip("there is no CUDA code, or nothing that builds it")
+    if version == "cuda" and plan:
+        pytest.skip("a plan is for Triton")
+    run = getattr(module, f"softmax_{version}")
+    return functools.partial(run, plan=plan) if plan else run
+
+
+def check(run, x, name=None, **options):
+    check_against_float64(run, softmax.softmax_eager, x, name=name, **options)
 
 
 def rows(shape, dtype=torch.float32, scale=3):
@@ -111,7 +113,7 @@ def test_one_kernel_on_a_gpu(shape):
     from lib.measure import bench
 
     x = rows(shape).detach()
-    for version in VERSIONS:
+    for version in (softmax.softmax_triton, softmax.softmax_cuda)[: 1 if cuda.why_no_cuda() else 2]:
         names = bench.kernels_launched(lambda version=version: version(x))
         ours = [n for n in names if "softmax" in n or "per_row" in n]
         assert len(ours) == 1, names
@@ -124,16 +126,27 @@ def test_one_kernel_on_a_gpu(shape):
 
 @versions
 @both_dtypes
-@pytest.mark.parametrize("n_cols", LENGTHS)
-def test_every_length(version, dtype, n_cols):
-    check_against_float64(version, softmax.softmax_eager, rows((2, n_cols), dtype))
+@pytest.mark.parametrize("n_cols", SHORT + LONG)
+def test_every_length(module, version, dtype, n_cols):
+    check(of(module, version), rows((2, n_cols), dtype))
 
 
 @versions
-@pytest.mark.parametrize("n_cols", [1, 3, 40, 781, 1300])
-def test_kinds_of_rows(version, n_cols):
+@any_plan
+@pytest.mark.parametrize("n_cols", [1, 3, 40, 97])
+def test_kinds_of_rows(module, version, plan, n_cols):
+    _kinds_of_rows(of(module, version, plan), n_cols)
+
+
+@versions
+@pytest.mark.parametrize("n_cols", [781, 1300, 40000])
+def test_kinds_of_wide_rows(module, version, n_cols):
+    _kinds_of_rows(of(module, version), n_cols)
+
+
+def _kinds_of_rows(run, n_cols):
     """NaN, +inf and rows of -inf are NaN all over; -inf beside numbers is 0; equal numbers share."""
-    x = rows((9, n_cols)).detach()
+    x = rows((11, n_cols)).detach()
     x[0] = -INF
     x[1, n_cols // 2] = NAN
     x[2, -1] = INF
@@ -143,93 +156,172 @@ def test_kinds_of_rows(version, n_cols):
     x[6, : n_cols // 2] = -INF
     x[7] = -INF
     x[7, 0] = NAN
-    y = version(x)
-    assert y[[0, 1, 2, 7]].isnan().all()
-    assert torch.equal(y[3], torch.eye(n_cols, device=x.device)[-1])
+    x[8, n_cols // 2 + 1 :] = -INF
+    x[9], x[9, 0] = -INF, INF
+    y = run(x)
+    assert y[[0, 1, 2, 7, 9]].isnan().all()
+    assert torch.equal(y[3], torch.arange(1 - n_cols, 1, device=x.device).eq(0).to(y.dtype))
     torch.testing.assert_close(y[[4, 5]], torch.full_like(y[[4, 5]], 1 / n_cols))
     assert not y[6, : n_cols // 2].any()
-    check_against_float64(version, softmax.softmax_eager, x)
-
-
-def test_kinds_of_rows_in_parts():
-    """Parts that are all -inf beside others, before and behind them; and rows of nothing else."""
-    x = rows((4, 40000)).detach()
-    x[0] = -INF
-    x[1, :20000] = -INF
-    x[2, 20000:] = -INF
-    x[3, :-1] = -INF
-    check_against_float64(softmax.softmax_triton, softmax.softmax_eager, x)
-    x[1, -1], x[2, 0] = NAN, INF
-    assert softmax.softmax_triton(x)[:3].isnan().all()
+    check(run, x)
 
 
 @versions
+@any_plan
 @pytest.mark.parametrize("offset", [-1e4, 90.0, 1e4])
-def test_large_numbers_do_not_overflow(version, offset):
+def test_large_numbers_do_not_overflow(module, version, plan, offset):
     """exp(90) is more than float32 has; only differences to the maximum may reach exp."""
-    x = rows((5, 100)).detach().round()  # so that nothing is rounded when the offset is added
-    torch.testing.assert_close(version(x + offset), version(x))
+    run = of(module, version, plan)
+    for n_cols in (40, 100, 113):
+        x = (
+            rows((5, n_cols)).detach().round()
+        )  # so that nothing is rounded when the offset is added
+        torch.testing.assert_close(run(x + offset), run(x))
+        x[0, -1], x[1, 0], x[2, n_cols // 2] = 200.0, 200.0, 200.0
+        check(run, x, f"{n_cols} columns, one large number")
 
 
 @versions
-def test_rows_sum_to_one_and_their_gradients_to_zero(version):
-    x = rows((33, 781))
-    y = version(x)
-    torch.testing.assert_close(y.sum(-1), torch.ones_like(y[:, 0]))
-    y.backward(torch.randn_like(y))
-    assert x.grad.sum(-1).abs().max() < 1e-5
+@any_plan
+@pytest.mark.parametrize("n_cols", [40, 113])
+def test_rounded_once(module, version, plan, n_cols):
+    """From bfloat16 to bfloat16 by way of float32 all along."""
+    x = rows((3, n_cols), torch.bfloat16).detach()
+    want = softmax.softmax_eager(x.double())
+    error = (of(module, version, plan)(x).double() - want).abs() - 0.51 * 2**-7 * want
+    assert error.max() < 1e-6 * want.max()
 
 
 @versions
-def test_the_gradient_of_a_constant_is_zero(version):
-    """A constant added to a row changes nothing: so a constant dy gives no gradient."""
-    x = rows((5, 100))
-    version(x).sum().backward()
+@any_plan
+def test_float64_is_exact(module, version, plan):
+    check(of(module, version, plan), rows((3, 50), torch.float64), slack=1e-13)
+
+
+def test_long_rows_of_float64_are_exact(module):
+    check(module.softmax_triton, rows((3, 33000), torch.float64), slack=1e-13)
+
+
+@versions
+def test_gradients_sum_to_zero(module, version):
+    """A constant added to a row changes nothing: the gradients of a row cancel, and a constant dy has none."""
+    run = of(module, version)
+    for shape, dy, least in [((33, 781), torch.randn, 1e-5), ((5, 100), torch.ones, 1e-6)]:
+        x = rows(shape)
+        y = run(x)
+        torch.testing.assert_close(y.sum(-1), torch.ones_like(y[:, 0]))
+        y.backward(dy(shape, device=x.device))
+        assert x.grad.sum(-1).abs().max() < least
     assert x.grad.abs().max() < 1e-6
 
 
 @versions
-@pytest.mark.parametrize("n_cols", [40, 41, 1300, 1301])
-def test_rows_that_begin_anywhere(version, n_cols):
-    """Sliced out of a wider tensor: x and y stand differently on 16-byte boundaries, row by row."""
-    wide = rows((7, n_cols + 9), torch.bfloat16).detach()
-    for start in range(9):
+@any_plan
+@pytest.mark.parametrize("n_cols", [40, 41])
+def test_rows_that_begin_anywhere(module, version, plan, n_cols):
+    """Sliced out of a wider tensor: x, y and dy stand differently on 16-byte boundaries, row by row."""
+    _rows_that_begin_anywhere(of(module, version, plan), n_cols, (1, 4) if plan else range(9))
+
+
+@versions
+@pytest.mark.parametrize("n_cols", [1300, 1301, 16500, 40000])
+def test_wide_rows_that_begin_anywhere(module, version, n_cols):
+    _rows_that_begin_anywhere(of(module, version), n_cols, (1, 4) if n_cols > 2000 else range(9))
+
+
+def _rows_that_begin_anywhere(run, n_cols, starts):
+    wide = rows((5, n_cols + 9), torch.bfloat16).detach()
+    for start in starts:
         x = wide[:, start : start + n_cols]
-        check_against_float64(version, softmax.softmax_eager, x, name=f"from column {start}")
-        check_against_float64(version, softmax.softmax_eager, x[:1].expand(3, n_cols))
+        check(run, x, f"from column {start}")
+        check(run, x[:1].expand(3, n_cols), f"from column {start}, expanded")
+    dy, grads = torch.randn(5, n_cols + 9, device=wide.device)[:, 3 : n_cols + 3], []
+    for version in (run, softmax.softmax_eager):
+        x = rows((5, n_cols))
+        grads += torch.autograd.grad(version(x), x, dy)
+    torch.testing.assert_close(*grads, rtol=1e-5, atol=1e-6)
+
+
+@any_plan
+def test_rows_far_apart(module, plan):
+    """Offsets past 2**31, of x and of dy, whatever the way to launch."""
+    run = of(module, "triton", plan)
+    storage = torch.empty(2**31 + 100, dtype=torch.float16, device=machine.device())
+    far = storage.as_strided((3, 100), (2**30, 1)).copy_(rows((3, 100)).detach())
+    check(run, far.detach())
+    grads = []
+    for version in (run, softmax.softmax_eager):
+        x = rows((3, 100), torch.float16)
+        dy = far if version is run else far.contiguous()
+        grads += torch.autograd.grad(version(x), x, dy)
+    torch.testing.assert_close(*grads, rtol=0.03, atol=1e-5)
+
+
+def test_the_registered_op(module):
+    """The node of torch.compile, with its own way to the gradient."""
+    check(module.softmax_op, rows((17, 33)))
+
+
+# --- ways to launch ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("n_cols", "itemsize", "ways"),
+    [
+        (16384, 2, ("tile", "tile")),
+        (16385, 2, ("pipeline", "tile")),
+        (16385, 4, ("tile", "parts")),
+        (32768, 2, ("pipeline", "tile")),
+        (32768, 4, ("tile", "parts")),
+        (32769, 2, ("parts", "parts")),
+        (32767, 2, ("parts", "parts")),  # with room for the pieces at both ends
+    ],
+)
+def test_long_rows_are_launched_in_other_ways(n_cols, itemsize, ways):
+    forward = softmax._plan(n_cols, itemsize, True, machine.device())
+    backward = softmax._plan_backward(n_cols, itemsize, True)
+    assert (forward.way, backward.way) == ways
+
+
+def test_no_more_parts_than_run_at_once(module):
+    """At most 64 programs wait for each other; more might wait for one that cannot start."""
+    for n_cols in (40000, 2**20, 2**24 + 1):
+        for plan in (
+            module._plan(n_cols, 4, True, machine.device()),
+            module._plan_backward(n_cols, 4, True),
+        ):
+            assert plan.way == "parts"
+            assert n_cols <= 64 * plan.block_n, "some parts may never start"
 
 
 # --- machine code ------------------------------------------------------------------------------------------
 
 
-class _Recorder:
-    """Stands in for a kernel: takes note of the arguments of its launches, and launches nothing."""
-
-    def __init__(self):
-        self.launches = []
-
-    def __getitem__(self, grid):
-        return lambda *args, **options: self.launches.append((args, options))
-
-
-def _compiled(n_cols, dtype, gradient, monkeypatch):
-    """The kernel compiled as the op launches it for rows of n_cols."""
-    name = "_softmax_bwd_kernel" if gradient else "_softmax_fwd_kernel"
-    kernel, recorder = getattr(softmax, name), _Recorder()
-    monkeypatch.setattr(softmax, name, recorder)
-    x = torch.zeros(4096, n_cols, dtype=dtype, device=machine.device())
-    softmax._backward(x, x) if gradient else softmax._forward(x)
-    ((args, options),) = recorder.launches
-    settings = {k: options.pop(k) for k in ("num_warps", "num_stages") if k in options}
-    return compile_for(kernel, signature_of(kernel, *args, **options), arch=90, **settings)
+def _compiled(n_cols, dtype, gradient):
+    """The kernel compiled as the op launches it for contiguous rows of n_cols."""
+    x = torch.empty(64, n_cols, dtype=dtype)
+    if gradient:
+        plan, kernel = softmax._plan_backward(n_cols, x.itemsize, True), softmax._softmax_bwd_kernel
+        arguments, options = (x, x, x, *x.shape, n_cols), {}
+    else:
+        plan, kernel = (
+            softmax._plan(n_cols, x.itemsize, True, x.device),
+            softmax._softmax_fwd_kernel,
+        )
+        arguments, options = (x, x, *x.shape, n_cols, 64), {"NUM_STAGES": 0}
+    signature = signature_of(
+        kernel, *arguments, **options, WHOLE_PIECES=plan.whole_pieces, COMPUTE=tl.float32,
+        V=16 // x.itemsize, BLOCK_M=plan.block_m, BLOCK_N=plan.block_n,
+    )  # fmt: skip
+    return compile_for(kernel, signature, arch=90, num_warps=plan.num_warps)
 
 
 @both_dtypes
 @pytest.mark.parametrize("gradient", [False, True], ids=["forward", "backward"])
 @pytest.mark.parametrize("n_cols", [1024, 781, 8192])
-def test_loads_and_stores_are_sixteen_bytes_wide(n_cols, gradient, dtype, monkeypatch):
+def test_loads_and_stores_are_sixteen_bytes_wide(n_cols, gradient, dtype):
     """At an odd width too: there only the ends of rows are moved element by element."""
-    compiled = _compiled(n_cols, dtype, gradient, monkeypatch)
+    compiled = _compiled(n_cols, dtype, gradient)
     mix = instruction_mix(compiled)
     moves = {op: n for op, n in mix.items() if op.startswith(("LDG", "STG"))}
     wide_bytes = 16 * sum(n for op, n in moves.items() if op.endswith("128"))
@@ -241,8 +333,8 @@ def test_loads_and_stores_are_sixteen_bytes_wide(n_cols, gradient, dtype, monkey
 
 
 @pytest.mark.parametrize("gradient", [False, True], ids=["forward", "backward"])
-def test_the_kernels_compute_in_float32(gradient, monkeypatch):
-    mix = instruction_mix(_compiled(1024, torch.bfloat16, gradient, monkeypatch))
+def test_the_kernels_compute_in_float32(gradient):
+    mix = instruction_mix(_compiled(1024, torch.bfloat16, gradient))
     assert not [op for op in mix if re.match(r"D(ADD|MUL|FMA|SETP)|F2F.*F64", op)]
 
 

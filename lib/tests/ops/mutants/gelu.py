@@ -1,31 +1,8 @@
 """Mutants of lib/ops/gelu.py."""
 
-from lib.ops.gelu import gelu_eager
 from lib.tests.ops.mutants import Mutant
 
-import torch
-
 _TANH = "return z / (1.0 + tl.exp(-1.5957691216057308 * z * (1.0 + 0.044715 * z * z)))"
-_PLAIN_S = "1.0 / (1.0 + tl.exp(-1.5957691216057308 * z * (1.0 + 0.044715 * z * z)))"
-
-
-def check_far_tails(op, module):
-    """The gradient between 3 and 12, where s is nearly 1, against float64."""
-    x = torch.linspace(-12, 12, 961, requires_grad=True)
-    approximate = op.arguments["approximate"]
-    (dx,) = torch.autograd.grad(op.versions["triton"](x).sum(), x)
-    exact = x.detach().double().requires_grad_()
-    (want,) = torch.autograd.grad(gelu_eager(exact, approximate).sum(), exact)
-    assert (dx - want).abs().max() < 8e-7, "digits lost in the tails of the gradient"
-
-
-def check_two_dimensions(op, module):
-    """A strided matrix wider than a tile: a full one, and one that is cut."""
-    x = torch.randn(3, 1100)[:, ::2]
-    torch.testing.assert_close(op.versions["triton"](x), op.eager(x), rtol=1e-5, atol=1e-5)
-
-
-CHECKS = [check_far_tails, check_two_dimensions]
 
 MUTANTS = [
     Mutant(

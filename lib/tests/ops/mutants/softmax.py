@@ -1,141 +1,6 @@
 """Mutants of lib/ops/softmax.py."""
 
-from lib.measure.check import check_against_float64
-from lib.tests.ops import cases
 from lib.tests.ops.mutants import Mutant
-
-import torch
-
-INF, NAN = float("inf"), float("nan")
-PARTS = 40000  # columns: five parts of 8192, the last of them cut, in the kernels' tile of eight
-
-
-def _rows(shape, dtype=torch.float32):
-    return (3 * torch.randn(shape)).to(dtype).requires_grad_()
-
-
-def _check(op, x, name=None, **options):
-    check_against_float64(op.versions["triton"], op.eager, x, name=name, **options)
-
-
-def check_kinds_of_rows(op, module):
-    """Rows of -inf, with NaN, +inf, -inf beside numbers, and the largest numbers; all sorts of tiles."""
-    for n_cols in (3, 40, 781, PARTS):
-        x = _rows((9, n_cols)).detach()
-        x[0] = -INF
-        x[1, n_cols // 2] = NAN
-        x[2, -1] = INF
-        x[3, : n_cols - 1] = -INF
-        x[4] = torch.finfo(torch.float32).max
-        x[5] = torch.finfo(torch.float32).min
-        x[6, : n_cols // 2] = -INF
-        x[7, n_cols // 2 + 1 :] = -INF
-        x[8] = -INF
-        x[8, 0] = NAN
-        _check(op, x, f"{n_cols} columns")
-
-
-def check_only_differences_reach_exp(op, module):
-    """All rows far from 0, above and below; one number far above the rest of its row, at either end of it."""
-    for n_cols in (40, 781, PARTS):
-        x = _rows((4, n_cols)).detach()
-        for offset in (-1e4, 1e4):
-            _check(op, x + offset, f"{n_cols} columns, {offset:+}")
-        x[0, -1], x[1, 0], x[2, n_cols // 2] = 200.0, 200.0, 200.0
-        _check(op, x, f"{n_cols} columns, one large number")
-
-
-def check_widths(op, module):
-    """Whole tiles and cut ones, several rows to a program, and rows that begin on no 16-byte boundary."""
-    for shape in [
-        (9, 15),
-        (9, 33),
-        (5, 512),
-        (9, 781),
-        (9, 1023),
-        (3, 1024),
-        (3, 2049),
-        (3, PARTS),
-    ]:
-        for dtype in (torch.float32, torch.bfloat16):
-            _check(op, _rows(shape, dtype), f"{shape}, {dtype}")
-
-
-def check_rows_taken_in_turn(op, module):
-    """Long rows of 2-byte elements, several to a program: in the interpreter there are four programs."""
-    x = _rows((7, 16500), torch.bfloat16)
-    _check(op, x)
-    _check(op, x.detach()[:, 3:16400].requires_grad_(), "sliced")
-
-
-def check_rows_that_begin_anywhere(op, module):
-    for n_cols in (41, 781, PARTS):
-        wide = _rows((3, n_cols + 9), torch.bfloat16).detach()
-        for start in (1, 4):
-            _check(op, wide[:, start : start + n_cols].requires_grad_(), f"from column {start}")
-    x, again = _rows((5, 781)), _rows((5, 781))
-    dy = torch.randn(5, 790)[:, 3:784]
-    with torch.no_grad():
-        again.copy_(x)
-    op.versions["triton"](x).backward(dy)
-    op.eager(again).backward(dy)
-    torch.testing.assert_close(x.grad, again.grad, rtol=1e-5, atol=1e-6)
-
-
-def check_float64(op, module):
-    for n_cols in (50, 33000):
-        _check(op, _rows((3, n_cols), torch.float64), slack=1e-13)
-
-
-def check_rounded_once(op, module):
-    """From bfloat16 to bfloat16 by way of float32 all along."""
-    for n_cols in (100, PARTS):
-        x = _rows((3, n_cols), torch.bfloat16).detach()
-        want = op.eager(x.double())
-        error = (op.versions["triton"](x).double() - want).abs() - 0.51 * 2**-7 * want
-        assert error.max() < 1e-6 * want.max(), "rounded on the way"
-
-
-def check_long_rows_far_apart(op, module):
-    """Offsets past 2**31 of rows in parts, and of rows taken in turn; of x and of dy."""
-    storage = torch.empty(2**31 + PARTS, dtype=torch.float16)
-    for n_cols in (20000, PARTS):
-        far = storage.as_strided((3, n_cols), (2**30, 1))
-        far.copy_(torch.randn(3, n_cols))
-        _check(op, far.detach(), f"x, {n_cols} columns")
-        grads = []
-        for version in (op.versions["triton"], op.eager):
-            x = torch.randn(3, n_cols, generator=torch.Generator().manual_seed(0)).half()
-            grads += torch.autograd.grad(version(x.requires_grad_()), x, far)
-        torch.testing.assert_close(*grads, rtol=0.03, atol=1e-6)
-
-
-def check_no_more_parts_than_run_at_once(op, module):
-    """At most 64 programs wait for each other; more might wait for one that cannot start."""
-    for n_cols in (PARTS, 2**20, 2**24 + 1):
-        grid, *_ = module._parts(3, n_cols, torch.device("cpu"), 2, torch.int64)
-        assert grid[0] <= 3 * 64, f"{grid[0] // 3} parts, of which some may never start"
-
-
-def check_the_registered_op(op, module):
-    """The node of torch.compile, with its own way to the gradient."""
-    check_against_float64(module.softmax_op, op.eager, _rows((17, 33)))
-    x = cases.with_specials([_rows((6, 24))], op.eager)
-    check_against_float64(module.softmax_op, op.eager, *x)
-
-
-CHECKS = [
-    check_no_more_parts_than_run_at_once,
-    check_the_registered_op,
-    check_rounded_once,
-    check_rows_taken_in_turn,
-    check_float64,
-    check_kinds_of_rows,
-    check_long_rows_far_apart,
-    check_only_differences_reach_exp,
-    check_rows_that_begin_anywhere,
-    check_widths,
-]
 
 _LOAD_X = 'x = tl.load(x_ptr + x_offsets, mask=mask, other=-float("inf")).to(COMPUTE)'
 _LOAD_PART = (
@@ -193,8 +58,8 @@ MUTANTS = [
         "the first elements of the next row counted in",
     ),
     Mutant(
-        "whole_pieces = n_cols % 16 != 0 and contiguous and n_cols > 2 * v",
-        "whole_pieces = n_cols % 16 != 0 and n_cols > 2 * v",
+        "WHOLE_PIECES=plan.whole_pieces and x.is_contiguous()",
+        "WHOLE_PIECES=plan.whole_pieces",
         "sliced rows read as if contiguous",
     ),
     # --- the gradient
@@ -226,8 +91,8 @@ MUTANTS = [
         "int32 rows of dy",
     ),
     Mutant(
-        "_row_tile(n_cols, y.itemsize, dy.is_contiguous())",
-        "_row_tile(n_cols, y.itemsize, y.is_contiguous())",
+        "WHOLE_PIECES=plan.whole_pieces and dy.is_contiguous()",
+        "WHOLE_PIECES=plan.whole_pieces",
         "a sliced dy read as if contiguous",
     ),
     Mutant(
@@ -241,8 +106,8 @@ MUTANTS = [
         "a second derivative that is wrong in silence",
     ),
     Mutant(
-        "inputs, output: ctx.save_for_backward(output)",
-        "inputs, output: ctx.save_for_backward(*inputs)",
+        "inputs, output: _save(ctx, output)",
+        "inputs, output: _save(ctx, *inputs)",
         "compiled: x saved where y is needed",
     ),
     # --- rows in parts
@@ -311,8 +176,8 @@ MUTANTS = [
         "in parts: floor where ceil was meant",
     ),
     Mutant(
-        "block_n = max(8192, _power_of_2(_cdiv(n_cols, 64)))",
-        "block_n = 8192",
+        "max(_PART, _power_of_2(_cdiv(n_cols, _MOST_PARTS)))",
+        "_PART",
         "more parts than may run at once",
     ),
     # --- the host
