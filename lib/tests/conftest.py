@@ -1,12 +1,120 @@
-"""Fixtures and skips that all tests share."""
+"""Fixtures, skips and tiers that all tests share.
 
+`make test` leaves out what is marked `nightly`, `make test-all` runs everything. No test carries that mark
+in its file: the rules below set it.
+"""
+
+import functools
 import os
+import zlib
+from pathlib import PurePath
 
 from lib import machine
 from lib.course import progress
+from lib.measure import registry
 
 import pytest
 import torch
+
+HERE = PurePath(__file__).parent
+
+
+# ---- Tiers -----------------------------------------------------------------------------------
+
+
+def one_in(n):
+    """A rule that leaves one item in n to the quick tier, always the same ones."""
+    return lambda item: zlib.crc32(item.nodeid.encode()) % n != 0
+
+
+def named(*names):
+    """A rule for the tests of these names, whatever their parameters."""
+    return lambda item: item.originalname in names
+
+
+def with_plain_builds(item):
+    """Does the test build a .cu without the checker? The quick tier builds each with it, once."""
+    return "plain" in item.fixturenames or "plain" in _parameters(item).values()
+
+
+# The exercises whose answers g++ builds, 10 s each.
+BUILT = ("22.4", "23.3", "30.4", "31.4", "33.3")
+
+
+def needless_answers(item):
+    """All wrong answers to an exercise but the first, and every build but that of one solution."""
+    values = _parameters(item)
+    if item.originalname == "test_the_solution_is_right":
+        return values["id"] in BUILT and values["id"] != "30.4"
+    if item.originalname == "test_a_wrong_answer_is_rejected":
+        return values["id"] in BUILT or values["number"] > 0
+    return False
+
+
+def _parameters(item):
+    return item.callspec.params if hasattr(item, "callspec") else {}
+
+
+def beside_the_first(item):
+    """Of the battery's items: other configurations, plans and versions than an op's first, two in three."""
+    values = _parameters(item)
+    if item.originalname == "test_compiled_by_inductor":
+        return values["op"].name != "add_relu"
+    if not {"check", "op", "version"} <= set(values):
+        return False
+    op, version = values["op"], values["version"]
+    first = version is registry.find(op.name).configured().versions["triton"]
+    return not first and one_in(3)(item)
+
+
+def but_three_of_each_op(item):
+    """All mutants of an op but three, always the same ones; that the op itself passes the battery shows."""
+    if item.originalname == "test_the_op_itself_passes":
+        return True
+    if item.originalname != "test_killed":
+        return False
+    values = _parameters(item)
+    return values["mutant"].why not in _three_of(values["name"])
+
+
+@functools.cache
+def _three_of(name):
+    from lib.tests.ops.mutants import mutants_of
+
+    whys = [mutant.why for mutant in mutants_of(name)]
+    return sorted(whys, key=lambda why: zlib.crc32(why.encode()))[:3]
+
+
+# {a path, or the beginning of one, below lib/tests: rules}. An item is nightly where one of its path's says so.
+NIGHTLY = {
+    "exercises/": [needless_answers],
+    "nogpu/test_cuda_on_cpu.py": [
+        with_plain_builds,
+        named("test_speed_of_a_cold_build", "test_nvcc_compiles_the_same_sources"),
+    ],
+    "ops/test_battery.py": [beside_the_first],
+    "ops/test_mutants.py": [but_three_of_each_op],
+    **{f"ops/test_{name}.py": [one_in(3)] for name in registry.OPS},
+    "ops/test_copyable.py": [
+        named(
+            "test_copied_alone_it_runs_forward_and_backward",
+            "test_copied_alone_with_no_gpu_it_says_what_to_do",
+        )
+    ],
+}
+
+
+def is_nightly(item):
+    path = PurePath(item.path)
+    if not path.is_relative_to(HERE):
+        return False  # a notebook
+    path = path.relative_to(HERE).as_posix()
+    return any(
+        rule(item) for prefix, rules in NIGHTLY.items() if path.startswith(prefix) for rule in rules
+    )
+
+
+# ---- Skips and fixtures ----------------------------------------------------------------------
 
 
 def pytest_configure(config):
@@ -16,11 +124,14 @@ def pytest_configure(config):
     os.environ["CUDA_ON_CPU_CHECKED"] = "1"
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m reads the marks
 def pytest_collection_modifyitems(items):
     no_gpu = pytest.mark.skip(reason="needs a GPU")
     for item in items:
         if "gpu" in item.keywords and not machine.HAS_GPU:
             item.add_marker(no_gpu)
+        if is_nightly(item):
+            item.add_marker("nightly")
 
 
 @pytest.fixture(autouse=True)

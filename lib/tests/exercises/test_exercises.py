@@ -1,14 +1,18 @@
 """Every exercise: the stub is not accepted, the solution is, plausible wrong answers are rejected."""
 
 import ast
+import collections
+import functools
 import importlib
 import importlib.util
 import re
+from pathlib import Path
 
 from lib import exercises
 from lib.exercises import Skip, Wrong, __main__, all_exercises, check
 from lib.recorded import notebooks
 from lib.recorded.results import ROOT
+from lib.tests.exercises import wrong_answers
 
 import nbformat
 import pytest
@@ -17,14 +21,15 @@ import torch
 EXERCISES = all_exercises()
 
 
-def _notebook(id):
-    (path,) = notebooks.notebooks(id.split(".")[0])
+@functools.cache
+def _notebook(number):
+    (path,) = notebooks.notebooks(number)
     return path, nbformat.read(path, as_version=4)
 
 
 def _cell(id):
     """The source of the exercise's cell, and the name of the answer in its `check(...)` call."""
-    _, notebook = _notebook(id)
+    _, notebook = _notebook(id.split(".")[0])
     call = re.compile(rf'check\("{re.escape(id)}", (\w+)\)')
     cells = [c for c in notebook.cells if "exercise" in c.metadata.get("tags", [])]
     found = [c for c in cells if call.search(c.source)]
@@ -33,7 +38,7 @@ def _cell(id):
 
 
 def _solution(id):
-    path, _ = _notebook(id)
+    path, _ = _notebook(id.split(".")[0])
     file = ROOT / "notebooks/solutions" / f"{path.stem}.py"
     spec = importlib.util.spec_from_file_location(f"solutions_{path.stem}", file)
     module = importlib.util.module_from_spec(spec)
@@ -41,15 +46,30 @@ def _solution(id):
     return getattr(module, _cell(id)[1])
 
 
-def _wrong_answers(id):
-    module = importlib.import_module(f"lib.tests.exercises.wrong_answers.nb{id.split('.')[0]}")
-    prefix = _cell(id)[1] + "__"
-    return {name: value for name, value in vars(module).items() if name.startswith(prefix)}
+def _wrong_answers():
+    """One parameter set per wrong answer: exercise, name, and its number in its file. Nothing is imported."""
+    for id in EXERCISES:
+        file = Path(wrong_answers.__path__[0], f"nb{id.split('.')[0]}.py")
+        prefix = _cell(id)[1] + "__"
+        for number, name in enumerate(n for n in _names(file) if n.startswith(prefix)):
+            yield pytest.param(id, name, number, id=f"{id}-{name}")
+
+
+@functools.cache
+def _names(file):
+    """What a module defines at its top, in order."""
+    names = []
+    for node in ast.parse(file.read_text()).body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            names.append(node.name)
+        elif isinstance(node, ast.Assign):
+            names += [target.id for target in node.targets if isinstance(target, ast.Name)]
+    return names
 
 
 def _stub(id, tmp_path):
     """The answer as the notebook's cell leaves it, made in the namespace of the notebook's set-up cell."""
-    _, notebook = _notebook(id)
+    _, notebook = _notebook(id.split(".")[0])
     setup = next(c.source for c in notebook.cells if "setup" in c.metadata.get("tags", []))
     source, name = _cell(id)
     file = tmp_path / "stub.py"  # triton reads the source of a kernel from its file
@@ -79,21 +99,24 @@ def test_the_solution_is_right(id):
     assert verdict.status == "right", verdict
 
 
-@each
-def test_wrong_answers_are_rejected(id):
-    wrong = _wrong_answers(id)
-    assert len(wrong) >= 2, f"{id}: two wrong answers at least, got {list(wrong)}"
-    for name, answer in wrong.items():
-        verdict = check(id, answer)
-        if verdict.status == "skipped":
-            pytest.skip(verdict.message)
-        assert verdict.status == "wrong", f"{name} passed: {verdict}"
-        assert len(verdict.message) > 15, f"{name}: {verdict} does not say what differs"
+@pytest.mark.parametrize(("id", "name", "number"), _wrong_answers())
+def test_a_wrong_answer_is_rejected(id, name, number):
+    module = importlib.import_module(f"{wrong_answers.__name__}.nb{id.split('.')[0]}")
+    verdict = check(id, getattr(module, name))
+    if verdict.status == "skipped":
+        pytest.skip(verdict.message)
+    assert verdict.status == "wrong", f"{name} passed: {verdict}"
+    assert len(verdict.message) > 15, f"{name}: {verdict} does not say what differs"
+
+
+def test_every_exercise_has_two_wrong_answers_or_more():
+    count = collections.Counter(parameters.values[0] for parameters in _wrong_answers())
+    assert {id: count[id] for id in EXERCISES if count[id] < 2} == {}
 
 
 @each
 def test_the_notebook_gives_title_level_and_minutes(id):
-    _, notebook = _notebook(id)
+    _, notebook = _notebook(id.split(".")[0])
     exercise = EXERCISES[id]
     heading = f"### {exercise.heading}"
     assert any(heading in c.source for c in notebook.cells), heading

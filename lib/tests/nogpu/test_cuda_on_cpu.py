@@ -140,11 +140,11 @@ def test_the_order_of_threads_does_not_matter(plain, checked, rand, monkeypatch,
         assert all(map(torch.equal, results, again))
 
 
-def test_host_checks_raise_their_python_exceptions(plain, rand):
+def test_host_checks_raise_their_python_exceptions(checked, rand):
     with pytest.raises(ValueError, match="the same shape"):
-        plain.add_relu(rand(3), rand(4))
+        checked.add_relu(rand(3), rand(4))
     with pytest.raises(TypeError, match="must be float32"):
-        plain.add_relu(rand(3).double(), rand(3).double())
+        checked.add_relu(rand(3).double(), rand(3).double())
 
 
 # ---- Mistakes --------------------------------------------------------------------------------
@@ -437,11 +437,13 @@ def test_load_inline_without_cuda_sources_is_pytorchs(monkeypatch):
 # ---- Builds ----------------------------------------------------------------------------------
 
 
-def test_the_same_source_is_built_once(plain):
-    build = functools.partial(cuda.load_cuda_on_cpu, CORRECT, FUNCTIONS, name="correct")
+def test_the_same_source_is_built_once(checked):
+    build = functools.partial(
+        cuda.load_cuda_on_cpu, CORRECT, FUNCTIONS, name="correct", checked=True
+    )
     seconds, again = yardstick.cpu_seconds(build)
     assert seconds < yardstick.for_python(0.05)
-    assert again is plain
+    assert again is checked
 
 
 def test_another_process_loads_what_is_built(plain):
@@ -664,7 +666,6 @@ def test_kernel_names_are_those_of_the_source():
 
 
 @needs_nvcc
-@pytest.mark.slow
 @pytest.mark.parametrize("source", [CORRECT, BROKEN], ids=["correct", "broken"])
 def test_nvcc_compiles_the_same_sources(source):
     kernels = {kernel.kernel for kernel in cuda.nvcc_check(source)}

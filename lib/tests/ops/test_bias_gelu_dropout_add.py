@@ -411,7 +411,7 @@ def test_checkpointing_drops_the_same_again():
         assert torch.equal(x.grad != 0, y != 0)
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compiled_calls_drop_other_elements_and_agree_with_their_gradient(backend):
     @torch.compile(fullgraph=True, backend=backend)
     def step(x, bias, residual):

@@ -50,7 +50,7 @@ for a, b in zip(ours, again):
     if a.requires_grad:
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-4)
 import sys
-assert "lib" not in sys.modules
+assert sys.modules.get("lib") is None
 print("ran")
 """
 
@@ -65,7 +65,7 @@ torch.testing.assert_close(ours, want)
 grads = [torch.autograd.grad([y.square().sum() for y in ys], [q, k]) for ys in (ours, want)]
 torch.testing.assert_close(*grads)
 import sys
-assert "lib" not in sys.modules
+assert sys.modules.get("lib") is None
 print("ran")
 """
 
@@ -97,12 +97,41 @@ def _run(folder, script, **extra):
 LOOPS_FAIL = not machine.HAS_GPU and release(triton) < (3, 7) and release(np) >= (2, 4)
 
 
+interpreter_loops = pytest.mark.skipif(
+    LOOPS_FAIL, reason="triton 3.6's own interpreter cannot loop with NumPy 2.4"
+)
+INTERPRETED = {} if machine.HAS_GPU else {"TRITON_INTERPRET": "1"}
+
+ALL_IN_ONE = """
+import os, sys
+sys.modules["lib"] = None  # to import it is an error, wherever Python would have found it
+scripts = {scripts}
+for folder, script in scripts.items():
+    print(os.path.basename(folder), end=" ", flush=True)
+    os.chdir(folder)
+    exec(script, {{"__name__": "__main__"}})
+"""
+
+
+@interpreter_loops
+def test_copies_run_alone_one_after_another(tmp_path):
+    """One process, so that torch is imported once; each file in a folder of its own, found by its name."""
+    scripts = {}
+    for path in FILES:
+        folder = tmp_path / path.stem
+        folder.mkdir()
+        shutil.copy(path, folder)
+        scripts[str(folder)] = _script(path, machine.device())
+    done = _run(tmp_path, ALL_IN_ONE.format(scripts=scripts), **INTERPRETED)
+    expected = "".join(f"{path.stem} ran\n" for path in FILES)
+    assert done.stdout == expected, f"after {done.stdout}: {done.stderr[-2000:]}"
+
+
 @files
-@pytest.mark.skipif(LOOPS_FAIL, reason="triton 3.6's own interpreter cannot loop with NumPy 2.4")
+@interpreter_loops
 def test_copied_alone_it_runs_forward_and_backward(path, tmp_path):
     shutil.copy(path, tmp_path)
-    extra = {} if machine.HAS_GPU else {"TRITON_INTERPRET": "1"}
-    done = _run(tmp_path, _script(path, machine.device()), **extra)
+    done = _run(tmp_path, _script(path, machine.device()), **INTERPRETED)
     assert done.stdout.strip() == "ran", done.stderr[-2000:]
 
 

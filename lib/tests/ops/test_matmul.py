@@ -1090,7 +1090,6 @@ SWEEP = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "tile", "dtype", "arch"), SWEEP)
 @pytest.mark.parametrize("transposed", ORIENTATIONS[::3], ids=["a b", "aᵀ bᵀ"])
 def test_every_tile_of_the_table(monkeypatch, name, tile, dtype, arch, transposed):
@@ -1287,7 +1286,6 @@ def test_the_cuda_source_uses_no_double_by_accident():
     assert "CUDAGuard" in code
 
 
-@pytest.mark.slow
 def test_nvcc_compiles_it_without_spills():
     if not cuda.find_nvcc() or cuda.why_no_cuda():
         pytest.skip("there is no nvcc")

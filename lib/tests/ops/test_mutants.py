@@ -7,12 +7,10 @@ from lib.tests.ops.mutants import NAMES, Mutant, mutants_of, source_of, what_kil
 import pytest
 
 needs_the_interpreter = pytest.mark.skipif(machine.HAS_GPU, reason="a mutant may write anywhere")
-# Products take the interpreter seconds: of their mutants some here, all by `python -m lib.tests.ops.mutants`.
-EVERY = {"matmul": 6, "linear_geglu": 6, "lora_linear": 6, "fused_mlp": 6}
 MUTANTS = [
     pytest.param(name, mutant, id=f"{name}, {mutant.why}")
     for name in NAMES
-    for mutant in mutants_of(name)[:: EVERY.get(name, 1)]
+    for mutant in mutants_of(name)
 ]
 
 

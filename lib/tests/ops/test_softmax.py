@@ -354,7 +354,6 @@ def test_the_cuda_source_uses_no_double_by_accident():
     assert "CUDAGuard" in code
 
 
-@pytest.mark.slow
 def test_nvcc_compiles_it_without_spills():
     if not cuda.find_nvcc() or cuda.why_no_cuda():
         pytest.skip("there is no nvcc")
