@@ -308,7 +308,7 @@ SOFTMAX = Op(
     # longer rows are launched in these ways, with larger tiles; these are for rows of up to 113
     plans={
         "rows in turn": (
-            softmax.Plan("pipeline", 1, 128, num_warps=4, whole_pieces=True, programs=3),
+            softmax.Plan("pipeline", 1, 128, 4, True, 3, softmax.Plan("tile", 4, 128, 4, True)),
             [(1, 1), (7, 40), (8, 97), (9, 100)],
         ),
         "parts": (
