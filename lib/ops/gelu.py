@@ -260,7 +260,7 @@ def _refuse(name, eager, **wanted):
 def _refuse_arguments(name, x, approximate):
     if approximate not in _FORMS:
         raise ValueError(f"{name}: approximate must be 'none' (erf) or 'tanh', got {approximate!r}")
-    _refuse(name, "gelu_eager", x=(x, "... "))
+    _refuse(name, "gelu_eager", x=(x, "... "))  # of any shape
 
 
 def _needs_grad(*tensors):
