@@ -38,6 +38,7 @@ class Op:
     is what benchmarks and ladders mean by the op's name. bytes_moved and flops get them too.
     arguments: those of the configuration that is bound; registered ops are not, and get them in a call.
     variants: label -> (tensors, arguments) of other ways to call it, which tests alone use.
+    version_arguments: those that versions alone take, not eager and the registered ops: how, not what.
     plans: label -> (a plan that the triton version takes as plan=, shapes at which it works): the ways to
     launch the op that small shapes do not choose by themselves.
     in_place: versions that write their results into their first n_written arguments.
@@ -66,6 +67,7 @@ class Op:
     dtypes: tuple = (torch.float32, torch.bfloat16, torch.float16)
     configurations: dict = dataclasses.field(default_factory=lambda: {"": {}})
     variants: dict = dataclasses.field(default_factory=dict)
+    version_arguments: tuple = ()
     plans: dict = dataclasses.field(default_factory=dict)
     in_place: dict = dataclasses.field(default_factory=dict)
     n_written: int = 1
@@ -122,16 +124,17 @@ class Op:
         arguments = self.configurations[label]
         if not arguments:
             return self
+        shared = {k: v for k, v in arguments.items() if k not in self.version_arguments}
         return dataclasses.replace(
             self,
             title=f"{self.title}, {label}",
-            eager=bind(self.eager, arguments),
+            eager=bind(self.eager, shared),
             versions={name: bind(version, arguments) for name, version in self.versions.items()},
             in_place={name: bind(version, arguments) for name, version in self.in_place.items()},
-            bytes_moved=bind(self.bytes_moved, arguments),
-            flops=bind(self.flops, arguments),
+            bytes_moved=bind(self.bytes_moved, shared),
+            flops=bind(self.flops, shared),
             configurations={label: {}},
-            arguments=arguments,
+            arguments=shared,
         )
 
     def all_configured(self):
