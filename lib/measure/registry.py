@@ -430,6 +430,10 @@ MATMUL = Op(
 )
 
 
+_GATED_LAYER = {"x": "... K", "weight": "2H K weight", "bias": "2H"}
+# Fewer programs than tiles, tiles in groups of rows of which the last is lower, and all sizes past an edge
+_GATED_SHAPES = [(129, 40, 33), (130, 72, 96), (260, 24, 132)]
+
 LINEAR_GEGLU = Op(
     name="linear_geglu",
     notebook="41_linear_geglu",
@@ -437,8 +441,29 @@ LINEAR_GEGLU = Op(
     eager=linear_geglu.linear_geglu_eager,
     versions={"triton": linear_geglu.linear_geglu_triton},
     registered=(linear_geglu.linear_geglu_op,),
-    tensors={"x": "... K", "weight": "2H K weight", "bias": "2H"},
+    tensors=_GATED_LAYER,
     letters="M K H",
+    variants={
+        "no bias": ({"x": "... K", "weight": "2H K weight"}, {}),
+        "recompute": (_GATED_LAYER, {"recompute": True}),
+    },
+    version_arguments=("recompute",),
+    plans={
+        "wide tiles, two strips of several tiles": (
+            linear_geglu.Plan(
+                "pointers", linear_geglu.Tile(128, 128, 64, 8, 3), 2, backward=(16, 32, 2)
+            ),
+            _GATED_SHAPES,
+        ),
+        "TMA, short K": (
+            linear_geglu.Plan("tma", linear_geglu.Tile(128, 64, 64, 4, 3), 2, n_programs=2),
+            _GATED_SHAPES,
+        ),
+        "TMA, long K": (
+            linear_geglu.Plan("tma", linear_geglu.Tile(128, 128, 64, 8, 3), 2, 2, tma_store=True),
+            [*_GATED_SHAPES, (260, 24, 136)],
+        ),
+    },
     empty_shapes=((0, 3, 5), (5, 3, 0), (17, 0, 33)),
     host_shape=(16, 64, 64),
     odd_shapes=(*_ODD_PRODUCTS, (1030, 264, 2056)),  # M, K, H; the last one by TMA

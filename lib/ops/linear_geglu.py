@@ -56,9 +56,7 @@ class Plan(NamedTuple):
     tile: Tile
     group: int  # rows of tiles that programs go down together
     n_programs: int = 0  # for tma
-    tma_store: bool = (
-        False  # whether TMA writes y too, where the rows of y begin on 16-byte boundaries
-    )
+    tma_store: bool = False  # whether TMA writes y too, if its rows begin on 16-byte boundaries
     backward: tuple[int, int, int] | None = None
 
 
