@@ -38,6 +38,7 @@ class Op:
     is what benchmarks and ladders mean by the op's name. bytes_moved and flops get them too.
     arguments: those of the configuration that is bound; registered ops are not, and get them in a call.
     variants: label -> (tensors, arguments) of other ways to call it, which tests alone use.
+    version_arguments: those that versions alone take, not eager and the registered ops: how, not what.
     plans: label -> (a plan that the triton version takes as plan=, shapes at which it works): the ways to
     launch the op that small shapes do not choose by themselves.
     in_place: versions that write their results into their first n_written arguments.
@@ -66,6 +67,7 @@ class Op:
     dtypes: tuple = (torch.float32, torch.bfloat16, torch.float16)
     configurations: dict = dataclasses.field(default_factory=lambda: {"": {}})
     variants: dict = dataclasses.field(default_factory=dict)
+    version_arguments: tuple = ()
     plans: dict = dataclasses.field(default_factory=dict)
     in_place: dict = dataclasses.field(default_factory=dict)
     n_written: int = 1
@@ -122,16 +124,17 @@ class Op:
         arguments = self.configurations[label]
         if not arguments:
             return self
+        shared = {k: v for k, v in arguments.items() if k not in self.version_arguments}
         return dataclasses.replace(
             self,
             title=f"{self.title}, {label}",
-            eager=bind(self.eager, arguments),
+            eager=bind(self.eager, shared),
             versions={name: bind(version, arguments) for name, version in self.versions.items()},
             in_place={name: bind(version, arguments) for name, version in self.in_place.items()},
-            bytes_moved=bind(self.bytes_moved, arguments),
-            flops=bind(self.flops, arguments),
+            bytes_moved=bind(self.bytes_moved, shared),
+            flops=bind(self.flops, shared),
             configurations={label: {}},
-            arguments=arguments,
+            arguments=shared,
         )
 
     def all_configured(self):
@@ -419,6 +422,10 @@ MATMUL = Op(
 )
 
 
+_GATED_LAYER = {"x": "... K", "weight": "2H K weight", "bias": "2H"}
+# Fewer programs than tiles, tiles in groups of rows of which the last is lower, and all sizes past an edge
+_GATED_SHAPES = [(129, 40, 33), (130, 72, 96), (260, 24, 132)]
+
 LINEAR_GEGLU = Op(
     name="linear_geglu",
     notebook="41_linear_geglu",
@@ -426,8 +433,29 @@ LINEAR_GEGLU = Op(
     eager=linear_geglu.linear_geglu_eager,
     versions={"triton": linear_geglu.linear_geglu_triton},
     registered=(linear_geglu.linear_geglu_op,),
-    tensors={"x": "... K", "weight": "2H K weight", "bias": "2H"},
+    tensors=_GATED_LAYER,
     letters="M K H",
+    variants={
+        "no bias": ({"x": "... K", "weight": "2H K weight"}, {}),
+        "recompute": (_GATED_LAYER, {"recompute": True}),
+    },
+    version_arguments=("recompute",),
+    plans={
+        "wide tiles, two strips of several tiles": (
+            linear_geglu.Plan(
+                "pointers", linear_geglu.Tile(128, 128, 64, 8, 3), 2, backward=(16, 32, 2)
+            ),
+            _GATED_SHAPES,
+        ),
+        "TMA, short K": (
+            linear_geglu.Plan("tma", linear_geglu.Tile(128, 64, 64, 4, 3), 2, n_programs=2),
+            _GATED_SHAPES,
+        ),
+        "TMA, long K": (
+            linear_geglu.Plan("tma", linear_geglu.Tile(128, 128, 64, 8, 3), 2, 2, tma_store=True),
+            [*_GATED_SHAPES, (260, 24, 136)],
+        ),
+    },
     empty_shapes=((0, 3, 5), (5, 3, 0), (17, 0, 33)),
     host_shape=(16, 64, 64),
     odd_shapes=(*_ODD_PRODUCTS, (1030, 264, 2056)),  # M, K, H; the last one by TMA
