@@ -241,7 +241,8 @@ def _refuse(name, eager, **wanted):
         if not isinstance(t, torch.Tensor):
             raise TypeError(f"{name}: {label} must be a torch.Tensor, got {type(t).__name__}")
         if t.dtype not in _DTYPES:
-            raise TypeError(f"{name}: {label} must be floating-point, got {t.dtype}; use .float()")
+            wrong = f"{label} must be a floating-point tensor, got {t.dtype}"
+            raise TypeError(f"{name}: {wrong}; use .float()")
         if t.dtype != x.dtype:
             cast = f"cast one of them, as {label}.to({first}.dtype)"
             raise TypeError(f"{name}: {first} is {x.dtype} and {label} {t.dtype}; {cast}")
@@ -252,14 +253,17 @@ def _refuse(name, eager, **wanted):
         shape = t.shape[max(0, t.dim() - len(names)) :] if letters[0] == "." else t.shape
         same = [sizes.setdefault(n, size) == size for n, size in zip(names, shape)]
         if len(shape) != len(names) or not all(same):
-            known = ", ".join(f"{n} = {size}" for n, size in sizes.items())
-            want = f"({letters.replace(' ', ', ')})" + (f" with {known}" if known else "")
-            raise ValueError(f"{name}: {label} must be {want}, got {tuple(t.shape)}")
+            known = (
+                " with " + ", ".join(f"{n} = {size}" for n, size in sizes.items()) if sizes else ""
+            )
+            beside = f" beside {first} {tuple(x.shape)}" if t is not x else ""
+            want = f"{label} must be ({letters.replace(' ', ', ')}){known}"
+            raise ValueError(f"{name}: {want}, got {tuple(t.shape)}{beside}")
     where = "on the CPU (TRITON_INTERPRET=1 is set)" if _ON_CPU else "on a GPU"
     raise ValueError(f"{name}: {first} must be {where}, got {x.device}; use {eager} there")
 
 
-def _check(name, q, k, cos, sin, position_offset, layout):
+def _check_arguments(name, q, k, cos, sin, position_offset, layout):
     """Raise TypeError or ValueError, saying what to do, unless the tensors fit together."""
     if layout not in _LAYOUTS:
         raise ValueError(f"{name}: layout must be one of {_LAYOUTS}, got {layout!r}")
@@ -313,7 +317,7 @@ def _shares_memory(a, b):
     Parts of one packed tensor are apart: in each of its rows the one ends before the other begins, and the
     steps from row to row, which both have alike, are longer than both parts together.
     """
-    a, b = sorted((a, b), key=torch.Tensor.data_ptr)
+    a, b = sorted((a, b), key=lambda t: t.data_ptr())
     gap, steps_a, steps_b, rows = b.data_ptr() - a.data_ptr(), _steps(a), _steps(b), []
     while steps_a and steps_a[-1][0] > gap and steps_a[-1:] == steps_b[-1:]:
         rows.insert(0, steps_a.pop())
@@ -345,7 +349,7 @@ def _needs_grad(*tensors):
 
 
 def _call(name, q, k, cos, sin, how, plan, in_place):
-    _check(name, q, k, cos, sin, how[0], how[2])
+    _check_arguments(name, q, k, cos, sin, how[0], how[2])
     if torch.compiler.is_compiling():
         if not in_place:
             return rope_op(q, k, cos, sin, *how)
@@ -392,7 +396,7 @@ def rope_op(
     position_offset: int, interleaved: bool, layout: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """rope for torch.compile and torch.export: one node of the graph, which nothing looks into."""
-    _check("rope_op", q, k, cos, sin, position_offset, layout)
+    _check_arguments("rope_op", q, k, cos, sin, position_offset, layout)
     return _forward(q, k, cos, sin, (position_offset, interleaved, layout))
 
 
@@ -402,7 +406,7 @@ def rope_op_(
     position_offset: int, interleaved: bool, layout: str,
 ) -> None:  # fmt: skip
     """rope in place, for torch.compile in inference; it says that it changes q and k."""
-    _check("rope_op_", q, k, cos, sin, position_offset, layout)
+    _check_arguments("rope_op_", q, k, cos, sin, position_offset, layout)
     _check_writable("rope_op_", q, k)
     _forward(q, k, cos, sin, (position_offset, interleaved, layout), in_place=True)
 
