@@ -89,7 +89,10 @@ def _run(fn, inputs, gradients, incoming):
             return {
                 label: t.detach() for label, t in found.items()
             }  # the shapes are compared first
-        found |= zip(leaves, torch.autograd.grad(outputs, list(leaves.values()), dys))
+        # where only one of two inputs needs a gradient, eager's other output has none
+        attached = [k for k, o in enumerate(outputs) if o.requires_grad] or [0]
+        some, their_dys = [outputs[k] for k in attached], [dys[k] for k in attached]
+        found |= zip(leaves, torch.autograd.grad(some, list(leaves.values()), their_dys))
     return {label: t.detach() for label, t in found.items()}
 
 

@@ -41,7 +41,8 @@ class Op:
     version_arguments: those that versions alone take, not eager and the registered ops: how, not what.
     plans: label -> (a plan that the triton version takes as plan=, shapes at which it works): the ways to
     launch the op that small shapes do not choose by themselves.
-    in_place: versions that write their results into their first n_written arguments.
+    in_place: versions that write their results into their first n_written arguments; whole_rows: which they
+    take only with the last dimension side by side.
     mutating: registered ops that do so and have no gradient.
     random: arguments that fix what is random, for checks; benchmarks leave them out.
     not_compiled: functions of the definition that checks keep out of torch.compile, as it would take a minute.
@@ -71,6 +72,7 @@ class Op:
     plans: dict = dataclasses.field(default_factory=dict)
     in_place: dict = dataclasses.field(default_factory=dict)
     n_written: int = 1
+    whole_rows: bool = False
     mutating: tuple = ()
     arguments: dict = dataclasses.field(default_factory=dict)
     random: tuple = ()
@@ -127,7 +129,7 @@ class Op:
         shared = {k: v for k, v in arguments.items() if k not in self.version_arguments}
         return dataclasses.replace(
             self,
-            title=f"{self.title}, {label}",
+            title=f"{self.title}, {label}" if label else self.title,
             eager=bind(self.eager, shared),
             versions={name: bind(version, arguments) for name, version in self.versions.items()},
             in_place={name: bind(version, arguments) for name, version in self.in_place.items()},
@@ -154,8 +156,9 @@ class Op:
         )
 
     def all_versions(self):
-        """{name: version} with the in-place ones among them, each working on a copy of its first argument."""
-        copying = {n: on_a_copy(version, self.n_written) for n, version in self.in_place.items()}
+        """{name: version} with the in-place ones among them, each working on copies of what it writes."""
+        how = (self.n_written, self.whole_rows)
+        copying = {name: on_a_copy(version, *how) for name, version in self.in_place.items()}
         return self.versions | copying
 
 
@@ -172,18 +175,23 @@ def _bound(function, arguments):
 
 
 @functools.cache
-def on_a_copy(in_place, n_written=1):
+def on_a_copy(in_place, n_written=1, whole_rows=False):
     """An in-place version as one that leaves its inputs alone: it writes into copies with their layout."""
 
-    def version(*inputs):
-        copies = [_copy_of(t) if isinstance(t, torch.Tensor) else t for t in inputs[:n_written]]
-        return in_place(*copies, *inputs[n_written:])
+    def version(*inputs, **arguments):
+        copies = [
+            _copy_of(t, whole_rows) if isinstance(t, torch.Tensor) else t
+            for t in inputs[:n_written]
+        ]
+        return in_place(*copies, *inputs[n_written:], **arguments)
 
     version.__name__ = in_place.__name__
     return version
 
 
-def _copy_of(x):
+def _copy_of(x, whole_rows):
+    if whole_rows and x.dim() and x.stride(-1) != 1:
+        return x.clone(memory_format=torch.contiguous_format)
     if any(step == 0 and size > 1 for step, size in zip(x.stride(), x.shape)):
         return x.clone()  # expanded: written once for each of its elements, it would be wrong
     return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).copy_(x)
@@ -347,11 +355,17 @@ BIAS_GELU_DROPOUT_ADD = Op(
 
 
 def _packed_qkv(op, shape, dtype, device, draw):
-    """q, k as views of one (B, S, (Hq + 2 Hk) D) tensor, as a model has them, and cos, sin."""
+    """q, k as views of one packed tensor, as a model has them, and cos, sin; with R/2, half of D is rotated."""
     n_batch, n_seq, n_q_heads, n_k_heads, head_dim = shape
-    qkv = draw((n_batch, n_seq, n_q_heads + 2 * n_k_heads, head_dim))
-    q, k, _ = qkv.split([n_q_heads, n_k_heads, n_k_heads], dim=2)
-    tables = rope.rope_tables(n_seq, head_dim, device=device)
+    bshd = op.tensors["q"] == "B S Hq D"
+    n_heads = n_q_heads + 2 * n_k_heads
+    sizes = (n_batch, n_seq, n_heads) if bshd else (n_batch, n_heads, n_seq)
+    heads = [n_q_heads, n_k_heads, n_k_heads]
+    q, k, _ = draw((*sizes, head_dim)).split(heads, dim=2 if bshd else 1)
+    rotary_dim = head_dim // 2 * 2 if "R/2" not in op.tensors["cos"] else max(2, head_dim // 4 * 2)
+    n_positions = n_seq + op.arguments.get("position_offset", 0)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    tables = rope.rope_tables(n_positions, rotary_dim, device=device, dtype=wide)
     return q.requires_grad_(), k.requires_grad_(), *tables
 
 
@@ -360,6 +374,8 @@ def _rotated_elements(shape):
     return n_batch * n_seq * (n_q_heads + n_k_heads) * head_dim
 
 
+_ROPE_TABLES = {"cos": "S R frozen", "sin": "S R frozen"}
+
 ROPE = Op(
     name="rope",
     notebook="35_rope",
@@ -367,20 +383,44 @@ ROPE = Op(
     eager=rope.rope_eager,
     versions={"triton": rope.rope_triton},
     registered=(rope.rope_op,),
-    tensors={"q": "B S Hq D", "k": "B S Hk D", "cos": "S R frozen", "sin": "S R frozen"},
+    tensors={"q": "B S Hq D", "k": "B S Hk D", **_ROPE_TABLES},
     letters="B S Hq Hk D",
     make=_packed_qkv,
+    # spelled out, as the registered ops have no defaults
+    configurations={"": {"position_offset": 0, "interleaved": False, "layout": "bshd"}},
+    variants={
+        "interleaved, from position 3": (
+            {"q": "B S Hq D", "k": "B S Hk D", **_ROPE_TABLES},
+            {"position_offset": 3, "interleaved": True, "layout": "bshd"},
+        ),
+        "bhsd, a part rotated": (
+            {"q": "B Hq S D", "k": "B Hk S D", "cos": "S R/2 frozen", "sin": "S R/2 frozen"},
+            {"position_offset": 0, "interleaved": False, "layout": "bhsd"},
+        ),
+    },
+    plans={
+        "one head of one token": (rope.Plan(1, 1), [(1, 3, 2, 1, 6)]),
+        "more heads than there are": (rope.Plan(2, 8), [(2, 5, 3, 9, 10)]),
+    },
     in_place={"triton_": rope.rope_triton_},
     n_written=2,
+    whole_rows=True,
     mutating=(rope.rope_op_,),
-    empty_shapes=((0, 5, 2, 1, 6), (2, 0, 2, 1, 6), (2, 5, 2, 0, 6)),
+    empty_shapes=((0, 5, 2, 1, 6), (2, 0, 2, 1, 6), (2, 5, 2, 0, 6), (2, 5, 0, 2, 6)),
     host_shape=(1, 16, 4, 2, 64),
-    odd_shapes=((1, 1, 1, 1, 2), (2, 5, 3, 1, 6), (2, 17, 4, 2, 64), (3, 123, 5, 5, 80)),
+    odd_shapes=(
+        (1, 1, 1, 1, 2),
+        (2, 3, 3, 2, 6),
+        (2, 9, 3, 2, 10),
+        (3, 43, 2, 1, 8),
+        (2, 17, 4, 2, 64),
+        (3, 123, 5, 5, 80),
+    ),
     # each way: read q and k, write both
-    bytes_moved=lambda shape, itemsize, gradients: (
+    bytes_moved=lambda shape, itemsize, gradients, **_: (
         (4 if gradients else 2) * _rotated_elements(shape) * itemsize
     ),
-    flops=lambda shape, gradients: (6 if gradients else 3) * _rotated_elements(shape),
+    flops=lambda shape, gradients, **_: (6 if gradients else 3) * _rotated_elements(shape),
     bench_shapes=((4, 4096, 32, 8, 128), (1, 16384, 64, 8, 128)),  # B, S, Hq, Hk, D
     small_shape=(2, 17, 4, 2, 64),
     sources=("lib/ops/rope.py",),

@@ -11,6 +11,7 @@ Copy it   this file. MIT licence.
 """
 
 import functools
+from typing import NamedTuple
 
 import torch
 import triton
@@ -20,6 +21,13 @@ import triton.language as tl
 _ON_CPU = triton.knobs.runtime.interpret
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _LAYOUTS = ("bshd", "bhsd")
+
+
+class Plan(NamedTuple):
+    """How one call is launched: the tokens and the heads of one program, powers of 2."""
+
+    block_t: int
+    block_h: int
 
 
 def rope_tables(n_positions, rotary_dim, base=10000.0, device=None, dtype=torch.float32):
@@ -125,6 +133,9 @@ def _rope_kernel(
         )  # fmt: skip
 
 
+# --- plan and launch -----------------------------------------------------------------------------------------
+
+
 def _cdiv(a, b):
     return -(-a // b)  # triton.cdiv is the same, and costs 2 µs a call on the host
 
@@ -134,25 +145,23 @@ def _power_of_2(n):
 
 
 @functools.cache
-def _head_tile(fewest_heads, rotary_dim, itemsize):
-    """BLOCK_T, BLOCK_H: tokens and heads whose first halves are one 16-byte load for each of 64 threads."""
+def _plan(fewest_heads, rotary_dim, itemsize):
+    """Tokens and heads whose first halves are one 16-byte load for each of 64 threads."""
     rows = max(1, 1024 // (itemsize * _power_of_2(rotary_dim // 2)))
     block_h = min(rows, 4, _power_of_2(fewest_heads))
-    return rows // block_h, block_h
+    return Plan(rows // block_h, block_h)
 
 
-def _launch(q, k, q_out, k_out, cos, sin, position_offset, interleaved, layout, back):
+def _launch(plan, q, k, q_out, k_out, cos, sin, how, back):
     """Rotate q into q_out and k into k_out, which may be q and k; back: with sin negated."""
-    in_place = q_out is q
-    # a slice of wider tables has gaps between its rows
-    cos, sin = cos.contiguous(), sin.contiguous()
+    (position_offset, interleaved, layout), in_place = how, q_out is q
     if layout == "bhsd":  # the kernel sees (B, S, H, D), by strides
         q, k, q_out, k_out = (t.transpose(1, 2) for t in (q, k, q_out, k_out))
     n_batch, n_seq, n_q_heads, head_dim = q.shape
     n_k_heads, rotary_dim, n_tokens = k.shape[2], 2 * cos.shape[1], n_batch * n_seq
     if n_tokens == 0 or n_q_heads + n_k_heads == 0:
         return
-    block_t, block_h = _head_tile(min(n_q_heads, n_k_heads), rotary_dim, q.itemsize)
+    block_t, block_h = plan or _plan(min(n_q_heads, n_k_heads), rotary_dim, q.itemsize)
     n_groups = _cdiv(n_q_heads, block_h) + _cdiv(n_k_heads, block_h)
     with torch.cuda.device_of(q):  # else the launch goes to the current GPU, not to q's
         _rope_kernel[(_cdiv(n_tokens, block_t) * n_groups,)](
@@ -166,180 +175,219 @@ def _launch(q, k, q_out, k_out, cos, sin, position_offset, interleaved, layout, 
         )  # fmt: skip
 
 
-def _rotated(q, k, cos, sin, position_offset, interleaved, layout, back=False):
-    # The kernel reads a head's elements side by side; .sum().backward() sends strides of 0
-    q, k = (t if t.stride(-1) == 1 else t.contiguous() for t in (q, k))
-    q_out, k_out = torch.empty_like(q), torch.empty_like(k)
-    _launch(q, k, q_out, k_out, cos, sin, position_offset, interleaved, layout, back)
-    return q_out, k_out
+# --- forward and backward ------------------------------------------------------------------------------------
 
 
-def _check(name, q, k, cos, sin, position_offset, layout):
-    """Raise TypeError or ValueError, saying what to do, unless the tensors fit together."""
-    for label, t in {"q": q, "k": k, "cos": cos, "sin": sin}.items():
+def _forward(q, k, cos, sin, how, plan=None, in_place=False, back=False):
+    """q and k rotated, in place or as new tensors. how: position_offset, interleaved, layout."""
+    out = q, k
+    if not in_place:
+        # the kernel reads a head's elements side by side; .sum().backward() sends strides of 0
+        q, k = (t if t.stride(-1) == 1 else t.contiguous() for t in (q, k))
+        out = torch.empty_like(q), torch.empty_like(k)
+    # a slice of wider tables has gaps between its rows
+    _launch(plan, q, k, *out, cos.contiguous(), sin.contiguous(), how, back)
+    return out
+
+
+def _save(ctx, cos, sin, *how):
+    ctx.save_for_backward(cos, sin)
+    ctx.how = how
+
+
+def _backward(dq, dk, cos, sin, how, plan=None):
+    """dq and dk rotated back, as new tensors: dq and dk may be in use elsewhere."""
+    return _forward(dq, dk, cos, sin, how, plan, back=True)
+
+
+class _Rope(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, cos, sin, how, plan, in_place):
+        _save(ctx, cos, sin, *how)
+        ctx.plan = plan
+        if in_place:
+            ctx.mark_dirty(q, k)
+        return _forward(q, k, cos, sin, how, plan, in_place)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable  # a second derivative raises instead of being wrong
+    def backward(ctx, dq, dk):
+        return *_backward(dq, dk, *ctx.saved_tensors, ctx.how, ctx.plan), *[None] * 5
+
+
+# --- the calls -----------------------------------------------------------------------------------------------
+
+
+def _fits(q, k, layout):
+    """Whether the kernel takes this q and k; if not, _refuse says why."""
+    return (
+        isinstance(q, torch.Tensor)
+        and isinstance(k, torch.Tensor)
+        and q.dtype == k.dtype in _DTYPES
+        and q.device == k.device
+        and q.device.type == ("cpu" if _ON_CPU else "cuda")
+        and q.dim() == k.dim() == 4
+        and all(q.shape[d] == k.shape[d] for d in (0, layout.index("s"), 3))
+    )
+
+
+def _refuse(name, eager, **wanted):
+    """Raise the error that says what is wrong with a call of `name`, and what to do.
+
+    wanted: label=(tensor, its sizes in letters), as x=(x, "... N"); the first one sets dtype and device.
+    """
+    (first, (x, _)), sizes = next(iter(wanted.items())), {}
+    for label, (t, letters) in wanted.items():
         if not isinstance(t, torch.Tensor):
             raise TypeError(f"{name}: {label} must be a torch.Tensor, got {type(t).__name__}")
         if t.dtype not in _DTYPES:
-            raise TypeError(
-                f"{name}: {label} must be a floating-point tensor, got {t.dtype}; use .float()"
+            wrong = f"{label} must be a floating-point tensor, got {t.dtype}"
+            raise TypeError(f"{name}: {wrong}; use .float()")
+        if t.dtype != x.dtype:
+            cast = f"cast one of them, as {label}.to({first}.dtype)"
+            raise TypeError(f"{name}: {first} is {x.dtype} and {label} {t.dtype}; {cast}")
+        if t.device != x.device:
+            where = f"{first} is on {x.device} and {label} on {t.device}"
+            raise ValueError(f"{name}: {where}; move both to one device")
+        names = letters.removeprefix("... ").split()
+        shape = t.shape[max(0, t.dim() - len(names)) :] if letters[0] == "." else t.shape
+        same = [sizes.setdefault(n, size) == size for n, size in zip(names, shape)]
+        if len(shape) != len(names) or not all(same):
+            known = (
+                " with " + ", ".join(f"{n} = {size}" for n, size in sizes.items()) if sizes else ""
             )
+            beside = f" beside {first} {tuple(x.shape)}" if t is not x else ""
+            want = f"{label} must be ({letters.replace(' ', ', ')}){known}"
+            raise ValueError(f"{name}: {want}, got {tuple(t.shape)}{beside}")
+    where = "on the CPU (TRITON_INTERPRET=1 is set)" if _ON_CPU else "on a GPU"
+    raise ValueError(f"{name}: {first} must be {where}, got {x.device}; use {eager} there")
+
+
+def _check_arguments(name, q, k, cos, sin, position_offset, layout):
+    """Raise TypeError or ValueError, saying what to do, unless the tensors fit together."""
     if layout not in _LAYOUTS:
         raise ValueError(f"{name}: layout must be one of {_LAYOUTS}, got {layout!r}")
-    if q.dtype != k.dtype:
-        raise TypeError(f"{name}: q is {q.dtype} and k {k.dtype}; cast one of them")
+    if not _fits(q, k, layout):
+        sizes = " ".join(layout.upper())
+        q_sizes, k_sizes = sizes.replace("H", "Hq"), sizes.replace("H", "Hk")
+        _refuse(name, "rope_eager", q=(q, q_sizes), k=(k, k_sizes))
+    for label, t in (("cos", cos), ("sin", sin)):
+        if not isinstance(t, torch.Tensor):
+            raise TypeError(f"{name}: {label} must be a torch.Tensor, got {type(t).__name__}")
+        if t.device != q.device:
+            where = f"q is on {q.device} and {label} on {t.device}"
+            raise ValueError(f"{name}: {where}; move both to one device")
     if cos.dtype not in (torch.float32, torch.float64) or sin.dtype != cos.dtype:
-        raise TypeError(
-            f"{name}: cos is {cos.dtype} and sin {sin.dtype}; both must be float32 (bfloat16 has no digits "
-            "left for positions past 256); rope_tables makes them"
-        )
-    _check_shapes(name, q, k, cos, sin, position_offset, layout)
-    if len({t.device for t in (q, k, cos, sin)}) > 1:
-        raise ValueError(
-            f"{name}: q is on {q.device}, k on {k.device}, cos on {cos.device} and sin on {sin.device}; "
-            "move them to one device"
-        )
-    if q.device.type != ("cpu" if _ON_CPU else "cuda"):
-        where = "the CPU (TRITON_INTERPRET=1 is set)" if _ON_CPU else "a GPU"
-        raise ValueError(f"{name}: q must be on {where}, got {q.device}; use rope_eager there")
-    if torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad):
-        raise ValueError(f"{name}: there is no gradient for cos and sin; pass them detached")
-
-
-def _but_heads(t, seq_dim):
-    return t.shape[0], t.shape[seq_dim], t.shape[3]
-
-
-def _check_shapes(name, q, k, cos, sin, position_offset, layout):
-    seq_dim = layout.index("s")
-    if q.dim() != 4 or k.dim() != 4 or _but_heads(q, seq_dim) != _but_heads(k, seq_dim):
-        raise ValueError(
-            f"{name}: q and k must be ({', '.join(layout.upper())}), alike but for the number of heads, "
-            f"got q {tuple(q.shape)} and k {tuple(k.shape)}"
-        )
+        why = "(bfloat16 has no digits left for positions past 256); rope_tables makes them"
+        got = f"cos is {cos.dtype} and sin {sin.dtype}"
+        raise TypeError(f"{name}: {got}; both must be float32 {why}")
     if cos.dim() != 2 or cos.shape != sin.shape or not 0 < 2 * cos.shape[1] <= q.shape[3]:
-        raise ValueError(
-            f"{name}: cos and sin must be (positions, R / 2) with R at most q's last size {q.shape[3]}, "
-            f"got cos {tuple(cos.shape)} and sin {tuple(sin.shape)}"
-        )
+        want = f"(positions, R / 2) with R at most q's last size {q.shape[3]}"
+        got = f"cos {tuple(cos.shape)} and sin {tuple(sin.shape)}"
+        raise ValueError(f"{name}: cos and sin must be {want}, got {got}")
+    if _needs_grad(cos, sin):
+        raise ValueError(f"{name}: there is no gradient for cos and sin; pass them detached")
     if isinstance(position_offset, bool) or not isinstance(position_offset, int):
         raise TypeError(f"{name}: position_offset must be an int, got {position_offset!r}")
-    last = position_offset + q.shape[seq_dim]
+    last = position_offset + q.shape[layout.index("s")]
     if position_offset < 0 or last > cos.shape[0]:
-        raise ValueError(
-            f"{name}: positions {position_offset} to {last - 1} are asked for, and cos has rows 0 to "
-            f"{cos.shape[0] - 1}; make longer tables with rope_tables"
-        )
+        asked = f"positions {position_offset} to {last - 1} are asked for"
+        there = f"cos has rows 0 to {cos.shape[0] - 1}; make longer tables with rope_tables"
+        raise ValueError(f"{name}: {asked}, and {there}")
 
 
-def _overlaps_itself(t):
-    """Whether elements of t may be one in memory: where a step is no longer than all shorter ones together."""
+def _steps(t):
+    """(step in bytes, size) of each dimension of several elements, the shortest step first."""
+    return sorted((step * t.itemsize, size) for step, size in zip(t.stride(), t.shape) if size > 1)
+
+
+def _overlaps_itself(steps):
+    """Whether elements of these _steps may be one: where a step is no longer than all shorter ones together."""
     reach = 0
-    for step, size in sorted((s, n) for s, n in zip(t.stride(), t.shape) if n > 1):
+    for step, size in steps:
         if step <= reach:
             return True
         reach += step * (size - 1)
     return False
 
 
-def _share_memory(a, b):
-    """Whether an element of a may be one of b. Views of one packed tensor, side by side in each row, are apart.
+def _shares_memory(a, b):
+    """Whether an element of a may be one of b; where that cannot be seen, the answer is yes.
 
-    Steps that both have alike are taken off, the longest first, until what is left of one lies in the gap
-    before the other; where that cannot be seen, the answer is yes.
+    Parts of one packed tensor are apart: in each of its rows the one ends before the other begins, and the
+    steps from row to row, which both have alike, are longer than both parts together.
     """
     a, b = sorted((a, b), key=lambda t: t.data_ptr())
-    apart = (b.data_ptr() - a.data_ptr()) / a.itemsize
-    steps_a, steps_b = (
-        sorted((s, n) for s, n in zip(t.stride(), t.shape) if n > 1) for t in (a, b)
-    )
-    room = float("inf")
-    while True:
-        reach_a, reach_b = (1 + sum(s * (n - 1) for s, n in steps) for steps in (steps_a, steps_b))
-        if reach_a <= apart and apart + reach_b <= room:
-            return False
-        if not steps_a or not steps_b or steps_a[-1] != steps_b[-1]:
-            return True
-        room, _ = steps_a.pop()
+    gap, steps_a, steps_b, rows = b.data_ptr() - a.data_ptr(), _steps(a), _steps(b), []
+    while steps_a and steps_a[-1][0] > gap and steps_a[-1:] == steps_b[-1:]:
+        rows.insert(0, steps_a.pop())
         steps_b.pop()
+    end_a, end_b = (
+        t.itemsize + sum(step * (size - 1) for step, size in steps)
+        for t, steps in ((a, steps_a), (b, steps_b))
+    )
+    return end_a > gap or _overlaps_itself([(1, gap + end_b), *rows])
 
 
 def _check_writable(name, q, k):
-    for label, t in {"q": q, "k": k}.items():
-        if t.stride(-1) != 1 or _overlaps_itself(t):
-            raise ValueError(
-                f"{name}: {label} has strides {t.stride()}; in place it needs memory of its own for "
-                "each element, side by side in the last dimension: pass a contiguous copy, or use rope_triton"
-            )
-        if torch.is_grad_enabled() and t.requires_grad and (t.is_leaf or t._is_view()):
-            raise ValueError(
-                f"{name}: {label} requires grad and is a {'leaf' if t.is_leaf else 'view'}; autograd cannot "
-                "follow a change in place of it: use rope_triton"
-            )
-    if q.numel() and k.numel() and _share_memory(q, k):
-        raise ValueError(
-            f"{name}: q and k share memory; pass a copy of one of them, or use rope_triton"
-        )
+    """Raise ValueError, saying what to do, unless q and k may be written."""
+    use = "use rope_triton"
+    for label, t in (("q", q), ("k", k)):
+        if t.stride(-1) != 1 or _overlaps_itself(_steps(t)):
+            want = "memory of its own for each element, side by side in the last dimension"
+            got = f"{label} has strides {t.stride()}; in place it needs {want}"
+            raise ValueError(f"{name}: {got}: pass a contiguous copy, or {use}")
+        if _needs_grad(t) and (t.is_leaf or t._is_view()):
+            got = f"{label} requires grad and is a {'leaf' if t.is_leaf else 'view'}; autograd"
+            raise ValueError(f"{name}: {got} cannot follow a change in place of it: {use}")
+    if q.numel() and k.numel() and _shares_memory(q, k):
+        raise ValueError(f"{name}: q and k share memory; pass a copy of one of them, or {use}")
 
 
-def _needs_gradient(*tensors):
-    """Whether autograd has to hear of this call; where not, leaving it out saves a third of the host's time."""
-    # torch.func, vmap among it: autograd.Function says what of it does not work
-    transformed = torch._C._functorch.peek_interpreter_stack() is not None
-    return transformed or torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+def _needs_grad(*tensors):
+    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
 
 
-class _Rope(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, q, k, cos, sin, position_offset, interleaved, layout, in_place):
-        ctx.save_for_backward(cos, sin)
-        ctx.how = (position_offset, interleaved, layout)
-        if in_place:
-            ctx.mark_dirty(q, k)
-            _launch(q, k, q, k, cos, sin, *ctx.how, back=False)
-            return q, k
-        return _rotated(q, k, cos, sin, *ctx.how)
+def _call(name, q, k, cos, sin, how, plan, in_place):
+    _check_arguments(name, q, k, cos, sin, how[0], how[2])
+    if torch.compiler.is_compiling():
+        if not in_place:
+            return rope_op(q, k, cos, sin, *how)
+        if _needs_grad(q, k):
+            # copied back: of a copy the compiler knows the gradient, of a change within an op it does not
+            q_out, k_out = rope_op(q, k, cos, sin, *how)
+            return q.copy_(q_out), k.copy_(k_out)
+        rope_op_(q, k, cos, sin, *how)  # which checks strides and memory
+        return q, k
+    if in_place:
+        _check_writable(name, q, k)
+    if in_place or _needs_grad(q, k):  # in place always: autograd counts the versions of q and k
+        return _Rope.apply(q, k, cos, sin, how, plan, in_place)
+    return _forward(q, k, cos, sin, how, plan)  # past autograd: a third of the host's time less
 
-    @staticmethod
-    @torch.autograd.function.once_differentiable  # a second derivative raises instead of being wrong
-    def backward(ctx, dq, dk):
-        # into new tensors: dq and dk may be in use elsewhere
-        return *_rotated(dq, dk, *ctx.saved_tensors, *ctx.how, back=True), *[None] * 6
 
-
-def rope_triton(q, k, cos, sin, position_offset=0, interleaved=False, layout="bshd"):
+def rope_triton(q, k, cos, sin, position_offset=0, interleaved=False, layout="bshd", *, plan=None):
     """q and k rotated by their positions, as new tensors, in one Triton kernel; with gradients for both.
 
     q: (B, S, Hq, D), k: (B, S, Hk, D), or with layout="bhsd" (B, Hq, S, D) and (B, Hk, S, D), any strides.
     cos, sin: float32 (positions, R / 2), from rope_tables, R at most D. The token at place s has position
     position_offset + s. interleaved: pairs are neighbours (2i, 2i + 1) instead of halves (i, i + R/2).
+    plan: a Plan in place of the one chosen, for tuning; torch.compile leaves it out.
     Works under torch.compile (as the op fused_kernels::rope), autocast and CUDA graphs; not under torch.vmap,
     and not twice differentiable: both raise.
     Raises TypeError for a wrong dtype, ValueError for a wrong shape, device or position.
     """
-    _check("rope_triton", q, k, cos, sin, position_offset, layout)
-    if torch.compiler.is_compiling():
-        return rope_op(q, k, cos, sin, position_offset, interleaved, layout)
-    if not _needs_gradient(q, k):
-        return _rotated(q, k, cos, sin, position_offset, interleaved, layout)
-    return _Rope.apply(q, k, cos, sin, position_offset, interleaved, layout, False)
+    how = (position_offset, interleaved, layout)
+    return _call("rope_triton", q, k, cos, sin, how, plan, in_place=False)
 
 
-def rope_triton_(q, k, cos, sin, position_offset=0, interleaved=False, layout="bshd"):
+def rope_triton_(q, k, cos, sin, position_offset=0, interleaved=False, layout="bshd", *, plan=None):
     """rope_triton that writes into q and k, and returns them: no memory of its own, the same traffic.
 
     Where gradients are needed, q and k must be neither leaves nor views (ValueError): there use rope_triton.
     """
-    _check("rope_triton_", q, k, cos, sin, position_offset, layout)
-    if torch.compiler.is_compiling():
-        arguments = (q, k, cos, sin, position_offset, interleaved, layout)
-        if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad):
-            # copied back: of a copy the compiler knows the gradient, of a change within an op it does not
-            q_out, k_out = rope_op(*arguments)
-            return q.copy_(q_out), k.copy_(k_out)
-        rope_op_(*arguments)  # which checks strides and memory
-        return q, k
-    _check_writable("rope_triton_", q, k)
-    return _Rope.apply(q, k, cos, sin, position_offset, interleaved, layout, True)
+    how = (position_offset, interleaved, layout)
+    return _call("rope_triton_", q, k, cos, sin, how, plan, in_place=True)
 
 
 @torch.library.custom_op("fused_kernels::rope", mutates_args=())
@@ -348,8 +396,8 @@ def rope_op(
     position_offset: int, interleaved: bool, layout: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """rope for torch.compile and torch.export: one node of the graph, which nothing looks into."""
-    _check("rope_op", q, k, cos, sin, position_offset, layout)
-    return _rotated(q, k, cos, sin, position_offset, interleaved, layout)
+    _check_arguments("rope_op", q, k, cos, sin, position_offset, layout)
+    return _forward(q, k, cos, sin, (position_offset, interleaved, layout))
 
 
 @torch.library.custom_op("fused_kernels::rope_", mutates_args=("q", "k"))
@@ -358,9 +406,9 @@ def rope_op_(
     position_offset: int, interleaved: bool, layout: str,
 ) -> None:  # fmt: skip
     """rope in place, for torch.compile in inference; it says that it changes q and k."""
-    _check("rope_op_", q, k, cos, sin, position_offset, layout)
+    _check_arguments("rope_op_", q, k, cos, sin, position_offset, layout)
     _check_writable("rope_op_", q, k)
-    _launch(q, k, q, k, cos, sin, position_offset, interleaved, layout, back=False)
+    _forward(q, k, cos, sin, (position_offset, interleaved, layout), in_place=True)
 
 
 @torch.library.custom_op("fused_kernels::rope_backward", mutates_args=())
@@ -368,7 +416,7 @@ def _rope_backward_op(
     dq: torch.Tensor, dk: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor,
     position_offset: int, interleaved: bool, layout: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    return _rotated(dq, dk, cos, sin, position_offset, interleaved, layout, back=True)
+    return _backward(dq, dk, cos, sin, (position_offset, interleaved, layout))
 
 
 def _fake_outputs(q, k, *_):
@@ -379,13 +427,10 @@ rope_op.register_fake(_fake_outputs)
 _rope_backward_op.register_fake(_fake_outputs)
 
 
-def _setup_context(ctx, inputs, output):
-    _, _, cos, sin, *ctx.how = inputs
-    ctx.save_for_backward(cos, sin)
-
-
 def _op_backward(ctx, dq, dk):
     return *_rope_backward_op(dq, dk, *ctx.saved_tensors, *ctx.how), *[None] * 5
 
 
-rope_op.register_autograd(_op_backward, setup_context=_setup_context)
+rope_op.register_autograd(
+    _op_backward, setup_context=lambda ctx, inputs, output: _save(ctx, *inputs[2:])
+)

@@ -41,9 +41,10 @@ def _shape(op, data):
     if op.letters.startswith("..."):
         leading = data.draw(st.lists(st.integers(0, 9), max_size=3), "leading sizes")
         return (*leading, data.draw(st.integers(1, 70), "N"))
-    sizes = st.integers(1, 40)
-    shape = [data.draw(sizes, letter) for letter in op.letters.split()]
-    return tuple(shape)
+    letters = op.letters.split()
+    most = 40 if len(letters) < 5 else 6
+    ranges = {letter: (1, most) for letter in letters} | {"D": (2, 40)}  # D: pairs of columns
+    return tuple(data.draw(st.integers(*ranges[letter]), letter) for letter in letters)
 
 
 class _Relaid(torch.autograd.Function):
