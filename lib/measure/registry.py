@@ -405,7 +405,7 @@ _MATMUL_PLANS = {
     ),
     "tiles stored in halves": (
         matmul.Plan(matmul.Tile(16, 256, 32, 8, 2)),
-        [(17, 8, 260)],
+        [(17, 8, 150)],
     ),
     "split-K in 3 parts": (
         matmul.Plan(matmul.Tile(16, 16, 16, 2, 3), n_parts=3),
@@ -422,7 +422,7 @@ _MATMUL_PLANS = {
     ),
     "tma, stored in halves": (
         matmul.Plan(matmul.Tile(64, 256, 32, 8, 3), "tma", copies=True),
-        [(70, 72, 264), (70, 40, 262)],
+        [(70, 72, 152), (70, 40, 150)],
     ),
     "two strips of several tiles of dz": (
         matmul.Plan(matmul.Tile(32, 32, 32, 4, 3), backward=(8, 32, 2)),
