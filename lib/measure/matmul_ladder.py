@@ -68,3 +68,12 @@ def matmul_persistent(a, b, bias=None, activation="identity", allow_tf32=False):
     Matrices of which neither rows nor columns begin on 16-byte boundaries are copied into some that do.
     """
     return _call("persistent", a, b, bias, activation, allow_tf32)
+
+
+RUNGS = {
+    "naive": matmul_naive,
+    "tiled": matmul_tiled,
+    "grouped": matmul_grouped,
+    "pipelined": matmul_pipelined,
+    "persistent": matmul_persistent,
+}

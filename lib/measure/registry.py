@@ -8,7 +8,7 @@ import dataclasses
 import functools
 from collections.abc import Callable
 
-from lib.measure import matmul_ladder
+from lib.measure.matmul_ladder import RUNGS
 from lib.ops import (
     add_relu,
     bias_gelu_dropout_add,
@@ -436,11 +436,7 @@ MATMUL = Op(
     title="a b",
     eager=matmul.matmul_eager,
     versions={
-        "naive": matmul_ladder.matmul_naive,
-        "tiled": matmul_ladder.matmul_tiled,
-        "grouped": matmul_ladder.matmul_grouped,
-        "pipelined": matmul_ladder.matmul_pipelined,
-        "persistent": matmul_ladder.matmul_persistent,
+        **RUNGS,
         "triton": matmul.matmul_triton,
         "cuda": matmul.matmul_cuda,
     },

@@ -37,6 +37,7 @@ _ACTIVATIONS = {
     "silu": F.silu,
     "sigmoid": torch.sigmoid,
 }
+_OF_Z = ("gelu", "silu")  # their slope is taken from z; relu's and sigmoid's from y
 
 
 class Tile(NamedTuple):
@@ -352,20 +353,16 @@ def _tiles(kind, generation, aligned=True):
     return _TILES[kind if aligned else "half, unaligned" if kind == "half" else "tf32, unaligned"]
 
 
-def _suits(size, length):
-    """Whether pieces of this size cut a length into pieces that are mostly full, and not needlessly many."""
-    return min(64, _power_of_2(length)) // 2 <= size <= max(16, _power_of_2(length))
-
-
 @functools.lru_cache(4096)
 def _choose(m, n, k, kind, device, aligned=True):
     """(tile, parts of K): the largest tile that gives most SMs work, a long K cut in parts."""
     n_multiprocessors = _n_multiprocessors(device)
     tiles = _tiles(kind, _generation(device), aligned)
     n_programs = n_multiprocessors * _RESIDENT.get(kind, 1)
-    chosen = tiles[-1], 1
+    chosen, sizes = (tiles[-1], 1), (_power_of_2(m), _power_of_2(n))
     for tile in tiles:
-        if _suits(tile.m, m) and _suits(tile.n, n):
+        # neither mostly empty nor needlessly many
+        if all(min(64, size) // 2 <= t <= max(16, size) for t, size in zip(tile, sizes)):
             n_tiles = _cdiv(m, tile.m) * _cdiv(n, tile.n)
             parts = min(_MOST_PARTS, k // (_LEAST_STEPS * tile.k), n_programs // n_tiles)
             chosen = tile, max(1, parts)
@@ -511,25 +508,17 @@ def _sum_rows(partial, dtype):
 # --- forward and backward ------------------------------------------------------------------------------------
 
 
-def _side_by_side(t):
-    """t where its rows or its columns are without gaps; else a copy, as every element is read many times."""
-    return t if 1 in t.stride() else t.contiguous()
-
-
 def _forward(a, b, bias, activation, allow_tf32, save_z=False, plan=None, launch=_launch):
     """y, and z = a b + bias if it is to be saved, else None."""
     y = a.new_empty(a.shape[0], b.shape[1])
     z = torch.empty_like(y) if save_z else None
     if y.numel() > 0:
-        bias = None if bias is None else bias.contiguous()
-        a, b, kind = _side_by_side(a), _side_by_side(b), _kind(a.dtype, allow_tf32)
+        bias, kind = None if bias is None else bias.contiguous(), _kind(a.dtype, allow_tf32)
+        # every element is read many times: with gaps along rows and along columns, better from a copy
+        a, b = a if 1 in a.stride() else a.contiguous(), b if 1 in b.stride() else b.contiguous()
         with torch.cuda.device_of(a):  # else the launch goes to the current GPU, not to a's
             launch(plan or _plan(a, b, kind), y, z, a, b, bias, activation, kind)
     return y, z
-
-
-def _saves_z(activation):
-    return activation in ("gelu", "silu")  # relu and sigmoid have their slope from y
 
 
 def _save(ctx, a, b, bias, y, z, activation, allow_tf32):
@@ -538,7 +527,7 @@ def _save(ctx, a, b, bias, y, z, activation, allow_tf32):
     # compiled, arguments left at their defaults are not counted in needs_input_grad
     ctx.needs_grad = [*ctx.needs_input_grad[:2], bias is not None and ctx.needs_input_grad[2]]
     has_da, has_db, _ = ctx.needs_grad
-    saved = None if activation == "identity" else z if _saves_z(activation) else y
+    saved = None if activation == "identity" else z if activation in _OF_Z else y
     if saved is not None or activation == "identity":
         a, b, bias = a if has_db else None, b if has_da else None, None
     ctx.save_for_backward(a, b, bias, saved)
@@ -566,7 +555,7 @@ def _dz(dy, saved, activation, has_dz, has_dbias, plan=None):
 class _Matmul(torch.autograd.Function):
     @staticmethod
     def forward(ctx, a, b, bias, activation, allow_tf32, forward, plan):
-        y, z = forward(a, b, bias, activation, allow_tf32, _saves_z(activation), plan)
+        y, z = forward(a, b, bias, activation, allow_tf32, activation in _OF_Z, plan)
         _save(ctx, a, b, bias, y, z, activation, allow_tf32)
         ctx.plan = plan
         return y
@@ -641,20 +630,18 @@ def _refuse(name, eager, **wanted):
 
 
 def _refuse_arguments(name, a, b, bias, activation):
-    """What matmul alone has to say; the rest is said by _refuse."""
-    tensors = {"a": (a, "M K"), "b": (b, "K N")} | ({} if bias is None else {"bias": (bias, "N")})
-    shapes = [tuple(getattr(t, "shape", ())) for t in (a, b)]
-    if len(shapes[0]) > 2:
-        batch = "a batch of rows (..., K) can be passed as a.flatten(0, -2)"
-        raise ValueError(f"{name}: a must be (M, K), got {shapes[0]}; {batch}")
-    if len(shapes[0]) == len(shapes[1]) == 2 and shapes[0][1] != shapes[1][0]:
+    """What matmul alone has to say; the rest is _refuse's."""
+    of_a, of_b = (tuple(getattr(t, "shape", ())) for t in (a, b))
+    if len(of_a) > 2:
+        rows = "a batch of rows (..., K) can be passed as a.flatten(0, -2)"
+        raise ValueError(f"{name}: a must be (M, K), got {of_a}; {rows}")
+    if len(of_a) == len(of_b) == 2 and of_a[1] != of_b[0]:
         weight = "a weight of a linear layer, (N, K), is passed as weight.t()"
-        wanted = f"(K, N) with K = {shapes[0][1]}"
-        raise ValueError(f"{name}: b must be {wanted}, got {shapes[1]}; {weight}")
+        raise ValueError(f"{name}: b must be (K, N) with K = {of_a[1]}, got {of_b}; {weight}")
     if activation not in _ACTIVATIONS:
-        raise ValueError(
-            f"{name}: activation must be one of {', '.join(_ACTIVATIONS)}; got {activation!r}"
-        )
+        known = ", ".join(_ACTIVATIONS)
+        raise ValueError(f"{name}: activation must be one of {known}; got {activation!r}")
+    tensors = {"a": (a, "M K"), "b": (b, "K N")} | ({} if bias is None else {"bias": (bias, "N")})
     _refuse(name, "matmul_eager", **tensors)
 
 
@@ -668,7 +655,7 @@ def _call(name, forward, a, b, bias, activation, allow_tf32, plan):
         _refuse_arguments(name, a, b, bias, activation)
     needs_grad = _needs_grad(a, b) if bias is None else _needs_grad(a, b, bias)
     if torch.compiler.is_compiling():
-        save_z = needs_grad and _saves_z(activation)
+        save_z = needs_grad and activation in _OF_Z
         return matmul_op(a, b, bias, activation, allow_tf32, save_z)[0]
     if needs_grad:
         return _Matmul.apply(a, b, bias, activation, allow_tf32, forward, plan)
