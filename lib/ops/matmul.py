@@ -631,11 +631,11 @@ def _refuse(name, eager, **wanted):
 
 def _refuse_arguments(name, a, b, bias, activation):
     """What matmul alone has to say; the rest is _refuse's."""
-    of_a, of_b = (tuple(getattr(t, "shape", ())) for t in (a, b))
-    if len(of_a) > 2:
+    of_a, of_b = (tuple(t.shape) if isinstance(t, torch.Tensor) else None for t in (a, b))
+    if of_a is not None and len(of_a) != 2:
         rows = "a batch of rows (..., K) can be passed as a.flatten(0, -2)"
         raise ValueError(f"{name}: a must be (M, K), got {of_a}; {rows}")
-    if len(of_a) == len(of_b) == 2 and of_a[1] != of_b[0]:
+    if of_a and of_b and len(of_b) == 2 and of_a[1] != of_b[0]:
         weight = "a weight of a linear layer, (N, K), is passed as weight.t()"
         raise ValueError(f"{name}: b must be (K, N) with K = {of_a[1]}, got {of_b}; {weight}")
     if activation not in _ACTIVATIONS:

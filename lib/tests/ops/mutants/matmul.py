@@ -205,13 +205,13 @@ MUTANTS = [
         "what was saved read by the strides of dy",
     ),
     Mutant(
-        "activation, has_da or has_db, has_dbias)",
-        "activation, has_da, has_dbias)",
+        "activation, has_da or has_db, has_dbias, plan",
+        "activation, has_da, has_dbias, plan",
         "no dz for db alone",
     ),
     Mutant(
-        "    strips = _cdiv(n_rows, rows_per_program)\n",
-        "    strips = max(1, n_rows // rows_per_program)\n",
+        "strips, n_tiles = _cdiv(n_rows, rows_per_program),",
+        "strips, n_tiles = max(1, n_rows // rows_per_program),",
         "floor where ceil was meant: the last rows forgotten",
     ),
     Mutant(
