@@ -8,6 +8,7 @@ import dataclasses
 import functools
 from collections.abc import Callable
 
+from lib.measure.matmul_ladder import RUNGS
 from lib.ops import (
     add_relu,
     bias_gelu_dropout_add,
@@ -429,6 +430,39 @@ ROPE = Op(
 
 _ODD_PRODUCTS = ((1, 1, 1), (5, 7, 3), (17, 33, 21), (130, 72, 96), (257, 333, 781))
 
+_MATMUL_PLANS = {
+    # two groups of rows of tiles, the second one of a single row
+    "tiles": (matmul.Plan(matmul.Tile(16, 16, 16, 2, 3)), [(141, 16, 20)]),
+    "naive": (
+        matmul.Plan(matmul.Tile(16, 16, 16, 4, 1), "naive", group=1),
+        [(17, 33, 21), (34, 20, 40)],
+    ),
+    "tiles stored in halves": (
+        matmul.Plan(matmul.Tile(16, 256, 32, 8, 2)),
+        [(17, 8, 150)],
+    ),
+    "split-K in 3 parts": (
+        matmul.Plan(matmul.Tile(16, 16, 16, 2, 3), n_parts=3),
+        [(17, 33, 21), (20, 150, 24)],
+    ),
+    "aligned copies": (
+        matmul.Plan(matmul.Tile(32, 32, 32, 4, 3), copies=True),
+        [(35, 38, 37)],
+    ),
+    # more tiles than programs of the interpreter; a, b and y as TMA takes them, and not so
+    "tma": (
+        matmul.Plan(matmul.Tile(64, 64, 32, 4, 3), "tma", copies=True),
+        [(140, 72, 200), (130, 70, 150)],
+    ),
+    "tma, stored in halves": (
+        matmul.Plan(matmul.Tile(64, 256, 32, 8, 3), "tma", copies=True),
+        [(70, 72, 152), (70, 40, 150)],
+    ),
+    "two strips of several tiles of dz": (
+        matmul.Plan(matmul.Tile(32, 32, 32, 4, 3), backward=(8, 32, 2)),
+        [(70, 24, 40)],
+    ),
+}
 
 MATMUL = Op(
     name="matmul",
@@ -436,11 +470,7 @@ MATMUL = Op(
     title="a b",
     eager=matmul.matmul_eager,
     versions={
-        "naive": matmul.matmul_naive,
-        "tiled": matmul.matmul_tiled,
-        "grouped": matmul.matmul_grouped,
-        "pipelined": matmul.matmul_pipelined,
-        "persistent": matmul.matmul_persistent,
+        **RUNGS,
         "triton": matmul.matmul_triton,
         "cuda": matmul.matmul_cuda,
     },
@@ -451,14 +481,18 @@ MATMUL = Op(
     host_shape=(64, 64, 64),
     odd_shapes=(*_ODD_PRODUCTS, (1030, 264, 520)),  # M, K, N; the last one as TMA reads it
     # forward: read a and b, write y; backward: read them and dy, write da and db
-    bytes_moved=lambda shape, itemsize, gradients: (
+    bytes_moved=lambda shape, itemsize, gradients, **_: (
         (2 if gradients else 1) * shape[0] * shape[2] * itemsize
         + (3 if gradients else 1) * (shape[0] + shape[2]) * shape[1] * itemsize
     ),
-    flops=lambda shape, gradients: (6 if gradients else 2) * torch.Size(shape).numel(),
+    flops=lambda shape, gradients, **_: (6 if gradients else 2) * torch.Size(shape).numel(),
     bench_shapes=((8192, 8192, 8192), (16384, 1024, 8192), (512, 16384, 512), (1823, 333, 781)),
     small_shape=(33, 40, 21),
-    sources=("lib/ops/matmul.py", "lib/ops/matmul.cu"),
+    variants={
+        "bias, relu": ({"a": "M K", "b": "K N", "bias": "N"}, {"activation": "relu"}),
+    },
+    plans=_MATMUL_PLANS,
+    sources=("lib/ops/matmul.py", "lib/measure/matmul_ladder.py", "lib/ops/matmul.cu"),
 )
 
 

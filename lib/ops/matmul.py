@@ -1,21 +1,19 @@
-"""matmul: y = act(a b + bias), from one product at a time up to tensor cores, pipelines and TMA.
+"""matmul: y = act(a b + bias), one product by tensor cores whose result is finished before it is stored.
 
 Shapes    a: (M, K), b: (K, N), any strides; bias: (N,) or None; y: (M, N), contiguous.
 Act       identity, relu, gelu (tanh form), silu or sigmoid, of the sum before it is rounded: an epilogue.
 Dtypes    float16, bfloat16 (summed in float32), float32 and float64. Tensor cores read 10 bits of a float32's
-          mantissa, tf32. So float32 is taken as a sum of two tf32 and multiplied in three products, which is as
-          accurate as units for float32 are, and faster; allow_tf32=True leaves it at one product. What is
-          within 1/4096 of the largest float32 becomes infinite.
+          mantissa, TF32. So float32 goes by 3xTF32: each number is a sum of two TF32, multiplied in three
+          products. That is as accurate as float32 units and faster; allow_tf32=True takes one product.
+          3xTF32 makes infinite what is within 1/4096 of the largest float32.
 Work      2MNK FLOPs forward, 4MNK backward. Traffic: at least (MK + KN + MN)s bytes for elements of s bytes;
-          with tiles of BM x BN the multiprocessors ask L2 for MNK(1/BM + 1/BN) elements of a and b.
-Ladder    naive       tiles of 16 x 16, products and sums one by one
-          tiled       tiles of 128 x 128 by tensor cores; programs take them along the rows
-          grouped     the same down groups of rows: programs that run together share more of a and b in L2
-          pipelined   the next pieces of a and b are on their way during the products; wider tiles
-          persistent  one program for each multiprocessor goes from tile to tile, and TMA brings the pieces
-          triton      chooses by shape; for few tiles and a long K split-K, its sums in a fixed order
+          with tiles of BM x BN the SMs ask L2 for MNK(1/BM + 1/BN) elements of a and b.
+Ways      tiles: one program for each tile of y; cp.async brings the next pieces of a and b meanwhile.
+          split-K: few tiles and a long K, which programs share; a second kernel sums their parts in order.
+          tma: a large product of 16 bits on Hopper; one program for each SM goes from tile to tile.
 Backward  dz = dy·act'(z), z = a b + bias, in one kernel that sums dbias too; da = dz bᵀ and db = aᵀ dz by the
           kernels above, which read through strides. Saves a, b, and y (relu, sigmoid) or z (gelu, silu).
+Tuned     on an H200. Other GPUs get two tiles that are correct, and not tuned.
 Copy it   this file for Triton; matmul.cu beside it for CUDA. MIT licence.
 """
 
@@ -39,9 +37,10 @@ _ACTIVATIONS = {
     "silu": F.silu,
     "sigmoid": torch.sigmoid,
 }
+_OF_Z = ("gelu", "silu")  # their slope is taken from z; relu's and sigmoid's from y
 
 
-class _Tile(NamedTuple):
+class Tile(NamedTuple):
     """A piece of y, m x n, made of pieces of a, m x k, and of b, k x n; and who works on it."""
 
     m: int
@@ -51,51 +50,15 @@ class _Tile(NamedTuple):
     num_stages: int
 
 
-# All there is to tune is here. The tiles, from large to small, by what multiplies: tensor cores on 16 bits
-# ("half"), on tf32 or on three times tf32, or on float64 ("double"); _choose says which one is taken.
-_TILES = {
-    "half, hopper": (
-        _Tile(128, 256, 64, 8, 3), _Tile(128, 128, 64, 8, 4), _Tile(64, 64, 64, 4, 4),
-        _Tile(64, 16, 128, 4, 4), _Tile(16, 64, 128, 4, 4), _Tile(16, 16, 128, 2, 4),
-    ),
-    "half": (
-        _Tile(128, 128, 32, 8, 3), _Tile(64, 128, 32, 4, 3), _Tile(64, 64, 32, 4, 4),
-        _Tile(64, 16, 64, 4, 4), _Tile(16, 64, 64, 4, 4), _Tile(16, 16, 64, 2, 4),
-    ),
-    "tf32": (
-        _Tile(128, 128, 32, 8, 3), _Tile(64, 64, 32, 4, 3),
-        _Tile(64, 16, 64, 4, 3), _Tile(16, 64, 64, 4, 3), _Tile(16, 16, 64, 2, 3),
-    ),
-    "tf32x3, hopper": (
-        _Tile(128, 64, 32, 4, 3), _Tile(64, 64, 32, 4, 3),
-        _Tile(64, 16, 32, 4, 3), _Tile(16, 32, 64, 4, 3), _Tile(16, 16, 64, 4, 3),
-    ),
-    "tf32x3": (
-        _Tile(128, 64, 32, 8, 3), _Tile(64, 64, 32, 4, 3),
-        _Tile(64, 16, 32, 4, 3), _Tile(16, 32, 64, 4, 3), _Tile(16, 16, 64, 4, 3),
-    ),
-    "double": (_Tile(64, 64, 16, 4, 3), _Tile(16, 16, 16, 2, 3)),
-    # Rows that begin anywhere: loads of single elements go through registers, and stages only wait for them.
-    "half, unaligned": (
-        _Tile(128, 128, 64, 8, 1), _Tile(128, 64, 64, 8, 1), _Tile(64, 64, 64, 4, 1),
-        _Tile(64, 16, 64, 4, 1), _Tile(16, 64, 64, 4, 1), _Tile(16, 16, 64, 2, 1),
-    ),
-    "tf32, unaligned": (
-        _Tile(128, 64, 32, 8, 1), _Tile(64, 64, 32, 4, 1),
-        _Tile(64, 16, 32, 4, 1), _Tile(16, 32, 64, 4, 1), _Tile(16, 16, 64, 4, 1),
-    ),
-    "turing": (_Tile(64, 64, 16, 4, 1), _Tile(16, 16, 32, 4, 1)),  # where Triton has no tensor cores
-}  # fmt: skip
-_NAIVE = _Tile(16, 16, 16, 4, 1)
-_GROUP = 8  # rows of tiles that programs go down together
-_HALVES_FROM = 256  # tiles this wide are stored in halves: fewer registers, less shared memory
-_FLATTEN = False  # the persistent kernel's two loops as one: a tile's loads start before the last one's end
-# M·N·K from which descriptors, and copies with aligned rows, cost less than they save
-_LARGE = 2**32
-_ENOUGH = 0.75  # of the multiprocessors have a tile: no smaller one is tried
-_MOST_PARTS, _LEAST_STEPS = 32, 8  # split-K: parts at most, and steps in each at least
-_RESIDENT = {"tf32x3": 2}  # programs that a multiprocessor needs, where it is not one, to be busy
-_PROGRAMS, _MOST_STRIPS = 8192, 1024  # for dz: enough for any GPU; partial sums of dbias
+class Plan(NamedTuple):
+    """How one call is launched. backward: (BLOCK_M, BLOCK_N, strips) of dz, or None to have it chosen."""
+
+    tile: Tile
+    way: str = "tiles"  # or "tma", which is "tiles" where it cannot be, or "naive": no tensor cores
+    n_parts: int = 1  # split-K from 2 on
+    group: int = 8  # rows of tiles that programs go down together
+    copies: bool = False  # whether a and b are copied if their rows are not aligned
+    backward: tuple[int, int, int] | None = None
 
 
 def matmul_eager(a, b, bias=None, activation="identity"):
@@ -257,13 +220,13 @@ def _store_by_tma(z, bias_ptr, y_desc, z_desc, row, col, n_cols, ACTIVATION: tl.
 def _matmul_persistent_kernel(
     a_desc, b_desc, bias_ptr, y_desc, z_desc, n_rows, n_cols, n_inner,
     A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr, ACTIVATION: tl.constexpr,
-    GROUP: tl.constexpr, HALVES: tl.constexpr, FLATTEN: tl.constexpr,
+    GROUP: tl.constexpr, HALVES: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    # One program handles every n-th tile of y, (BLOCK_M, BLOCK_N), where n programs run: one a multiprocessor.
+    # One program handles every n-th tile of y, (BLOCK_M, BLOCK_N), where n programs run: one for each SM.
     # A descriptor holds address, sizes and strides: one thread asks for a whole piece, with zeros outside.
     n_tiles = tl.cdiv(n_rows, BLOCK_M) * tl.cdiv(n_cols, BLOCK_N)
-    for tile in tl.range(tl.program_id(0), n_tiles, tl.num_programs(0), flatten=FLATTEN):
+    for tile in tl.range(tl.program_id(0), n_tiles, tl.num_programs(0)):
         pid_m, pid_n = _place_of(tile, n_rows, n_cols, GROUP, BLOCK_M, BLOCK_N)
         row, col = pid_m * BLOCK_M, pid_n * BLOCK_N
         total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
@@ -281,7 +244,7 @@ def _matmul_persistent_kernel(
 
 
 @triton.jit(do_not_specialize=["n_rows", "rows_per_program"])
-def _matmul_dz_kernel(
+def _dz_kernel(
     dy_ptr, saved_ptr, dz_ptr, partial_ptr, n_rows, n_cols, stride_dym, stride_dyn, rows_per_program,
     ACTIVATION: tl.constexpr, NUM_STAGES: tl.constexpr,
     COMPUTE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -323,6 +286,36 @@ def _sum_rows_kernel(
     tl.store(out_ptr + cols, tl.sum(total, axis=0), mask=cols < n_cols)
 
 
+# --- plan and launch -----------------------------------------------------------------------------------------
+
+# What was tuned, on an H200. The tiles, from large to small, by what multiplies: tensor cores on 16 bits
+# ("half"), on TF32 or on three times TF32, or on float64 ("double"). _choose says which one is taken.
+_TILES = {
+    "half": (Tile(128, 256, 64, 8, 3), Tile(128, 128, 64, 8, 4), Tile(64, 64, 64, 4, 4),
+             Tile(64, 16, 128, 4, 4), Tile(16, 64, 128, 4, 4), Tile(16, 16, 128, 2, 4)),
+    "tf32": (Tile(128, 128, 32, 8, 3), Tile(64, 64, 32, 4, 3),
+             Tile(64, 16, 64, 4, 3), Tile(16, 64, 64, 4, 3), Tile(16, 16, 64, 2, 3)),
+    "tf32x3": (Tile(128, 64, 32, 4, 3), Tile(64, 64, 32, 4, 3),
+               Tile(64, 16, 32, 4, 3), Tile(16, 32, 64, 4, 3), Tile(16, 16, 64, 4, 3)),
+    "double": (Tile(64, 64, 16, 4, 3), Tile(16, 16, 16, 2, 3)),
+    # Unaligned rows load one element per instruction; cp.async cannot pipeline that, so num_stages=1.
+    "half, unaligned": (Tile(128, 128, 64, 8, 1), Tile(128, 64, 64, 8, 1), Tile(64, 64, 64, 4, 1),
+                        Tile(64, 16, 64, 4, 1), Tile(16, 64, 64, 4, 1), Tile(16, 16, 64, 2, 1)),
+    "tf32, unaligned": (Tile(128, 64, 32, 8, 1), Tile(64, 64, 32, 4, 1),
+                        Tile(64, 16, 32, 4, 1), Tile(16, 32, 64, 4, 1), Tile(16, 16, 64, 4, 1)),
+    # On other GPUs these two are correct, and not tuned; one stage for unaligned rows, and without cp.async.
+    "elsewhere": (Tile(64, 64, 32, 4, 3), Tile(16, 16, 64, 4, 3)),
+    "elsewhere, one stage": (Tile(64, 64, 16, 4, 1), Tile(16, 16, 32, 4, 1)),
+}  # fmt: skip
+_HALVES_FROM = 256  # tiles this wide are stored in halves: fewer registers, less shared memory
+# M·N·K from which descriptors, and copies with aligned rows, cost less than they save
+_LARGE = 2**32
+_ENOUGH = 0.75  # of the SMs have a tile: no smaller one is tried
+_MOST_PARTS, _LEAST_STEPS = 32, 8  # split-K: parts at most, and steps in each at least
+_RESIDENT = {"tf32x3": 2}  # programs that an SM needs, where it is not one, to be busy
+_PROGRAMS, _MOST_STRIPS = 8192, 1024  # for dz: enough for any GPU; partial sums of dbias
+
+
 def _cdiv(a, b):
     return -(-a // b)  # triton.cdiv is the same, and costs 2 µs a call on the host
 
@@ -348,39 +341,28 @@ def _n_multiprocessors(device):
 
 @functools.cache
 def _generation(device):
-    major = 9 if _ON_CPU else torch.cuda.get_device_capability(device)[0]
-    # hopper: TMA, and 227 KB of shared memory for one program; so in data centres' Blackwell, not in desktops'
-    return "turing" if major < 8 else "hopper" if 9 <= major < 12 else "ampere"
+    """The major number of the compute capability: 7 is Turing, 8 Ampere and Ada, 9 Hopper, 10 Blackwell."""
+    return 9 if _ON_CPU else torch.cuda.get_device_capability(device)[0]
 
 
-def _precision(kind, device):
-    """How tl.dot is to multiply; it matters for float32 alone."""
-    return kind if "tf32" in kind and _generation(device) != "turing" else "ieee"
-
-
-@functools.cache
-def _tiles(kind, device, aligned=True):
-    generation = _generation(device)
-    if generation == "turing" and kind != "double":
-        return _TILES["turing"]
-    if not aligned and kind != "double":
-        return _TILES["half, unaligned" if kind == "half" else "tf32, unaligned"]
-    return _TILES.get(f"{kind}, {generation}", _TILES[kind])
-
-
-def _fits(size, length):
-    """Whether pieces of this size cut a length into pieces that are mostly full, and not needlessly many."""
-    return min(64, _power_of_2(length)) // 2 <= size <= max(16, _power_of_2(length))
+def _tiles(kind, generation, aligned=True):
+    if kind == "double":
+        return _TILES["double"]
+    if not 9 <= generation < 12:  # desktops' Blackwell, 12, has no more shared memory than Ampere
+        return _TILES["elsewhere" if aligned and generation >= 8 else "elsewhere, one stage"]
+    return _TILES[kind if aligned else "half, unaligned" if kind == "half" else "tf32, unaligned"]
 
 
 @functools.lru_cache(4096)
 def _choose(m, n, k, kind, device, aligned=True):
-    """(tile, parts of K): the largest tile that gives most multiprocessors work, a long K cut in parts."""
-    n_multiprocessors, tiles = _n_multiprocessors(device), _tiles(kind, device, aligned)
+    """(tile, parts of K): the largest tile that gives most SMs work, a long K cut in parts."""
+    n_multiprocessors = _n_multiprocessors(device)
+    tiles = _tiles(kind, _generation(device), aligned)
     n_programs = n_multiprocessors * _RESIDENT.get(kind, 1)
-    chosen = tiles[-1], 1
+    chosen, sizes = (tiles[-1], 1), (_power_of_2(m), _power_of_2(n))
     for tile in tiles:
-        if _fits(tile.m, m) and _fits(tile.n, n):
+        # neither mostly empty nor needlessly many
+        if all(min(64, size) // 2 <= t <= max(16, size) for t, size in zip(tile, sizes)):
             n_tiles = _cdiv(m, tile.m) * _cdiv(n, tile.n)
             parts = min(_MOST_PARTS, k // (_LEAST_STEPS * tile.k), n_programs // n_tiles)
             chosen = tile, max(1, parts)
@@ -389,63 +371,32 @@ def _choose(m, n, k, kind, device, aligned=True):
     return chosen
 
 
-def _launch_tiles(y, z, a, b, bias, activation, kind, tile, group=_GROUP, dot=True):
-    (*parts, n_rows, n_cols), n_inner = y.shape, a.shape[1]
-    n_parts = parts[0] if parts else 1
-    grid = (_cdiv(n_rows, tile.m) * _cdiv(n_cols, tile.n), n_parts)
-    _matmul_kernel[grid](
-        a, b, bias, y, z, n_rows, n_cols, n_inner, *a.stride(), *b.stride(),
-        _cdiv(_cdiv(n_inner, n_parts), tile.k) * tile.k,
-        ACTIVATION=activation, DOT=dot, PRECISION=_precision(kind, a.device),
-        COMPUTE=_compute_dtype(a.dtype), GROUP=group, HALVES=tile.n >= _HALVES_FROM,
-        BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k,
-        num_warps=tile.num_warps, num_stages=tile.num_stages,
-    )  # fmt: skip
+def _is_aligned(t):
+    """Whether the kernel can load 16 bytes at a time: Triton asks for a pitch that is a multiple of 16."""
+    pitch = max(t.stride()) if min(t.shape) > 1 else 0
+    return pitch % 16 == t.data_ptr() % 16 == 0
 
 
-def _launch_naive(*args):
-    _launch_tiles(*args, _NAIVE, group=1, dot=False)
+def _plan(a, b, kind):
+    (m, k), n = a.shape, b.shape[1]
+    large = m * n * k >= _LARGE
+    aligned = large or _is_aligned(a) and _is_aligned(b)
+    tile, n_parts = _choose(m, n, k, kind, a.device, aligned)
+    by_tma = large and n_parts == 1 and tile.m >= 64 and tile.n >= 64
+    return Plan(tile, "tma" if by_tma else "tiles", n_parts, copies=large)
 
 
-def _tile_without_stages(kind, device):
-    tile = _tiles(kind, device)[0]
-    return tile._replace(n=min(tile.n, 128), k=min(tile.k, 32), num_stages=1)
-
-
-def _launch_tiled(y, *args):
-    _launch_tiles(y, *args, _tile_without_stages(args[-1], y.device), group=1)
-
-
-def _launch_grouped(y, *args):
-    _launch_tiles(y, *args, _tile_without_stages(args[-1], y.device))
-
-
-def _launch_pipelined(y, *args):
-    _launch_tiles(y, *args, _tiles(args[-1], y.device)[0])
-
-
-def _launch_split(y, z, a, b, bias, activation, kind, tile, n_parts):
-    wide = torch.float64 if y.dtype == torch.float64 else torch.float32
-    inner_per_part = _cdiv(_cdiv(a.shape[1], n_parts), tile.k) * tile.k
-    n_parts = _cdiv(a.shape[1], inner_per_part)  # whole steps are longer, and may be fewer
-    parts = torch.empty((n_parts, *y.shape), dtype=wide, device=y.device)
-    _launch_tiles(parts, None, a, b, None, "identity", kind, tile)
-    (n_rows, n_cols), block_m, block_n = y.shape, 8, min(128, _power_of_2(y.shape[1]))
-    _sum_parts_kernel[(_cdiv(n_rows, block_m) * _cdiv(n_cols, block_n),)](
-        parts, bias, y, z, n_rows, n_cols, n_parts,
-        ACTIVATION=activation, BLOCK_M=block_m, BLOCK_N=block_n, num_warps=4,
-    )  # fmt: skip
+@functools.cache
+def _plan_backward(n_cols, dtype):
+    """(BLOCK_M, BLOCK_N, strips): tiles of 8 KB, and as many strips as fill any GPU."""
+    block_n = min(128, _power_of_2(n_cols))
+    strips = max(1, min(_cdiv(_PROGRAMS, _cdiv(n_cols, block_n)), _MOST_STRIPS))
+    return 8192 // dtype.itemsize // block_n, block_n, strips
 
 
 def _with_pitch(t):
     """Memory for the numbers of t whose rows begin on 16-byte boundaries, a multiple of 16 elements apart."""
     return t.new_empty(t.shape[0], _cdiv(t.shape[1], 16) * 16)[:, : t.shape[1]]
-
-
-def _is_aligned(t):
-    """Whether the kernel can load 16 bytes at a time: Triton asks for a pitch that is a multiple of 16."""
-    pitch = max(t.stride()) if min(t.shape) > 1 else 0
-    return pitch % 16 == t.data_ptr() % 16 == 0
 
 
 def _to_aligned(t):
@@ -455,31 +406,70 @@ def _to_aligned(t):
     return _with_pitch(t).copy_(t) if t.stride(1) == 1 else _to_aligned(t.t()).t()
 
 
+def _tma_reads(t):
+    """Whether TMA can read this matrix: rows without gaps in them, which begin on 16-byte boundaries."""
+    pitch, step = t.stride()
+    return step == 1 and pitch >= t.shape[1] and pitch * t.itemsize % 16 == t.data_ptr() % 16 == 0
+
+
 def _for_tma(t):
-    """(view, whether it is t's transpose) with rows as TMA reads them: no gaps, from 16-byte boundaries on."""
-    for view, transposed in ((t, False), (t.t(), True)):
-        pitch, step = view.stride()
-        if step == 1 and pitch >= view.shape[1] and pitch % 8 == t.data_ptr() % 16 == 0:
-            return view, transposed
-    return _with_pitch(t).copy_(t), False
+    """(a matrix that TMA reads, whether it is t's transpose): t itself, a view, or a copy."""
+    if _tma_reads(t):
+        return t, False
+    return (t.t(), True) if _tma_reads(t.t()) else (_with_pitch(t).copy_(t), False)
 
 
-def _launch_persistent(y, z, a, b, bias, activation, kind, tile=None):
-    tile, n_inner = tile or _tiles(kind, y.device)[0], a.shape[1]
-    if kind != "half" or _generation(y.device) != "hopper" or n_inner == 0:
-        _launch_tiles(y, z, _to_aligned(a), _to_aligned(b), bias, activation, kind, tile)
+def _launch(plan, y, z, a, b, bias, activation, kind):
+    """Write y, and z = a b + bias unless it is None."""
+    tile, n_inner = plan.tile, a.shape[1]
+    if plan.way == "tma" and kind == "half" and n_inner > 0 and 9 <= _generation(a.device) < 12:
+        _launch_tma(plan, y, z, a, b, bias, activation)
         return
+    if plan.copies:
+        a, b = _to_aligned(a), _to_aligned(b)
+    # split-K: whole steps are longer, and parts may be fewer
+    inner_per_part = _cdiv(_cdiv(n_inner, plan.n_parts), tile.k) * tile.k
+    n_parts = _cdiv(n_inner, inner_per_part or 1)
+    if n_parts <= 1:
+        _launch_tiles(plan, inner_per_part, y, z, a, b, bias, activation, kind)
+        return
+    wide = torch.float64 if y.dtype == torch.float64 else torch.float32
+    parts = torch.empty((n_parts, *y.shape), dtype=wide, device=y.device)
+    _launch_tiles(plan, inner_per_part, parts, None, a, b, None, "identity", kind)
+    (n_rows, n_cols), block_m, block_n = y.shape, 8, min(128, _power_of_2(y.shape[1]))
+    _sum_parts_kernel[(_cdiv(n_rows, block_m) * _cdiv(n_cols, block_n),)](
+        parts, bias, y, z, n_rows, n_cols, n_parts,
+        ACTIVATION=activation, BLOCK_M=block_m, BLOCK_N=block_n, num_warps=4,
+    )  # fmt: skip
+
+
+def _launch_tiles(plan, inner_per_part, y, z, a, b, bias, activation, kind):
+    """One program for each tile of y; y may be (parts, M, N)."""
+    tile, (*parts, n_rows, n_cols), n_inner = plan.tile, y.shape, a.shape[1]
+    tensor_cores = "tf32" in kind and _generation(a.device) >= 8  # as to float32
+    _matmul_kernel[(_cdiv(n_rows, tile.m) * _cdiv(n_cols, tile.n), *(parts or (1,)))](
+        a, b, bias, y, z, n_rows, n_cols, n_inner, *a.stride(), *b.stride(), inner_per_part,
+        ACTIVATION=activation, DOT=plan.way != "naive", PRECISION=kind if tensor_cores else "ieee",
+        COMPUTE=_compute_dtype(a.dtype), GROUP=plan.group, HALVES=tile.n >= _HALVES_FROM,
+        BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k,
+        num_warps=tile.num_warps, num_stages=tile.num_stages,
+    )  # fmt: skip
+
+
+def _launch_tma(plan, y, z, a, b, bias, activation):
+    tile, (n_rows, n_cols), n_inner = plan.tile, y.shape, a.shape[1]
     (a, a_transposed), (b, b_transposed) = _for_tma(a), _for_tma(b)
-    outs = [t if t is None or t.shape[1] % 8 == 0 else _with_pitch(t) for t in (y, z)]
+    outs = [t if t is None or n_cols % 8 == 0 else _with_pitch(t) for t in (y, z)]
     halves = tile.n >= _HALVES_FROM
     out_block = [tile.m, tile.n // 2 if halves else tile.n]
-    n_tiles = _cdiv(y.shape[0], tile.m) * _cdiv(y.shape[1], tile.n)
+    n_tiles = _cdiv(n_rows, tile.m) * _cdiv(n_cols, tile.n)
     _matmul_persistent_kernel[(min(n_tiles, _n_multiprocessors(y.device)),)](
         TensorDescriptor.from_tensor(a, [tile.k, tile.m] if a_transposed else [tile.m, tile.k]),
         TensorDescriptor.from_tensor(b, [tile.n, tile.k] if b_transposed else [tile.k, tile.n]), bias,
         *(None if t is None else TensorDescriptor.from_tensor(t, out_block) for t in outs),
-        *y.shape, n_inner, A_TRANSPOSED=a_transposed, B_TRANSPOSED=b_transposed, ACTIVATION=activation,
-        GROUP=_GROUP, HALVES=halves, FLATTEN=_FLATTEN, BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k,
+        n_rows, n_cols, n_inner, A_TRANSPOSED=a_transposed, B_TRANSPOSED=b_transposed,
+        ACTIVATION=activation, GROUP=plan.group, HALVES=halves,
+        BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k,
         num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
     for t, out in zip((y, z), outs):
@@ -487,75 +477,22 @@ def _launch_persistent(y, z, a, b, bias, activation, kind, tile=None):
             t.copy_(out)
 
 
-def _launch_best(y, z, a, b, bias, activation, kind):
-    (m, n), k = y.shape, a.shape[1]
-    large = m * n * k >= _LARGE
-    aligned = large or _is_aligned(a) and _is_aligned(b)
-    tile, n_parts = _choose(m, n, k, kind, y.device, aligned)
-    if large and n_parts == 1 and tile.m >= 64 and tile.n >= 64:
-        _launch_persistent(y, z, a, b, bias, activation, kind, tile)
-        return
-    if large:
-        a, b = _to_aligned(a), _to_aligned(b)
-    if n_parts > 1:
-        _launch_split(y, z, a, b, bias, activation, kind, tile, n_parts)
-    else:
-        _launch_tiles(y, z, a, b, bias, activation, kind, tile)
-
-
-def _side_by_side(t):
-    """t where its rows or its columns are without gaps; else a copy, as every element is read many times."""
-    return t if 1 in t.stride() else t.contiguous()
-
-
-def _forward(a, b, bias, activation, allow_tf32, save_z=False, launch=_launch_best):
-    """y, and z = a b + bias if it is to be saved, else None."""
-    y = a.new_empty(a.shape[0], b.shape[1])
-    z = torch.empty_like(y) if save_z else None
-    if y.numel() > 0:
-        bias = None if bias is None else bias.contiguous()
-        a, b, kind = _side_by_side(a), _side_by_side(b), _kind(a.dtype, allow_tf32)
-        with torch.cuda.device_of(a):  # else the launch goes to the current GPU, not to a's
-            launch(y, z, a, b, bias, activation, kind)
-    return y, z
-
-
-def _saves_z(activation):
-    return activation in ("gelu", "silu")  # relu and sigmoid have their slope from y
-
-
-def _backward(dy, a, b, saved, activation, allow_tf32, wanted):
-    """da, db, dbias, each None unless wanted; saved is y or z, None for identity; a, b None if not needed."""
-    has_da, has_db, has_dbias = wanted
-    dz, dbias = _dz(dy, saved, activation, has_da or has_db, has_dbias)
-    da = _forward(dz, b.t(), None, "identity", allow_tf32)[0] if has_da else None
-    db = _forward(a.t(), dz, None, "identity", allow_tf32)[0] if has_db else None
-    return da, db, dbias
-
-
-def _dz(dy, saved, activation, has_dz, has_dbias):
-    """dz = dy·act'(z), dy itself for identity, and its sum over rows; each None unless asked for."""
-    dz = torch.empty_like(saved) if has_dz and saved is not None else None
-    result = dy if has_dz and saved is None else dz
-    (n_rows, n_cols), wide = dy.shape, torch.float64 if dy.dtype == torch.float64 else torch.float32
-    if dy.numel() == 0 or not (has_dbias or dz is not None):
-        return result, dy.new_zeros(n_cols) if has_dbias else None
-    block_n = min(128, _power_of_2(n_cols))
-    block_m = 8192 // dy.itemsize // block_n
-    n_tiles = _cdiv(n_cols, block_n)
-    # loads of one element are too many to keep in flight
-    aligned = n_cols % 16 == 0 and dy.stride(1) == 1
-    strips = max(1, min(_cdiv(_PROGRAMS, n_tiles), _MOST_STRIPS))
+def _launch_backward(plan, dy, saved, dz, has_dbias, activation):
+    """Write dz unless it is None. Returns what each strip of rows adds to dbias, (strips, N), or None."""
+    n_rows, n_cols = dy.shape
+    block_m, block_n, strips = plan or _plan_backward(n_cols, dy.dtype)
     rows_per_program = _cdiv(_cdiv(n_rows, strips), block_m) * block_m
-    strips = _cdiv(n_rows, rows_per_program)
+    strips, n_tiles = _cdiv(n_rows, rows_per_program), _cdiv(n_cols, block_n)
+    wide = torch.float64 if dy.dtype == torch.float64 else torch.float32
     partial = torch.empty((strips, n_cols), dtype=wide, device=dy.device) if has_dbias else None
+    aligned = n_cols % 16 == 0 and dy.stride(1) == 1
     with torch.cuda.device_of(dy):
-        _matmul_dz_kernel[(strips * n_tiles,)](
+        _dz_kernel[(strips * n_tiles,)](
             dy, saved, dz, partial, n_rows, n_cols, *dy.stride(), rows_per_program,
             ACTIVATION=activation, NUM_STAGES=3 if aligned else 1, COMPUTE=_compute_dtype(dy.dtype),
             BLOCK_M=block_m, BLOCK_N=block_n, num_warps=8,
         )  # fmt: skip
-    return result, _sum_rows(partial, dy.dtype) if has_dbias else None
+    return partial
 
 
 def _sum_rows(partial, dtype):
@@ -568,45 +505,70 @@ def _sum_rows(partial, dtype):
     return out
 
 
-def _check(name, a, b, bias, activation):
-    """Raise TypeError or ValueError, saying what to do, unless a is (M, K), b (K, N) and bias (N,) on a GPU."""
-    for label, t in (("a", a), ("b", b)) if bias is None else (("a", a), ("b", b), ("bias", bias)):
-        if not isinstance(t, torch.Tensor):
-            raise TypeError(f"{name}: {label} must be a torch.Tensor, got {type(t).__name__}")
-        if t.dtype not in _DTYPES:
-            raise TypeError(
-                f"{name}: {label} must be a floating-point tensor, got {t.dtype}; use .float()"
-            )
-        if t.dtype != a.dtype:
-            raise TypeError(
-                f"{name}: a is {a.dtype} and {label} {t.dtype}; cast one of them, as {label}.to(a.dtype)"
-            )
-        if t.device != a.device:
-            raise ValueError(
-                f"{name}: a is on {a.device} and {label} on {t.device}; move both to one device"
-            )
-    if a.dim() != 2 or b.dim() != 2:
-        raise ValueError(
-            f"{name}: a and b must be matrices, (M, K) and (K, N), got a {tuple(a.shape)} and "
-            f"b {tuple(b.shape)}; a batch of rows (..., K) can be passed as a.flatten(0, -2)"
-        )
-    if a.shape[1] != b.shape[0]:
-        raise ValueError(
-            f"{name}: a must have as many columns as b has rows, got a {tuple(a.shape)} and "
-            f"b {tuple(b.shape)}; a weight of a linear layer, (N, K), is passed as weight.t()"
-        )
-    if bias is not None and bias.shape != b.shape[1:]:
-        raise ValueError(
-            f"{name}: bias must have one element for each column of b, ({b.shape[1]},), "
-            f"got {tuple(bias.shape)}"
-        )
-    if activation not in _ACTIVATIONS:
-        raise ValueError(
-            f"{name}: activation must be one of {', '.join(_ACTIVATIONS)}; got {activation!r}"
-        )
-    if a.device.type != ("cpu" if _ON_CPU else "cuda"):
-        where = "the CPU (TRITON_INTERPRET=1 is set)" if _ON_CPU else "a GPU"
-        raise ValueError(f"{name}: a must be on {where}, got {a.device}; use matmul_eager there")
+# --- forward and backward ------------------------------------------------------------------------------------
+
+
+def _forward(a, b, bias, activation, allow_tf32, save_z=False, plan=None, launch=_launch):
+    """y, and z = a b + bias if it is to be saved, else None."""
+    y = a.new_empty(a.shape[0], b.shape[1])
+    z = torch.empty_like(y) if save_z else None
+    if y.numel() > 0:
+        bias, kind = None if bias is None else bias.contiguous(), _kind(a.dtype, allow_tf32)
+        # every element is read many times: with gaps along rows and along columns, better from a copy
+        a, b = a if 1 in a.stride() else a.contiguous(), b if 1 in b.stride() else b.contiguous()
+        with torch.cuda.device_of(a):  # else the launch goes to the current GPU, not to a's
+            launch(plan or _plan(a, b, kind), y, z, a, b, bias, activation, kind)
+    return y, z
+
+
+def _save(ctx, a, b, bias, y, z, activation, allow_tf32):
+    """a for db, b for da, and y or z for dz; without z, all that makes it."""
+    ctx.how = activation, allow_tf32
+    # compiled, arguments left at their defaults are not counted in needs_input_grad
+    ctx.needs_grad = [*ctx.needs_input_grad[:2], bias is not None and ctx.needs_input_grad[2]]
+    has_da, has_db, _ = ctx.needs_grad
+    saved = None if activation == "identity" else z if activation in _OF_Z else y
+    if saved is not None or activation == "identity":
+        a, b, bias = a if has_db else None, b if has_da else None, None
+    ctx.save_for_backward(a, b, bias, saved)
+
+
+def _backward(dy, a, b, saved, activation, allow_tf32, needs_grad, plan=None):
+    """da, db, dbias, each None unless needed; saved is y or z, None for identity; a, b None if not needed."""
+    has_da, has_db, has_dbias = needs_grad
+    dz, dbias = _dz(dy, saved, activation, has_da or has_db, has_dbias, plan and plan.backward)
+    da = _forward(dz, b.t(), None, "identity", allow_tf32)[0] if has_da else None
+    db = _forward(a.t(), dz, None, "identity", allow_tf32)[0] if has_db else None
+    return da, db, dbias
+
+
+def _dz(dy, saved, activation, has_dz, has_dbias, plan=None):
+    """dz = dy·act'(z), dy itself for identity, and its sum over rows; each None unless asked for."""
+    dz = torch.empty_like(saved) if has_dz and saved is not None else None
+    result = dy if has_dz and saved is None else dz
+    if dy.numel() == 0 or not (has_dbias or dz is not None):
+        return result, dy.new_zeros(dy.shape[1]) if has_dbias else None
+    partial = _launch_backward(plan, dy, saved, dz, has_dbias, activation)
+    return result, _sum_rows(partial, dy.dtype) if has_dbias else None
+
+
+class _Matmul(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, a, b, bias, activation, allow_tf32, forward, plan):
+        y, z = forward(a, b, bias, activation, allow_tf32, activation in _OF_Z, plan)
+        _save(ctx, a, b, bias, y, z, activation, allow_tf32)
+        ctx.plan = plan
+        return y
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable  # a second derivative raises instead of being wrong
+    def backward(ctx, dy):
+        a, b, _, saved = ctx.saved_tensors
+        grads = _backward(dy, a, b, saved, *ctx.how, ctx.needs_grad, ctx.plan)
+        return *grads, None, None, None, None
+
+
+# --- the calls -----------------------------------------------------------------------------------------------
 
 
 def _autocast(*tensors):
@@ -618,82 +580,100 @@ def _autocast(*tensors):
     return [t.to(dtype) if getattr(t, "dtype", None) in casts else t for t in tensors]
 
 
-def _needs_gradient(*tensors):
-    """Whether autograd has to hear of this call; where not, leaving it out saves a third of the host's time."""
-    # torch.func, vmap among it: autograd.Function says what of it does not work
-    transformed = torch._C._functorch.peek_interpreter_stack() is not None
-    return transformed or torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+def _fits(a, b, bias, activation):
+    """Whether the kernels take these arguments; if not, _refuse says why."""
+    return (
+        isinstance(a, torch.Tensor)
+        and isinstance(b, torch.Tensor)
+        and a.dtype == b.dtype in _DTYPES
+        and a.device == b.device
+        and a.device.type == ("cpu" if _ON_CPU else "cuda")
+        and a.dim() == b.dim() == 2
+        and a.shape[1] == b.shape[0]
+        and activation in _ACTIVATIONS
+        and (
+            bias is None
+            or isinstance(bias, torch.Tensor)
+            and bias.dtype == a.dtype
+            and bias.device == a.device
+            and bias.shape == b.shape[1:]
+        )
+    )
 
 
-class _Matmul(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, a, b, bias, activation, allow_tf32, launch):
-        y, z = _forward(a, b, bias, activation, allow_tf32, _saves_z(activation), launch)
-        has_da, has_db, _ = ctx.needs_input_grad[:3]
-        saved = None if activation == "identity" else y if z is None else z
-        ctx.save_for_backward(a if has_db else None, b if has_da else None, saved)
-        ctx.how = activation, allow_tf32
-        return y
+def _refuse(name, eager, **wanted):
+    """Raise the error that says what is wrong with a call of `name`, and what to do.
 
-    @staticmethod
-    @torch.autograd.function.once_differentiable  # a second derivative raises instead of being wrong
-    def backward(ctx, dy):
-        wanted = ctx.needs_input_grad[:3]
-        return *_backward(dy, *ctx.saved_tensors, *ctx.how, wanted), None, None, None
-
-
-def _call(name, launch, a, b, bias, activation, allow_tf32):
-    a, b, bias = _autocast(a, b, bias)
-    _check(name, a, b, bias, activation)
-    tensors = (a, b) if bias is None else (a, b, bias)
-    if torch.compiler.is_compiling():
-        needed = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-        save_z = needed and _saves_z(activation)
-        return matmul_op(a, b, bias, activation, allow_tf32, save_z)[0]
-    if not _needs_gradient(*tensors):
-        return _forward(a, b, bias, activation, allow_tf32, launch=launch)[0]
-    return _Matmul.apply(a, b, bias, activation, allow_tf32, launch)
-
-
-def matmul_naive(a, b, bias=None, activation="identity", allow_tf32=False):
-    """Each program makes 16 x 16 sums, product by product, and shares what it reads with nobody."""
-    return _call("matmul_naive", _launch_naive, a, b, bias, activation, allow_tf32)
-
-
-def matmul_tiled(a, b, bias=None, activation="identity", allow_tf32=False):
-    """Large tiles, multiplied by tensor cores; loads, then products, then the next loads."""
-    return _call("matmul_tiled", _launch_tiled, a, b, bias, activation, allow_tf32)
-
-
-def matmul_grouped(a, b, bias=None, activation="identity", allow_tf32=False):
-    """matmul_tiled with its programs in another order: in groups of rows, which share a and b in L2."""
-    return _call("matmul_grouped", _launch_grouped, a, b, bias, activation, allow_tf32)
-
-
-def matmul_pipelined(a, b, bias=None, activation="identity", allow_tf32=False):
-    """matmul_grouped with wider tiles and the next loads under way during the products."""
-    return _call("matmul_pipelined", _launch_pipelined, a, b, bias, activation, allow_tf32)
-
-
-def matmul_persistent(a, b, bias=None, activation="identity", allow_tf32=False):
-    """One program for each multiprocessor, and loads by TMA: 16 bits, on Hopper. Else it is matmul_pipelined.
-
-    Matrices of which neither rows nor columns begin on 16-byte boundaries are copied into some that do.
+    wanted: label=(tensor, its sizes in letters), as x=(x, "... N"); the first one sets dtype and device.
     """
-    return _call("matmul_persistent", _launch_persistent, a, b, bias, activation, allow_tf32)
+    (first, (x, _)), sizes = next(iter(wanted.items())), {}
+    for label, (t, letters) in wanted.items():
+        if not isinstance(t, torch.Tensor):
+            raise TypeError(f"{name}: {label} must be a torch.Tensor, got {type(t).__name__}")
+        if t.dtype not in _DTYPES:
+            raise TypeError(f"{name}: {label} must be floating-point, got {t.dtype}; use .float()")
+        if t.dtype != x.dtype:
+            cast = f"cast one of them, as {label}.to({first}.dtype)"
+            raise TypeError(f"{name}: {first} is {x.dtype} and {label} {t.dtype}; {cast}")
+        if t.device != x.device:
+            where = f"{first} is on {x.device} and {label} on {t.device}"
+            raise ValueError(f"{name}: {where}; move both to one device")
+        names = letters.removeprefix("... ").split()
+        shape = t.shape[max(0, t.dim() - len(names)) :] if letters[0] == "." else t.shape
+        same = [sizes.setdefault(n, size) == size for n, size in zip(names, shape)]
+        if len(shape) != len(names) or not all(same):
+            known = ", ".join(f"{n} = {size}" for n, size in sizes.items())
+            want = f"({letters.replace(' ', ', ')})" + (f" with {known}" if known else "")
+            raise ValueError(f"{name}: {label} must be {want}, got {tuple(t.shape)}")
+    where = "on the CPU (TRITON_INTERPRET=1 is set)" if _ON_CPU else "on a GPU"
+    raise ValueError(f"{name}: {first} must be {where}, got {x.device}; use {eager} there")
 
 
-def matmul_triton(a, b, bias=None, activation="identity", allow_tf32=False):
+def _refuse_arguments(name, a, b, bias, activation):
+    """What matmul alone has to say; the rest is _refuse's."""
+    of_a, of_b = (tuple(t.shape) if isinstance(t, torch.Tensor) else None for t in (a, b))
+    if of_a is not None and len(of_a) != 2:
+        rows = "a batch of rows (..., K) can be passed as a.flatten(0, -2)"
+        raise ValueError(f"{name}: a must be (M, K), got {of_a}; {rows}")
+    if of_a and of_b and len(of_b) == 2 and of_a[1] != of_b[0]:
+        weight = "a weight of a linear layer, (N, K), is passed as weight.t()"
+        raise ValueError(f"{name}: b must be (K, N) with K = {of_a[1]}, got {of_b}; {weight}")
+    if activation not in _ACTIVATIONS:
+        known = ", ".join(_ACTIVATIONS)
+        raise ValueError(f"{name}: activation must be one of {known}; got {activation!r}")
+    tensors = {"a": (a, "M K"), "b": (b, "K N")} | ({} if bias is None else {"bias": (bias, "N")})
+    _refuse(name, "matmul_eager", **tensors)
+
+
+def _needs_grad(*tensors):
+    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+
+
+def _call(name, forward, a, b, bias, activation, allow_tf32, plan):
+    a, b, bias = _autocast(a, b, bias)
+    if not _fits(a, b, bias, activation):
+        _refuse_arguments(name, a, b, bias, activation)
+    needs_grad = _needs_grad(a, b) if bias is None else _needs_grad(a, b, bias)
+    if torch.compiler.is_compiling():
+        save_z = needs_grad and activation in _OF_Z
+        return matmul_op(a, b, bias, activation, allow_tf32, save_z)[0]
+    if needs_grad:
+        return _Matmul.apply(a, b, bias, activation, allow_tf32, forward, plan)
+    return forward(a, b, bias, activation, allow_tf32, False, plan)[0]
+
+
+def matmul_triton(a, b, bias=None, activation="identity", allow_tf32=False, *, plan=None):
     """act(a b + bias) by Triton kernels chosen for these shapes, with gradients for a, b and bias.
 
     a: (M, K), b: (K, N), any strides; bias: (N,) or None, all of one dtype and device; activation: identity,
-    relu, gelu (tanh form), silu or sigmoid; allow_tf32: whether tensor cores may round float32 to tf32.
+    relu, gelu (tanh form), silu or sigmoid; allow_tf32: whether tensor cores may round float32 to TF32.
     Returns y, (M, N), contiguous. K = 0 gives act(bias). The same bits in every run.
+    plan: a Plan in place of the one chosen, for tuning; torch.compile leaves it out.
     Works under torch.compile (as the op fused_kernels::matmul), autocast (in its dtype, as torch's products)
     and CUDA graphs; not under torch.vmap, and not twice differentiable: both raise.
     Raises TypeError for a wrong dtype, ValueError for a wrong shape, device or activation.
     """
-    return _call("matmul_triton", _launch_best, a, b, bias, activation, allow_tf32)
+    return _call("matmul_triton", _forward, a, b, bias, activation, allow_tf32, plan)
 
 
 @torch.library.custom_op("fused_kernels::matmul", mutates_args=())
@@ -706,7 +686,8 @@ def matmul_op(
     Returns y, and z = a b + bias for the backward pass of gelu and silu. Without save_z that is empty, and the
     backward pass multiplies once more.
     """
-    _check("matmul_op", a, b, bias, activation)
+    if not _fits(a, b, bias, activation):
+        _refuse_arguments("matmul_op", a, b, bias, activation)
     y, z = _forward(a, b, bias, activation, allow_tf32, save_z)
     return y, y.new_empty(0) if z is None else z
 
@@ -740,11 +721,7 @@ def _setup_context(ctx, inputs, output):
     a, b, bias, activation, allow_tf32, save_z = inputs
     y, z = output
     ctx.mark_non_differentiable(z)
-    ctx.how = activation, allow_tf32
-    saved = None
-    if activation != "identity":
-        saved = (z if save_z else None) if _saves_z(activation) else y
-    ctx.save_for_backward(a, b, bias, saved)
+    _save(ctx, a, b, bias, y, z if save_z else None, activation, allow_tf32)
 
 
 def _op_backward(ctx, dy, _):
@@ -752,10 +729,8 @@ def _op_backward(ctx, dy, _):
     activation, allow_tf32 = ctx.how
     if saved is None and activation != "identity":
         saved, _ = matmul_op(a, b, bias, "identity", allow_tf32)
-    # compiled, arguments left at their defaults are not counted there
-    wanted = [*ctx.needs_input_grad[:2], bias is not None and ctx.needs_input_grad[2]]
-    grads = _matmul_backward_op(dy, a, b, saved, activation, allow_tf32, wanted)
-    return *(g if needed else None for g, needed in zip(grads, wanted)), None, None, None
+    grads = _matmul_backward_op(dy, a, b, saved, activation, allow_tf32, ctx.needs_grad)
+    return *(g if needed else None for g, needed in zip(grads, ctx.needs_grad)), None, None, None
 
 
 matmul_op.register_autograd(_op_backward, setup_context=_setup_context)
@@ -775,8 +750,12 @@ def _cuda():
     return torch.ops.matmul_cuda
 
 
-def _launch_cuda(y, z, a, b, bias, activation, kind):
+def _launch_cuda(plan, y, z, a, b, bias, activation, kind):
     _cuda().forward(a.contiguous(), b.contiguous(), y)  # row after row, as the kernel reads them
+
+
+def _forward_cuda(a, b, bias, activation, allow_tf32, save_z=False, plan=None):
+    return _forward(a, b, bias, activation, allow_tf32, save_z, plan, _launch_cuda)
 
 
 def matmul_cuda(a, b):
@@ -784,6 +763,4 @@ def matmul_cuda(a, b):
 
     Shapes, dtypes and errors as for matmul_triton. Needs nvcc and a C++ compiler at the first call.
     """
-    a, b = _autocast(a, b)
-    _check("matmul_cuda", a, b, None, "identity")
-    return _Matmul.apply(a, b, None, "identity", False, _launch_cuda)
+    return _call("matmul_cuda", _forward_cuda, a, b, None, "identity", False, None)
