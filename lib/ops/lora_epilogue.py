@@ -440,11 +440,12 @@ def _refuse_arguments(name, x, delta, bias, scale, activation):
 
 def _check_in_place(name, x, delta, bias):
     """Raise ValueError, saying what to do, unless x may be written while delta and bias are read."""
-    if _overlaps_itself(x):
+    if _overlaps_itself(_steps(x)):
         why = f"several elements of x are one in memory (strides {x.stride()}, as after expand)"
         raise ValueError(f"{name}: {why}; use lora_epilogue_triton or x.clone()")
     for label, t in (("delta", delta), ("bias", bias)):
-        if _shares_memory(x, t):
+        same_storage = t.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+        if same_storage and x.numel() and _shares_memory(x, t):
             raise ValueError(f"{name}: {label} shares memory with x; pass {label}.clone()")
     base = x if x._base is None else x._base
     if base.is_leaf and _needs_grad(base):
@@ -453,10 +454,15 @@ def _check_in_place(name, x, delta, bias):
         raise ValueError(f"{name}: {why}; {use}")
 
 
-def _overlaps_itself(t):
-    """Whether elements of t may be one in memory: where a step is no longer than all shorter ones together."""
+def _steps(t):
+    """(step in bytes, size) of each dimension of several elements, the shortest step first."""
+    return sorted((step * t.itemsize, size) for step, size in zip(t.stride(), t.shape) if size > 1)
+
+
+def _overlaps_itself(steps):
+    """Whether elements of these _steps may be one: where a step is no longer than all shorter ones together."""
     reach = 0
-    for step, size in sorted((s, n) for s, n in zip(t.stride(), t.shape) if n > 1):
+    for step, size in steps:
         if step <= reach:
             return True
         reach += step * (size - 1)
@@ -464,21 +470,21 @@ def _overlaps_itself(t):
 
 
 def _shares_memory(a, b):
-    """Whether an element of a may be one of b; a, b = wide.chunk(2, -1) are known to be apart.
+    """Whether an element of a may be one of b; where that cannot be seen, the answer is yes.
 
-    Memory is cut into rows, so long that some steps of a and b are whole rows and keep their column. If all
-    columns of b lie between those of a and the end of the row, a and b are apart.
+    Parts of one packed tensor are apart: in each of its rows the one ends before the other begins, and the
+    steps from row to row, which both have alike, are longer than both parts together.
     """
-    if a.untyped_storage().data_ptr() != b.untyped_storage().data_ptr():
-        return False
-    steps_a, steps_b = ([(s, n - 1) for s, n in zip(t.stride(), t.shape) if n > 1] for t in (a, b))
-    strides = [s for s, _ in steps_a + steps_b]
-    for least in (2**62, *strides):  # steps from this one on are whole rows; 2**62: all is one row
-        row = math.gcd(*(s for s in strides if s >= least)) or 2**62
-        width_a, width_b = (1 + sum(s * n for s, n in k if s % row) for k in (steps_a, steps_b))
-        if width_a <= (b.storage_offset() - a.storage_offset()) % row <= row - width_b:
-            return False
-    return a.numel() > 0 < b.numel()
+    a, b = sorted((a, b), key=lambda t: t.data_ptr())
+    gap, steps_a, steps_b, rows = b.data_ptr() - a.data_ptr(), _steps(a), _steps(b), []
+    while steps_a and steps_a[-1][0] > gap and steps_a[-1:] == steps_b[-1:]:
+        rows.insert(0, steps_a.pop())
+        steps_b.pop()
+    end_a, end_b = (
+        t.itemsize + sum(step * (size - 1) for step, size in steps)
+        for t, steps in ((a, steps_a), (b, steps_b))
+    )
+    return end_a > gap or _overlaps_itself([(1, gap + end_b), *rows])
 
 
 def _call(name, forward, x, delta, bias, scale, activation, plan):
