@@ -274,6 +274,15 @@ LORA_EPILOGUE = Op(
     flops=lambda shape, gradients, scale, activation: (7 if gradients else 4) * _numel(shape),
     bench_shapes=((65536, 4096), (8192, 32768), (524288, 781)),
     small_shape=(257, 781),
+    variants={
+        "scale 1/3": (
+            {"x": "... N", "delta": "... N", "bias": "N"},
+            {"scale": 1 / 3, "activation": "silu"},
+        )
+    },
+    plans={
+        "two strips of several tiles": (lora_epilogue.Plan(16, 8, (16, 8, 2)), [(70, 11), (64, 16)])
+    },  # fmt: skip
     sources=("lib/ops/lora_epilogue.py", "lib/ops/lora_epilogue.cu"),
 )
 

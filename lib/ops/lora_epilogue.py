@@ -239,10 +239,7 @@ def _plan(n_cols, dtype):
 
 @functools.cache
 def _plan_backward(n_cols, dtype):
-    """(BLOCK_M, BLOCK_N, strips): tall tiles, rows of 128 elements.
-
-    Two 16-byte loads of each tensor are in flight in each of 256 threads; four would not fit in registers.
-    """
+    """(BLOCK_M, BLOCK_N, strips): two 16-byte loads of each tensor in each of 256 threads; four do not fit."""
     block_m, block_n = _tile(n_cols, 8192, 128 * dtype.itemsize, dtype)
     # About 8192 programs fill any GPU; each sums as many rows as that leaves it, and at most 1024 strips
     # keep the second sum short.
@@ -253,9 +250,8 @@ def _launch(plan, x, bias, delta, y, z, scale, activation):
     n_rows, n_cols = x.shape
     with torch.cuda.device_of(x):  # else the launch goes to the current GPU, not to x's
         _lora_epilogue_fwd_kernel[(_cdiv(n_rows, plan.block_m) * _cdiv(n_cols, plan.block_n),)](
-            x, delta, bias, y, z, float(scale), n_rows, n_cols,
-            x.stride(0), x.stride(1), delta.stride(0), delta.stride(1), y.stride(0), y.stride(1),
-            ACTIVATION=activation, COMPUTE=_compute_dtype(x.dtype),
+            x, delta, bias, y, z, float(scale), n_rows, n_cols, *x.stride(), *delta.stride(),
+            *y.stride(), ACTIVATION=activation, COMPUTE=_compute_dtype(x.dtype),
             BLOCK_M=plan.block_m, BLOCK_N=plan.block_n, num_warps=4,
         )  # fmt: skip
 
@@ -263,14 +259,14 @@ def _launch(plan, x, bias, delta, y, z, scale, activation):
 def _launch_backward(plan, dy, saved, delta, dx, ddelta, bias, scale, activation, has_dbias):
     """Write dx and ddelta. Returns what each strip of rows adds to dbias, (strips, N), or None."""
     n_rows, n_cols = dy.shape
-    block_m, block_n, strips = plan or _plan_backward(n_cols, dy.dtype)
+    block_m, block_n, strips = plan and plan.backward or _plan_backward(n_cols, dy.dtype)
     rows_per_program = _cdiv(_cdiv(n_rows, strips), block_m) * block_m
     strips, n_tiles = _cdiv(n_rows, rows_per_program), _cdiv(n_cols, block_n)
     wide = torch.float64 if dy.dtype == torch.float64 else torch.float32
     partial = torch.empty((strips, n_cols), dtype=wide, device=dy.device) if has_dbias else None
+    strides = [(0, 0) if m is None else m.stride() for m in (dy, saved, delta)]
     # Unaligned rows load one element per instruction; cp.async cannot pipeline that, so num_stages=1.
-    strides = [(0, 1) if m is None else m.stride() for m in (dy, saved, delta)]
-    aligned = _rows_to_fold(n_cols) == 1 and all(step == 1 for _, step in strides)
+    aligned = n_cols % 16 == 0 and all(m is None or m.stride(1) == 1 for m in (dy, saved, delta))
     with torch.cuda.device_of(dy):
         _lora_epilogue_bwd_kernel[(strips * n_tiles,)](
             dy, saved, delta, bias, dx, ddelta, partial, float(scale), n_rows, n_cols,
@@ -294,7 +290,7 @@ def _sum_rows(partial, dtype):
 # --- forward and backward ------------------------------------------------------------------------------------
 
 
-def _forward(x, delta, bias, scale, activation, plan=None, launch=_launch, in_place=False, z=None):
+def _forward(x, delta, bias, scale, activation, plan=None, in_place=False, z=None, launch=_launch):
     """y, in place x itself; z = x + scale·delta + bias is written too, contiguous, unless it is None."""
     y = x if in_place else torch.empty_like(x, memory_format=torch.contiguous_format)
     if y.numel() == 0:
@@ -312,7 +308,7 @@ def _forward(x, delta, bias, scale, activation, plan=None, launch=_launch, in_pl
 
 
 def _save(ctx, x, delta, bias, scale, activation, y, z=None, plan=None):
-    """What the backward pass needs: see the table at the top. z: in place, where x is gone."""
+    """What the table at the top says. z: in place, where x is gone."""
     ctx.scale, ctx.activation, ctx.plan = scale, activation, plan
     if activation in ("relu", "sigmoid"):
         ctx.save_for_backward(y)
@@ -340,8 +336,7 @@ def _backward(dy, saved, scale, activation, needs_grad=(True, True, True), plan=
     sums = []
     for fold, pieces in _aligned(*matrices):
         wide = bias if fold == 1 or bias is None else bias.repeat(fold)
-        chosen = plan and plan.backward
-        sums.append(_launch_backward(chosen, *pieces, wide, scale, activation, has_dbias))
+        sums.append(_launch_backward(plan, *pieces, wide, scale, activation, has_dbias))
     if not has_dbias:
         return dx, ddelta, None
     sums = [s.view(-1, n_cols) for s in sums]
@@ -350,26 +345,19 @@ def _backward(dy, saved, scale, activation, needs_grad=(True, True, True), plan=
 
 class _LoRAEpilogue(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, delta, bias, scale, activation, forward, plan):
-        y = forward(x, delta, bias, scale, activation, plan)
-        _save(ctx, x, delta, bias, scale, activation, y, plan=plan)
+    def forward(ctx, x, delta, bias, scale, activation, forward, plan, in_place, save_z):
+        z = torch.empty_like(x, memory_format=torch.contiguous_format) if save_z else None
+        y = forward(x, delta, bias, scale, activation, plan, in_place, z)
+        if in_place:
+            ctx.mark_dirty(x)  # autograd: x has a new version, and what saved the old one raises
+        _save(ctx, x, delta, bias, scale, activation, y, z, plan)
         return y
 
     @staticmethod
     @torch.autograd.function.once_differentiable  # a second derivative raises instead of being wrong
     def backward(ctx, dy):
         how = ctx.scale, ctx.activation, ctx.needs_input_grad[:3], ctx.plan
-        return *_backward(dy, ctx.saved_tensors, *how), *[None] * 4
-
-
-class _LoRAEpilogueInPlace(_LoRAEpilogue):
-    @staticmethod
-    def forward(ctx, x, delta, bias, scale, activation, save_z, plan):
-        z = torch.empty_like(x, memory_format=torch.contiguous_format) if save_z else None
-        _forward(x, delta, bias, scale, activation, plan, in_place=True, z=z)
-        ctx.mark_dirty(x)  # autograd: x has a new version, and what saved the old one raises
-        _save(ctx, x, delta, bias, scale, activation, x, z, plan)
-        return x
+        return *_backward(dy, ctx.saved_tensors, *how), *[None] * 6
 
 
 # --- the calls -----------------------------------------------------------------------------------------------
@@ -384,8 +372,7 @@ def _fits(x, delta, bias, scale, activation):
         and x.dtype == delta.dtype == bias.dtype in _DTYPES
         and x.device == delta.device == bias.device
         and x.device.type == ("cpu" if _ON_CPU else "cuda")
-        and x.dim() > 0
-        and delta.shape == x.shape
+        and delta.shape == x.shape != ()
         and bias.shape == x.shape[-1:]
         and isinstance(scale, (int, float))
         and activation in _ACTIVATIONS
@@ -402,7 +389,8 @@ def _refuse(name, eager, **wanted):
         if not isinstance(t, torch.Tensor):
             raise TypeError(f"{name}: {label} must be a torch.Tensor, got {type(t).__name__}")
         if t.dtype not in _DTYPES:
-            raise TypeError(f"{name}: {label} must be floating-point, got {t.dtype}; use .float()")
+            wrong = f"{label} must be a floating-point tensor, got {t.dtype}"
+            raise TypeError(f"{name}: {wrong}; use .float()")
         if t.dtype != x.dtype:
             cast = f"cast one of them, as {label}.to({first}.dtype)"
             raise TypeError(f"{name}: {first} is {x.dtype} and {label} {t.dtype}; {cast}")
@@ -413,9 +401,12 @@ def _refuse(name, eager, **wanted):
         shape = t.shape[max(0, t.dim() - len(names)) :] if letters[0] == "." else t.shape
         same = [sizes.setdefault(n, size) == size for n, size in zip(names, shape)]
         if len(shape) != len(names) or not all(same):
-            known = ", ".join(f"{n} = {size}" for n, size in sizes.items())
-            want = f"({letters.replace(' ', ', ')})" + (f" with {known}" if known else "")
-            raise ValueError(f"{name}: {label} must be {want}, got {tuple(t.shape)}")
+            known = (
+                " with " + ", ".join(f"{n} = {size}" for n, size in sizes.items()) if sizes else ""
+            )
+            beside = f" beside {first} {tuple(x.shape)}" if t is not x else ""
+            want = f"{label} must be ({letters.replace(' ', ', ')}){known}"
+            raise ValueError(f"{name}: {want}, got {tuple(t.shape)}{beside}")
     where = "on the CPU (TRITON_INTERPRET=1 is set)" if _ON_CPU else "on a GPU"
     raise ValueError(f"{name}: {first} must be {where}, got {x.device}; use {eager} there")
 
@@ -431,10 +422,9 @@ def _refuse_arguments(name, x, delta, bias, scale, activation):
     if activation not in _ACTIVATIONS:
         names = ", ".join(_ACTIVATIONS)
         raise ValueError(f"{name}: activation must be one of {names}; got {activation!r}")
-    shapes = [tuple(getattr(t, "shape", ())) for t in (x, delta)]
-    if shapes[0] != shapes[1] and () not in shapes:
-        got = f"got x {shapes[0]} and delta {shapes[1]}"
-        raise ValueError(f"{name}: delta must have the shape of x, {got}")
+    a, b = (tuple(getattr(t, "shape", ())) for t in (x, delta))
+    if a != b and () not in (a, b):  # lists and numbers are for _refuse
+        raise ValueError(f"{name}: delta must have the shape of x, got x {a} and delta {b}")
     _refuse(name, "lora_epilogue_eager", x=(x, "... N"), delta=(delta, "... N"), bias=(bias, "N"))
 
 
@@ -443,9 +433,9 @@ def _check_in_place(name, x, delta, bias):
     if _overlaps_itself(_steps(x)):
         why = f"several elements of x are one in memory (strides {x.stride()}, as after expand)"
         raise ValueError(f"{name}: {why}; use lora_epilogue_triton or x.clone()")
-    for label, t in (("delta", delta), ("bias", bias)):
-        same_storage = t.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
-        if same_storage and x.numel() and _shares_memory(x, t):
+    storage = x.untyped_storage().data_ptr()
+    for label, t in (("delta", delta), ("bias", bias)) if x.numel() else ():
+        if t.untyped_storage().data_ptr() == storage and _shares_memory(x, t):
             raise ValueError(f"{name}: {label} shares memory with x; pass {label}.clone()")
     base = x if x._base is None else x._base
     if base.is_leaf and _needs_grad(base):
@@ -487,15 +477,24 @@ def _shares_memory(a, b):
     return end_a > gap or _overlaps_itself([(1, gap + end_b), *rows])
 
 
-def _call(name, forward, x, delta, bias, scale, activation, plan):
+def _call(name, forward, x, delta, bias, scale, activation, plan, in_place=False):
     if not _fits(x, delta, bias, scale, activation):
         _refuse_arguments(name, x, delta, bias, scale, activation)
+    needs_grad = _needs_grad(x, delta, bias)
+    save_z = in_place and needs_grad and activation in ("gelu", "silu")
     if torch.compiler.is_compiling():
-        return lora_epilogue_op(x, delta, bias, scale, activation)
-    if _needs_grad(x, delta, bias):
-        return _LoRAEpilogue.apply(x, delta, bias, scale, activation, forward, plan)
-    # past autograd: a third of the host's time less
-    return forward(x, delta, bias, scale, activation, plan)
+        if in_place and not needs_grad:
+            lora_epilogue_op_(x, delta, bias, scale, activation)
+            return x
+        y = lora_epilogue_op(x.clone() if save_z else x, delta, bias, scale, activation)
+        # only ops that change nothing have gradients there; the compiler drops the copies
+        return x.copy_(y) if in_place else y
+    if in_place:
+        _check_in_place(name, x, delta, bias)
+    if in_place or needs_grad:
+        how = scale, activation, forward, plan, in_place, save_z
+        return _LoRAEpilogue.apply(x, delta, bias, *how)
+    return forward(x, delta, bias, scale, activation, plan)  # past autograd: less time on the host
 
 
 def lora_epilogue_triton(x, delta, bias, scale=1.0, activation="identity", *, plan=None):
@@ -518,19 +517,7 @@ def lora_epilogue_triton_(x, delta, bias, scale=1.0, activation="identity", *, p
     Raises as lora_epilogue_triton, and ValueError where x must not be written: it overlaps itself, delta or
     bias in memory, or is a leaf that requires grad.
     """
-    if not _fits(x, delta, bias, scale, activation):
-        _refuse_arguments("lora_epilogue_triton_", x, delta, bias, scale, activation)
-    needs_grad, needs_z = _needs_grad(x, delta, bias), activation in ("gelu", "silu")
-    if not torch.compiler.is_compiling():
-        _check_in_place("lora_epilogue_triton_", x, delta, bias)
-        how = scale, activation, needs_grad and needs_z, plan
-        return _LoRAEpilogueInPlace.apply(x, delta, bias, *how)
-    if not needs_grad:
-        lora_epilogue_op_(x, delta, bias, scale, activation)
-        return x
-    # only ops that change nothing have gradients there; the compiler drops the copies
-    before = x.clone() if needs_z else x
-    return x.copy_(lora_epilogue_op(before, delta, bias, scale, activation))
+    return _call("lora_epilogue_triton_", _forward, x, delta, bias, scale, activation, plan, True)
 
 
 @torch.library.custom_op("fused_kernels::lora_epilogue", mutates_args=())
@@ -571,8 +558,7 @@ def _(x, delta, bias, scale=1.0, activation="identity"):
 
 @_lora_epilogue_backward_op.register_fake
 def _(dy, saved, scale, activation):
-    dx = torch.empty(dy.shape, dtype=dy.dtype, device=dy.device)
-    return dx, torch.empty_like(dx), dy.new_empty(dy.shape[-1])
+    return dy.new_empty(dy.shape), dy.new_empty(dy.shape), dy.new_empty(dy.shape[-1])
 
 
 lora_epilogue_op.register_autograd(
@@ -602,8 +588,8 @@ def _launch_cuda(plan, x, bias, delta, y, z, scale, activation):
     _cuda().forward(x, delta, bias, y, scale, list(_ACTIVATIONS).index(activation))
 
 
-def _forward_cuda(x, delta, bias, scale, activation, plan=None):
-    return _forward(x, delta, bias, scale, activation, plan, _launch_cuda)
+def _forward_cuda(x, delta, bias, scale, activation, plan=None, in_place=False, z=None):
+    return _forward(x, delta, bias, scale, activation, plan, in_place, z, _launch_cuda)
 
 
 def lora_epilogue_cuda(x, delta, bias, scale=1.0, activation="identity"):
