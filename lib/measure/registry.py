@@ -37,6 +37,7 @@ class Op:
     configurations: label -> keyword arguments of eager, of every version and of the registered ops; the first
     is what benchmarks and ladders mean by the op's name. bytes_moved and flops get them too.
     arguments: those of the configuration that is bound; registered ops are not, and get them in a call.
+    op_arguments: (arguments, device) -> those of the registered ops, where they differ: a seed in a tensor.
     variants: label -> (tensors, arguments) of other ways to call it, which tests alone use.
     plans: label -> (a plan that the triton version takes as plan=, shapes at which it works): the ways to
     launch the op that small shapes do not choose by themselves.
@@ -71,6 +72,7 @@ class Op:
     n_written: int = 1
     mutating: tuple = ()
     arguments: dict = dataclasses.field(default_factory=dict)
+    op_arguments: Callable = lambda arguments, device: arguments
     random: tuple = ()
     not_compiled: tuple = ()
     checked_elements: int | None = None
