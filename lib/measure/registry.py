@@ -324,9 +324,22 @@ BIAS_GELU_DROPOUT_ADD = Op(
     title="dropout(gelu(x + bias)) + residual",
     eager=bias_gelu_dropout_add.bias_gelu_dropout_add_eager,
     versions={"triton": bias_gelu_dropout_add.bias_gelu_dropout_add_triton},
-    registered=(),  # with a seed in a tensor: tested in a file of its own
+    registered=(bias_gelu_dropout_add.bias_gelu_dropout_add_op,),
+    op_arguments=lambda arguments, device: (
+        arguments | {"seed": torch.tensor([arguments["seed"]], device=device)}
+    ),
     tensors={"x": "... N", "bias": "N", "residual": "... N"},
     configurations={"p = 0.1": {"p": 0.1, "seed": 2**40 + 5}},
+    variants={
+        f"p = {p}": ({"x": "... N", "bias": "N", "residual": "... N"}, {"p": p, "seed": 2**62 + 5})
+        for p in (0.0, 0.999, 1.0)
+    },
+    plans={
+        "two strips of several tiles": (
+            bias_gelu_dropout_add.Plan(16, 8, (16, 8, 2)),
+            [(70, 11), (64, 16)],
+        )
+    },
     random=("seed",),
     not_compiled=(bias_gelu_dropout_add.keep_mask,),
     checked_elements=2
