@@ -38,6 +38,7 @@ class Op:
     configurations: label -> keyword arguments of eager, of every version and of the registered ops; the first
     is what benchmarks and ladders mean by the op's name. bytes_moved and flops get them too.
     arguments: those of the configuration that is bound; registered ops are not, and get them in a call.
+    op_arguments: (arguments, device) -> those of the registered ops, where they differ: a seed in a tensor.
     variants: label -> (tensors, arguments) of other ways to call it, which tests alone use.
     version_arguments: those that versions alone take, not eager and the registered ops: how, not what.
     plans: label -> (a plan that the triton version takes as plan=, shapes at which it works): the ways to
@@ -76,6 +77,7 @@ class Op:
     whole_rows: bool = False
     mutating: tuple = ()
     arguments: dict = dataclasses.field(default_factory=dict)
+    op_arguments: Callable = lambda arguments, device: arguments
     random: tuple = ()
     not_compiled: tuple = ()
     checked_elements: int | None = None
@@ -287,6 +289,15 @@ LORA_EPILOGUE = Op(
     flops=lambda shape, gradients, scale, activation: (7 if gradients else 4) * _numel(shape),
     bench_shapes=((65536, 4096), (8192, 32768), (524288, 781)),
     small_shape=(257, 781),
+    variants={
+        "scale 1/3": (
+            {"x": "... N", "delta": "... N", "bias": "N"},
+            {"scale": 1 / 3, "activation": "silu"},
+        )
+    },
+    plans={
+        "two strips of several tiles": (lora_epilogue.Plan(16, 8, (16, 8, 2)), [(70, 11), (64, 16)])
+    },  # fmt: skip
     sources=("lib/ops/lora_epilogue.py", "lib/ops/lora_epilogue.cu"),
 )
 
@@ -337,9 +348,22 @@ BIAS_GELU_DROPOUT_ADD = Op(
     title="dropout(gelu(x + bias)) + residual",
     eager=bias_gelu_dropout_add.bias_gelu_dropout_add_eager,
     versions={"triton": bias_gelu_dropout_add.bias_gelu_dropout_add_triton},
-    registered=(),  # with a seed in a tensor: tested in a file of its own
+    registered=(bias_gelu_dropout_add.bias_gelu_dropout_add_op,),
+    op_arguments=lambda arguments, device: (
+        arguments | {"seed": torch.tensor([arguments["seed"]], device=device)}
+    ),
     tensors={"x": "... N", "bias": "N", "residual": "... N"},
     configurations={"p = 0.1": {"p": 0.1, "seed": 2**40 + 5}},
+    variants={
+        f"p = {p}": ({"x": "... N", "bias": "N", "residual": "... N"}, {"p": p, "seed": 2**62 + 5})
+        for p in (0.0, 0.999, 1.0)
+    },
+    plans={
+        "two strips of several tiles": (
+            bias_gelu_dropout_add.Plan(16, 8, (16, 8, 2)),
+            [(70, 11), (64, 16)],
+        )
+    },
     random=("seed",),
     not_compiled=(bias_gelu_dropout_add.keep_mask,),
     checked_elements=2

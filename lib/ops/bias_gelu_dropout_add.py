@@ -15,6 +15,7 @@ Copy it   this file. MIT licence.
 
 import functools
 import math
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +27,14 @@ from triton.language.extra import libdevice
 _ON_CPU = triton.knobs.runtime.interpret
 _INTERPRETED = tl.constexpr(_ON_CPU)
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+
+class Plan(NamedTuple):
+    """How one call is launched. backward: (BLOCK_M, BLOCK_N, strips), or None to have it chosen."""
+
+    block_m: int
+    block_n: int
+    backward: tuple[int, int, int] | None = None
 
 
 def bias_gelu_dropout_add_eager(x, bias, residual, p=0.1, seed=None):
@@ -215,8 +224,15 @@ def _sum_rows_kernel(
     tl.store(out_ptr + cols, tl.sum(total, axis=0), mask=cols < n_cols)
 
 
+# --- plan and launch -----------------------------------------------------------------------------------------
+
+
 def _cdiv(a, b):
     return -(-a // b)  # triton.cdiv is the same, and costs 2 µs a call on the host
+
+
+def _compute_dtype(dtype):
+    return tl.float64 if dtype == torch.float64 else tl.float32
 
 
 @functools.cache
@@ -236,10 +252,6 @@ def _rows_to_fold(n_cols):
     return 16 // math.gcd(n_cols, 16)
 
 
-def _compute_dtype(dtype):
-    return tl.float64 if dtype == torch.float64 else tl.float32
-
-
 def _aligned(*matrices):
     """(fold, matrices) pairs that cover all rows of these (M, N) matrices; a None among them stays None.
 
@@ -257,63 +269,40 @@ def _aligned(*matrices):
     return folded + rest
 
 
-def _forward(x, bias, residual, p, seed):
-    y = torch.empty_like(x, memory_format=torch.contiguous_format)
-    if y.numel() == 0:
-        return y
-    n_cols, bias, first = x.shape[-1], bias.contiguous(), 0
-    matrices = (t.reshape(-1, n_cols) for t in (x, residual, y))  # (M, N); views if strides allow
-    for fold, (x_piece, residual_piece, y_piece) in _aligned(*matrices):
-        wide_bias = bias if fold == 1 else bias.repeat(fold)
-        _launch_forward(x_piece, wide_bias, residual_piece, y_piece, p, seed, first)
-        first += x_piece.numel()
-    return y
+@functools.cache
+def _plan(n_cols):
+    return Plan(*_flat_tile(n_cols, 2048, 1024))
 
 
-def _launch_forward(x, bias, residual, y, p, seed, first):
-    n_rows, n_cols = x.shape
-    threshold = _threshold(p)
-    block_m, block_n = _flat_tile(n_cols, 2048, 1024)
+@functools.cache
+def _plan_backward(n_cols):
+    """(BLOCK_M, BLOCK_N, strips)"""
+    block_m, block_n = _flat_tile(n_cols, 2048, 64)
+    # About 4096 programs fill any GPU; each sums as many rows as that leaves it, and at most 1024 strips
+    # keep the second sum short.
+    return block_m, block_n, max(1, min(_cdiv(4096, _cdiv(n_cols, block_n)), 1024))
+
+
+def _launch(plan, x, bias, residual, y, p, seed, first):
+    """first: how many elements of the whole tensor come before these rows."""
+    (n_rows, n_cols), threshold = x.shape, _threshold(p)
     with torch.cuda.device_of(x):  # else the launch goes to the current GPU, not to x's
-        _bias_gelu_dropout_add_fwd_kernel[(_cdiv(n_rows, block_m) * _cdiv(n_cols, block_n),)](
+        _bias_gelu_dropout_add_fwd_kernel[
+            (_cdiv(n_rows, plan.block_m) * _cdiv(n_cols, plan.block_n),)
+        ](
             x, bias, residual, y, seed, n_rows, n_cols, first, threshold,
             *x.stride(), *residual.stride(),
             SOME_DROPPED=threshold > 0, ALL_DROPPED=threshold == 65536, EIGHTS=n_cols % 8 == 0,
-            COMPUTE=_compute_dtype(x.dtype), BLOCK_M=block_m, BLOCK_N=block_n, num_warps=2,
+            COMPUTE=_compute_dtype(x.dtype), BLOCK_M=plan.block_m, BLOCK_N=plan.block_n, num_warps=2,
         )  # fmt: skip
 
 
-def _backward(dy, x, bias, p, seed, has_dx=True, has_dbias=True):
-    n_cols = x.shape[-1]
-    dx = torch.empty_like(x, memory_format=torch.contiguous_format) if has_dx else None
-    if x.numel() == 0:
-        return dx, x.new_zeros(n_cols) if has_dbias else None
-    # y.sum().backward() sends a dy of strides 0, which is read as it is
-    dy, x, bias = dy.reshape(-1, n_cols), x.reshape(-1, n_cols), bias.contiguous()
-    out = None if dx is None else dx.view(-1, n_cols)
-    sums, first = [], 0
-    for fold, (dy_piece, x_piece, dx_piece) in _aligned(dy, x, out):
-        wide_bias = bias if fold == 1 else bias.repeat(fold)
-        piece = (dy_piece, x_piece, wide_bias, dx_piece)
-        sums.append(_launch_backward(*piece, p, seed, first, has_dbias))
-        first += x_piece.numel()
-    if not has_dbias:
-        return dx, None
-    sums = [s.view(-1, n_cols) for s in sums]
-    return dx, _sum_rows(sums[0] if len(sums) == 1 else torch.cat(sums), x.dtype)
-
-
-def _launch_backward(dy, x, bias, dx, p, seed, first, has_dbias):
+def _launch_backward(plan, dy, x, bias, dx, p, seed, first, has_dbias):
     """Write dx unless it is None. Returns what each strip of rows adds to dbias, (strips, N), or None."""
-    n_rows, n_cols = x.shape
-    threshold = _threshold(p)
-    block_m, block_n = _flat_tile(n_cols, 2048, 64)
-    n_tiles = _cdiv(n_cols, block_n)
-    # About 4096 programs fill any GPU; each sums as many rows as that leaves it, and at most 1024 strips
-    # keep the second sum short.
-    strips = max(1, min(_cdiv(4096, n_tiles), 1024))
+    (n_rows, n_cols), threshold = x.shape, _threshold(p)
+    block_m, block_n, strips = plan and plan.backward or _plan_backward(n_cols)
     rows_per_program = _cdiv(_cdiv(n_rows, strips), block_m) * block_m
-    strips = _cdiv(n_rows, rows_per_program)
+    strips, n_tiles = _cdiv(n_rows, rows_per_program), _cdiv(n_cols, block_n)
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     partial = torch.empty((strips, n_cols), dtype=wide, device=x.device) if has_dbias else None
     with torch.cuda.device_of(x):
@@ -338,37 +327,128 @@ def _sum_rows(partial, dtype):
     return out
 
 
-def _check(name, x, bias, residual, p):
-    """Raise TypeError or ValueError, saying what to do, unless the tensors fit and 0 <= p <= 1."""
-    tensors = {"x": x, "bias": bias, "residual": residual}
-    for label, t in tensors.items():
+# --- forward and backward ------------------------------------------------------------------------------------
+
+
+def _forward(x, bias, residual, p, seed, plan=None):
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    if y.numel() == 0:
+        return y
+    n_cols, bias, first = x.shape[-1], bias.contiguous(), 0
+    matrices = (t.reshape(-1, n_cols) for t in (x, residual, y))  # (M, N); views if strides allow
+    for fold, (x_piece, *pieces) in _aligned(*matrices):
+        wide = bias if fold == 1 else bias.repeat(fold)
+        _launch(plan or _plan(x_piece.shape[1]), x_piece, wide, *pieces, p, seed, first)
+        first += x_piece.numel()
+    return y
+
+
+def _save(ctx, x, bias, residual, p, seed, plan=None):
+    ctx.p, ctx.plan = p, plan
+    ctx.save_for_backward(x, bias, seed)
+
+
+def _backward(dy, x, bias, p, seed, needs_grad=(True, True), plan=None):
+    """dx and dbias, each None unless needed."""
+    n_cols, (has_dx, has_dbias) = x.shape[-1], needs_grad
+    dx = torch.empty_like(x, memory_format=torch.contiguous_format) if has_dx else None
+    if x.numel() == 0:
+        return dx, x.new_zeros(n_cols) if has_dbias else None
+    # y.sum().backward() sends a dy of strides 0, which is read as it is
+    dy, x, bias = dy.reshape(-1, n_cols), x.reshape(-1, n_cols), bias.contiguous()
+    out = None if dx is None else dx.view(-1, n_cols)
+    sums, first = [], 0
+    for fold, (dy_piece, x_piece, dx_piece) in _aligned(dy, x, out):
+        piece = dy_piece, x_piece, bias if fold == 1 else bias.repeat(fold), dx_piece
+        sums.append(_launch_backward(plan, *piece, p, seed, first, has_dbias))
+        first += x_piece.numel()
+    if not has_dbias:
+        return dx, None
+    sums = [s.view(-1, n_cols) for s in sums]
+    return dx, _sum_rows(sums[0] if len(sums) == 1 else torch.cat(sums), x.dtype)
+
+
+class _BiasGeluDropoutAdd(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, bias, residual, p, seed, plan):
+        _save(ctx, x, bias, residual, p, seed, plan)
+        return _forward(x, bias, residual, p, seed, plan)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable  # a second derivative raises instead of being wrong
+    def backward(ctx, dy):
+        dx, dbias, (x, bias, seed) = None, None, ctx.saved_tensors
+        *needs_grad, needs_dresidual = ctx.needs_input_grad[:3]
+        if any(needs_grad):
+            dx, dbias = _backward(dy, x, bias, ctx.p, seed, needs_grad, ctx.plan)
+        return dx, dbias, dy if needs_dresidual else None, None, None, None
+
+
+# --- the calls -----------------------------------------------------------------------------------------------
+
+
+def _fits(x, bias, residual, p):
+    """Whether the kernels take these arguments; if not, _refuse_arguments says why."""
+    return (
+        isinstance(x, torch.Tensor)
+        and isinstance(bias, torch.Tensor)
+        and isinstance(residual, torch.Tensor)
+        and x.dtype == bias.dtype == residual.dtype in _DTYPES
+        and x.device == bias.device == residual.device
+        and x.device.type == ("cpu" if _ON_CPU else "cuda")
+        and residual.shape == x.shape != ()
+        and bias.shape == x.shape[-1:]
+        and isinstance(p, (int, float))
+        and not isinstance(p, bool)
+        and 0 <= p <= 1
+    )
+
+
+def _refuse(name, eager, **wanted):
+    """Raise the error that says what is wrong with a call of `name`, and what to do.
+
+    wanted: label=(tensor, its sizes in letters), as x=(x, "... N"); the first one sets dtype and device.
+    """
+    (first, (x, _)), sizes = next(iter(wanted.items())), {}
+    for label, (t, letters) in wanted.items():
         if not isinstance(t, torch.Tensor):
             raise TypeError(f"{name}: {label} must be a torch.Tensor, got {type(t).__name__}")
         if t.dtype not in _DTYPES:
-            raise TypeError(
-                f"{name}: {label} must be a floating-point tensor, got {t.dtype}; use .float()"
+            wrong = f"{label} must be a floating-point tensor, got {t.dtype}"
+            raise TypeError(f"{name}: {wrong}; use .float()")
+        if t.dtype != x.dtype:
+            cast = f"cast one of them, as {label}.to({first}.dtype)"
+            raise TypeError(f"{name}: {first} is {x.dtype} and {label} {t.dtype}; {cast}")
+        if t.device != x.device:
+            where = f"{first} is on {x.device} and {label} on {t.device}"
+            raise ValueError(f"{name}: {where}; move both to one device")
+        names = letters.removeprefix("... ").split()
+        shape = t.shape[max(0, t.dim() - len(names)) :] if letters[0] == "." else t.shape
+        same = [sizes.setdefault(n, size) == size for n, size in zip(names, shape)]
+        if len(shape) != len(names) or not all(same):
+            known = (
+                " with " + ", ".join(f"{n} = {size}" for n, size in sizes.items()) if sizes else ""
             )
-    if not x.dtype == bias.dtype == residual.dtype:
-        raise TypeError(
-            f"{name}: x is {x.dtype}, bias {bias.dtype} and residual {residual.dtype}; cast them to one dtype"
-        )
-    if x.dim() == 0 or bias.dim() != 1 or bias.shape[0] != x.shape[-1] or residual.shape != x.shape:
-        raise ValueError(
-            f"{name}: bias must have one element for each column of x (..., N), and residual x's shape, "
-            f"got x {tuple(x.shape)}, bias {tuple(bias.shape)} and residual {tuple(residual.shape)}"
-        )
-    if not x.device == bias.device == residual.device:
-        raise ValueError(
-            f"{name}: x is on {x.device}, bias on {bias.device} and residual on {residual.device}; "
-            "move them to one device"
-        )
-    if x.device.type != ("cpu" if _ON_CPU else "cuda"):
-        where = "the CPU (TRITON_INTERPRET=1 is set)" if _ON_CPU else "a GPU"
-        raise ValueError(
-            f"{name}: x must be on {where}, got {x.device}; use bias_gelu_dropout_add_eager there"
-        )
+            beside = f" beside {first} {tuple(x.shape)}" if t is not x else ""
+            want = f"{label} must be ({letters.replace(' ', ', ')}){known}"
+            raise ValueError(f"{name}: {want}, got {tuple(t.shape)}{beside}")
+    where = "on the CPU (TRITON_INTERPRET=1 is set)" if _ON_CPU else "on a GPU"
+    raise ValueError(f"{name}: {first} must be {where}, got {x.device}; use {eager} there")
+
+
+def _refuse_arguments(name, x, bias, residual, p):
+    """What only this op can say, else what _refuse does."""
     if isinstance(p, bool) or not isinstance(p, (int, float)) or not 0 <= p <= 1:
         raise ValueError(f"{name}: p must be a number from 0 to 1, the share to drop, got {p!r}")
+    a, b = (tuple(getattr(t, "shape", ())) for t in (x, residual))
+    if a != b and () not in (a, b):  # lists and numbers are for _refuse
+        raise ValueError(f"{name}: residual must have the shape of x, got x {a} and residual {b}")
+    sizes = {"x": (x, "... N"), "bias": (bias, "N"), "residual": (residual, "... N")}
+    _refuse(name, "bias_gelu_dropout_add_eager", **sizes)
+
+
+def _needs_grad(*tensors):
+    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
 
 
 def _seed_tensor(name, seed, device):
@@ -388,50 +468,31 @@ def _seed_tensor(name, seed, device):
     )
 
 
-def _needs_gradient(*tensors):
-    """Whether autograd has to hear of this call; where not, leaving it out saves a third of the host's time."""
-    # torch.func, vmap among it: autograd.Function says what of it does not work
-    transformed = torch._C._functorch.peek_interpreter_stack() is not None
-    return transformed or torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+def _call(name, x, bias, residual, p, seed, plan):
+    if not _fits(x, bias, residual, p):
+        _refuse_arguments(name, x, bias, residual, p)
+    seed = _seed_tensor(name, seed, x.device)
+    if torch.compiler.is_compiling():
+        return bias_gelu_dropout_add_op(x, bias, residual, p, seed)
+    if _needs_grad(x, bias, residual):
+        return _BiasGeluDropoutAdd.apply(x, bias, residual, p, seed, plan)
+    return _forward(x, bias, residual, p, seed, plan)  # past autograd: less time on the host
 
 
-class _BiasGeluDropoutAdd(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, bias, residual, p, seed):
-        ctx.p = p
-        ctx.save_for_backward(x, bias, seed)
-        return _forward(x, bias, residual, p, seed)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable  # a second derivative raises instead of being wrong
-    def backward(ctx, dy):
-        x, bias, seed = ctx.saved_tensors
-        wanted = ctx.needs_input_grad
-        dx = dbias = None
-        if wanted[0] or wanted[1]:
-            dx, dbias = _backward(dy, x, bias, ctx.p, seed, *wanted[:2])
-        return dx, dbias, dy if wanted[2] else None, None, None
-
-
-def bias_gelu_dropout_add_triton(x, bias, residual, p=0.1, seed=None):
+def bias_gelu_dropout_add_triton(x, bias, residual, p=0.1, seed=None, *, plan=None):
     """dropout(gelu(x + bias), p) + residual in one Triton kernel, with gradients for all three tensors.
 
     x, residual: (..., N), any strides; bias: (N,), all of one dtype and device. p: share of elements that are
     dropped, 0 to 1, rounded to 1/65536; what is kept is divided by the share kept. seed: None draws a new one
     from torch's generator of the device, without waiting for the GPU; an int or an int64 tensor of one element
     fixes the mask. Returns y of x's shape, contiguous. For inference pass p=0.
+    plan: a Plan in place of the one chosen, for tuning; torch.compile leaves it out.
     Works under torch.compile (as the op fused_kernels::bias_gelu_dropout_add), autocast, checkpointing and
     CUDA graphs (each replay drops other elements); not under torch.vmap, and not twice differentiable:
     both raise.
     Raises TypeError for a wrong dtype, ValueError for a wrong shape, device, p or seed.
     """
-    _check("bias_gelu_dropout_add_triton", x, bias, residual, p)
-    seed = _seed_tensor("bias_gelu_dropout_add_triton", seed, x.device)
-    if torch.compiler.is_compiling():
-        return bias_gelu_dropout_add_op(x, bias, residual, p, seed)
-    if not _needs_gradient(x, bias, residual):
-        return _forward(x, bias, residual, p, seed)
-    return _BiasGeluDropoutAdd.apply(x, bias, residual, p, seed)
+    return _call("bias_gelu_dropout_add_triton", x, bias, residual, p, seed, plan)
 
 
 @torch.library.custom_op("fused_kernels::bias_gelu_dropout_add", mutates_args=())
@@ -439,12 +500,13 @@ def bias_gelu_dropout_add_op(
     x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, p: float, seed: torch.Tensor
 ) -> torch.Tensor:
     """For torch.compile and torch.export: one node of the graph, which nothing looks into."""
-    _check("bias_gelu_dropout_add_op", x, bias, residual, p)
+    if not _fits(x, bias, residual, p):
+        _refuse_arguments("bias_gelu_dropout_add_op", x, bias, residual, p)
     return _forward(x, bias, residual, p, seed)
 
 
 @torch.library.custom_op("fused_kernels::bias_gelu_dropout_add_backward", mutates_args=())
-def _backward_op(
+def _bias_gelu_dropout_add_backward_op(
     dy: torch.Tensor, x: torch.Tensor, bias: torch.Tensor, p: float, seed: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     return _backward(dy, x, bias, p, seed)
@@ -455,20 +517,16 @@ def _(x, bias, residual, p, seed):
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
-@_backward_op.register_fake
+@_bias_gelu_dropout_add_backward_op.register_fake
 def _(dy, x, bias, p, seed):
     return torch.empty(x.shape, dtype=x.dtype, device=x.device), torch.empty_like(bias)
 
 
-def _setup_context(ctx, inputs, output):
-    x, bias, _, ctx.p, seed = inputs
-    ctx.save_for_backward(x, bias, seed)
-
-
 def _op_backward(ctx, dy):
     x, bias, seed = ctx.saved_tensors
-    dx, dbias = _backward_op(dy, x, bias, ctx.p, seed)
-    return dx, dbias, dy, None, None
+    return *_bias_gelu_dropout_add_backward_op(dy, x, bias, ctx.p, seed), dy, None, None
 
 
-bias_gelu_dropout_add_op.register_autograd(_op_backward, setup_context=_setup_context)
+bias_gelu_dropout_add_op.register_autograd(
+    _op_backward, setup_context=lambda ctx, inputs, output: _save(ctx, *inputs)
+)

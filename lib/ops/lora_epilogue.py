@@ -19,6 +19,7 @@ import functools
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -37,6 +38,14 @@ _ACTIVATIONS = {
     "silu": F.silu,
     "sigmoid": torch.sigmoid,
 }
+
+
+class Plan(NamedTuple):
+    """How one call is launched. backward: (BLOCK_M, BLOCK_N, strips), or None to have it chosen."""
+
+    block_m: int
+    block_n: int
+    backward: tuple[int, int, int] | None = None
 
 
 def lora_epilogue_eager(x, delta, bias, scale=1.0, activation="identity"):
@@ -178,8 +187,15 @@ def _sum_rows_kernel(
     tl.store(out_ptr + cols, tl.sum(total, axis=0), mask=cols < n_cols)
 
 
+# --- plan and launch -----------------------------------------------------------------------------------------
+
+
 def _cdiv(a, b):
     return -(-a // b)  # triton.cdiv is the same, and costs 2 µs a call on the host
+
+
+def _compute_dtype(dtype):
+    return tl.float64 if dtype == torch.float64 else tl.float32
 
 
 @functools.cache
@@ -199,10 +215,6 @@ def _rows_to_fold(n_cols):
     return 16 // math.gcd(n_cols, 16)
 
 
-def _compute_dtype(dtype):
-    return tl.float64 if dtype == torch.float64 else tl.float32
-
-
 def _aligned(*matrices):
     """(fold, matrices) pairs that cover all rows of these (M, N) matrices; a None among them stays None.
 
@@ -220,105 +232,41 @@ def _aligned(*matrices):
     return folded + rest
 
 
-def _forward(x, delta, bias, scale, activation, launch=None):
-    y = torch.empty_like(x, memory_format=torch.contiguous_format)
-    if y.numel() == 0:
-        return y
-    n_cols = x.shape[-1]
-    x, delta, out = x.reshape(-1, n_cols), delta.reshape(-1, n_cols), y.view(-1, n_cols)
-    _write(out, None, x, delta, bias, scale, activation, launch or _launch_forward)
-    return y
+@functools.cache
+def _plan(n_cols, dtype):
+    return Plan(*_tile(n_cols, 2048, 2048, dtype))  # 128 threads of one 16-byte load each
 
 
-def _forward_in_place(x, delta, bias, scale, activation, save_z):
-    """Write y into x. Returns z = x + scale·delta + bias, contiguous, or None."""
-    z = torch.empty_like(x, memory_format=torch.contiguous_format) if save_z else None
-    if x.numel() == 0:
-        return z
-    n_cols = x.shape[-1]
-    rows = x.reshape(-1, n_cols)  # (M, N): a view of x, or a copy where strides allow none
-    out = None if z is None else z.view(-1, n_cols)
-    _write(rows, out, rows, delta.reshape(-1, n_cols), bias, scale, activation, _launch_forward)
-    if rows.data_ptr() != x.data_ptr():
-        x.copy_(rows.view_as(x))
-    return z
+@functools.cache
+def _plan_backward(n_cols, dtype):
+    """(BLOCK_M, BLOCK_N, strips): two 16-byte loads of each tensor in each of 256 threads; four do not fit."""
+    block_m, block_n = _tile(n_cols, 8192, 128 * dtype.itemsize, dtype)
+    # About 8192 programs fill any GPU; each sums as many rows as that leaves it, and at most 1024 strips
+    # keep the second sum short.
+    return block_m, block_n, max(1, min(_cdiv(8192, _cdiv(n_cols, block_n)), 1024))
 
 
-def _write(y, z, x, delta, bias, scale, activation, launch):
-    """Write y, and z unless it is None; all are (M, N), and y may be x."""
-    bias = bias.contiguous()
-    for fold, (y_piece, z_piece, x_piece, delta_piece) in _aligned(y, z, x, delta):
-        wide = bias if fold == 1 else bias.repeat(fold)
-        launch(y_piece, z_piece, x_piece, delta_piece, wide, scale, activation)
-
-
-def _launch_forward(y, z, x, delta, bias, scale, activation):
+def _launch(plan, x, bias, delta, y, z, scale, activation):
     n_rows, n_cols = x.shape
-    block_m, block_n = _tile(n_cols, 2048, 2048, x.dtype)  # 128 threads of one 16-byte load each
     with torch.cuda.device_of(x):  # else the launch goes to the current GPU, not to x's
-        _lora_epilogue_fwd_kernel[(_cdiv(n_rows, block_m) * _cdiv(n_cols, block_n),)](
-            x, delta, bias, y, z, float(scale), n_rows, n_cols,
-            x.stride(0), x.stride(1), delta.stride(0), delta.stride(1), y.stride(0), y.stride(1),
-            ACTIVATION=activation, COMPUTE=_compute_dtype(x.dtype),
-            BLOCK_M=block_m, BLOCK_N=block_n, num_warps=4,
+        _lora_epilogue_fwd_kernel[(_cdiv(n_rows, plan.block_m) * _cdiv(n_cols, plan.block_n),)](
+            x, delta, bias, y, z, float(scale), n_rows, n_cols, *x.stride(), *delta.stride(),
+            *y.stride(), ACTIVATION=activation, COMPUTE=_compute_dtype(x.dtype),
+            BLOCK_M=plan.block_m, BLOCK_N=plan.block_n, num_warps=4,
         )  # fmt: skip
 
 
-def _to_save(activation, x, delta, bias, y):
-    """What the backward pass of the op out of place needs: see the table at the top."""
-    if activation == "identity":
-        return ()
-    return (y,) if activation in ("relu", "sigmoid") else (x, delta, bias)
-
-
-def _backward(dy, saved, scale, activation, wanted=(True, True, True)):
-    """dx, ddelta, dbias, each None unless wanted; saved is (), (y,), (z,) or (x, delta, bias)."""
-    n_cols, (has_dx, has_ddelta, has_dbias) = dy.shape[-1], wanted
-    if activation == "identity":
-        dx = dy if has_dx else None
-    else:
-        dx = torch.empty_like(dy, memory_format=torch.contiguous_format) if has_dx else None
-    ddelta = torch.empty_like(dy, memory_format=torch.contiguous_format) if has_ddelta else None
-    if dy.numel() == 0:
-        return dx, ddelta, dy.new_zeros(n_cols) if has_dbias else None
-    saved, delta, bias = (*saved, None, None, None)[:3]
-    bias = None if bias is None else bias.contiguous()
-    out = None if dx is dy else dx
-    if out is None and ddelta is None and not has_dbias:
-        return dx, None, None
-    # y.sum().backward() sends a dy of strides 0, which is read as it is
-    matrices = [
-        None if m is None else m.reshape(-1, n_cols) for m in (dy, saved, delta, out, ddelta)
-    ]
-    sums = []
-    for fold, pieces in _aligned(*matrices):
-        wide = bias if fold == 1 or bias is None else bias.repeat(fold)
-        sums.append(_launch_backward(*pieces, wide, scale, activation, has_dbias))
-    if not has_dbias:
-        return dx, ddelta, None
-    sums = [s.view(-1, n_cols) for s in sums]
-    dbias = _sum_rows(sums[0] if len(sums) == 1 else torch.cat(sums), dy.dtype)
-    return dx, ddelta, dbias
-
-
-def _launch_backward(dy, saved, delta, dx, ddelta, bias, scale, activation, has_dbias):
+def _launch_backward(plan, dy, saved, delta, dx, ddelta, bias, scale, activation, has_dbias):
     """Write dx and ddelta. Returns what each strip of rows adds to dbias, (strips, N), or None."""
     n_rows, n_cols = dy.shape
-    read = [m for m in (dy, saved, delta) if m is not None]
-    # Tall tiles, rows of 128 elements: two 16-byte loads of each tensor in flight in each of 256 threads; twice
-    # as many do not fit in registers. Loads of one element are too many to keep in flight through shared
-    # memory: no pipeline for them.
-    aligned = _rows_to_fold(n_cols) == 1 and all(m.stride(1) == 1 for m in read)
-    block_m, block_n = _tile(n_cols, 8192, 128 * dy.dtype.itemsize, dy.dtype)
-    n_tiles = _cdiv(n_cols, block_n)
-    # About 8192 programs fill any GPU; each sums as many rows as that leaves it, and at most 1024 strips
-    # keep the second sum short.
-    strips = max(1, min(_cdiv(8192, n_tiles), 1024))
+    block_m, block_n, strips = plan and plan.backward or _plan_backward(n_cols, dy.dtype)
     rows_per_program = _cdiv(_cdiv(n_rows, strips), block_m) * block_m
-    strips = _cdiv(n_rows, rows_per_program)
+    strips, n_tiles = _cdiv(n_rows, rows_per_program), _cdiv(n_cols, block_n)
     wide = torch.float64 if dy.dtype == torch.float64 else torch.float32
     partial = torch.empty((strips, n_cols), dtype=wide, device=dy.device) if has_dbias else None
-    strides = [m.stride() if m is not None else (0, 0) for m in (dy, saved, delta)]
+    strides = [(0, 0) if m is None else m.stride() for m in (dy, saved, delta)]
+    # Unaligned rows load one element per instruction; cp.async cannot pipeline that, so num_stages=1.
+    aligned = n_cols % 16 == 0 and all(m is None or m.stride(1) == 1 for m in (dy, saved, delta))
     with torch.cuda.device_of(dy):
         _lora_epilogue_bwd_kernel[(strips * n_tiles,)](
             dy, saved, delta, bias, dx, ddelta, partial, float(scale), n_rows, n_cols,
@@ -339,202 +287,260 @@ def _sum_rows(partial, dtype):
     return out
 
 
-def _check(name, x, delta, bias, scale, activation):
-    """Raise TypeError or ValueError, saying what to do, unless x, delta are (..., N) and bias (N,) on a GPU."""
-    for label, t in (("x", x), ("delta", delta), ("bias", bias)):
+# --- forward and backward ------------------------------------------------------------------------------------
+
+
+def _forward(x, delta, bias, scale, activation, plan=None, in_place=False, z=None, launch=_launch):
+    """y, in place x itself; z = x + scale·delta + bias is written too, contiguous, unless it is None."""
+    y = x if in_place else torch.empty_like(x, memory_format=torch.contiguous_format)
+    if y.numel() == 0:
+        return y
+    n_cols, bias = x.shape[-1], bias.contiguous()
+    rows = x.reshape(-1, n_cols)  # (M, N): a view of x, or a copy where strides allow none
+    out, z = rows if in_place else y.view(-1, n_cols), None if z is None else z.view(-1, n_cols)
+    for fold, (x_piece, *pieces) in _aligned(rows, delta.reshape(-1, n_cols), out, z):
+        chosen = plan or _plan(x_piece.shape[1], x.dtype)
+        wide = bias if fold == 1 else bias.repeat(fold)
+        launch(chosen, x_piece, wide, *pieces, scale, activation)
+    if in_place and rows.data_ptr() != x.data_ptr():
+        x.copy_(rows.view_as(x))
+    return y
+
+
+def _save(ctx, x, delta, bias, scale, activation, y, z=None, plan=None):
+    """What the table at the top says. z: in place, where x is gone."""
+    ctx.scale, ctx.activation, ctx.plan = scale, activation, plan
+    if activation in ("relu", "sigmoid"):
+        ctx.save_for_backward(y)
+    elif activation != "identity":
+        ctx.save_for_backward(*((x, delta, bias) if z is None else (z,)))
+
+
+def _backward(dy, saved, scale, activation, needs_grad=(True, True, True), plan=None):
+    """dx, ddelta and dbias, each None unless needed; saved is (), (y,), (z,) or (x, delta, bias)."""
+    n_cols, (has_dx, has_ddelta, has_dbias) = dy.shape[-1], needs_grad
+    dx_is_dy = has_dx and activation == "identity"
+    out, ddelta = (
+        torch.empty_like(dy, memory_format=torch.contiguous_format) if has else None
+        for has in (has_dx and not dx_is_dy, has_ddelta)
+    )
+    dx = dy if dx_is_dy else out
+    if dy.numel() == 0:
+        return dx, ddelta, dy.new_zeros(n_cols) if has_dbias else None
+    if out is None and ddelta is None and not has_dbias:
+        return dx, None, None
+    saved, delta, bias = (*saved, None, None, None)[:3]
+    bias = None if bias is None else bias.contiguous()
+    # y.sum().backward() sends a dy of strides 0, which is read as it is
+    matrices = [m if m is None else m.reshape(-1, n_cols) for m in (dy, saved, delta, out, ddelta)]
+    sums = []
+    for fold, pieces in _aligned(*matrices):
+        wide = bias if fold == 1 or bias is None else bias.repeat(fold)
+        sums.append(_launch_backward(plan, *pieces, wide, scale, activation, has_dbias))
+    if not has_dbias:
+        return dx, ddelta, None
+    sums = [s.view(-1, n_cols) for s in sums]
+    return dx, ddelta, _sum_rows(sums[0] if len(sums) == 1 else torch.cat(sums), dy.dtype)
+
+
+class _LoRAEpilogue(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, delta, bias, scale, activation, forward, plan, in_place, save_z):
+        z = torch.empty_like(x, memory_format=torch.contiguous_format) if save_z else None
+        y = forward(x, delta, bias, scale, activation, plan, in_place, z)
+        if in_place:
+            ctx.mark_dirty(x)  # autograd: x has a new version, and what saved the old one raises
+        _save(ctx, x, delta, bias, scale, activation, y, z, plan)
+        return y
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable  # a second derivative raises instead of being wrong
+    def backward(ctx, dy):
+        how = ctx.scale, ctx.activation, ctx.needs_input_grad[:3], ctx.plan
+        return *_backward(dy, ctx.saved_tensors, *how), *[None] * 6
+
+
+# --- the calls -----------------------------------------------------------------------------------------------
+
+
+def _fits(x, delta, bias, scale, activation):
+    """Whether the kernels take these arguments; if not, _refuse_arguments says why."""
+    return (
+        isinstance(x, torch.Tensor)
+        and isinstance(delta, torch.Tensor)
+        and isinstance(bias, torch.Tensor)
+        and x.dtype == delta.dtype == bias.dtype in _DTYPES
+        and x.device == delta.device == bias.device
+        and x.device.type == ("cpu" if _ON_CPU else "cuda")
+        and delta.shape == x.shape != ()
+        and bias.shape == x.shape[-1:]
+        and isinstance(scale, (int, float))
+        and activation in _ACTIVATIONS
+    )
+
+
+def _refuse(name, eager, **wanted):
+    """Raise the error that says what is wrong with a call of `name`, and what to do.
+
+    wanted: label=(tensor, its sizes in letters), as x=(x, "... N"); the first one sets dtype and device.
+    """
+    (first, (x, _)), sizes = next(iter(wanted.items())), {}
+    for label, (t, letters) in wanted.items():
         if not isinstance(t, torch.Tensor):
             raise TypeError(f"{name}: {label} must be a torch.Tensor, got {type(t).__name__}")
         if t.dtype not in _DTYPES:
-            raise TypeError(
-                f"{name}: {label} must be a floating-point tensor, got {t.dtype}; use .float()"
-            )
+            wrong = f"{label} must be a floating-point tensor, got {t.dtype}"
+            raise TypeError(f"{name}: {wrong}; use .float()")
         if t.dtype != x.dtype:
-            raise TypeError(
-                f"{name}: x is {x.dtype} and {label} {t.dtype}; cast one of them, as {label}.to(x.dtype)"
-            )
+            cast = f"cast one of them, as {label}.to({first}.dtype)"
+            raise TypeError(f"{name}: {first} is {x.dtype} and {label} {t.dtype}; {cast}")
         if t.device != x.device:
-            raise ValueError(
-                f"{name}: x is on {x.device} and {label} on {t.device}; move both to one device"
+            where = f"{first} is on {x.device} and {label} on {t.device}"
+            raise ValueError(f"{name}: {where}; move both to one device")
+        names = letters.removeprefix("... ").split()
+        shape = t.shape[max(0, t.dim() - len(names)) :] if letters[0] == "." else t.shape
+        same = [sizes.setdefault(n, size) == size for n, size in zip(names, shape)]
+        if len(shape) != len(names) or not all(same):
+            known = (
+                " with " + ", ".join(f"{n} = {size}" for n, size in sizes.items()) if sizes else ""
             )
-    if delta.shape != x.shape:
-        raise ValueError(
-            f"{name}: delta must have the shape of x, got x {tuple(x.shape)} and delta {tuple(delta.shape)}"
-        )
-    if x.dim() == 0 or bias.dim() != 1 or bias.shape[0] != x.shape[-1]:
-        raise ValueError(
-            f"{name}: bias must have one element for each column of x (..., N), "
-            f"got x {tuple(x.shape)} and bias {tuple(bias.shape)}"
-        )
+            beside = f" beside {first} {tuple(x.shape)}" if t is not x else ""
+            want = f"{label} must be ({letters.replace(' ', ', ')}){known}"
+            raise ValueError(f"{name}: {want}, got {tuple(t.shape)}{beside}")
+    where = "on the CPU (TRITON_INTERPRET=1 is set)" if _ON_CPU else "on a GPU"
+    raise ValueError(f"{name}: {first} must be {where}, got {x.device}; use {eager} there")
+
+
+def _needs_grad(*tensors):
+    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+
+
+def _refuse_arguments(name, x, delta, bias, scale, activation):
+    """What only this op can say, else what _refuse does."""
     if not isinstance(scale, (int, float)):
         raise TypeError(f"{name}: scale must be a Python number, got {type(scale).__name__}")
     if activation not in _ACTIVATIONS:
-        raise ValueError(
-            f"{name}: activation must be one of {', '.join(_ACTIVATIONS)}; got {activation!r}"
-        )
-    if x.device.type != ("cpu" if _ON_CPU else "cuda"):
-        where = "the CPU (TRITON_INTERPRET=1 is set)" if _ON_CPU else "a GPU"
-        raise ValueError(
-            f"{name}: x must be on {where}, got {x.device}; use lora_epilogue_eager there"
-        )
+        names = ", ".join(_ACTIVATIONS)
+        raise ValueError(f"{name}: activation must be one of {names}; got {activation!r}")
+    a, b = (tuple(getattr(t, "shape", ())) for t in (x, delta))
+    if a != b and () not in (a, b):  # lists and numbers are for _refuse
+        raise ValueError(f"{name}: delta must have the shape of x, got x {a} and delta {b}")
+    _refuse(name, "lora_epilogue_eager", x=(x, "... N"), delta=(delta, "... N"), bias=(bias, "N"))
 
 
 def _check_in_place(name, x, delta, bias):
     """Raise ValueError, saying what to do, unless x may be written while delta and bias are read."""
-    if _overlaps_itself(x):
-        raise ValueError(
-            f"{name}: several elements of x are one in memory (strides {x.stride()}, as after expand); "
-            "use lora_epilogue_triton or x.clone()"
-        )
-    for label, t in (("delta", delta), ("bias", bias)):
-        if _may_share_memory(x, t):
+    if _overlaps_itself(_steps(x)):
+        why = f"several elements of x are one in memory (strides {x.stride()}, as after expand)"
+        raise ValueError(f"{name}: {why}; use lora_epilogue_triton or x.clone()")
+    storage = x.untyped_storage().data_ptr()
+    for label, t in (("delta", delta), ("bias", bias)) if x.numel() else ():
+        if t.untyped_storage().data_ptr() == storage and _shares_memory(x, t):
             raise ValueError(f"{name}: {label} shares memory with x; pass {label}.clone()")
-    base = x._base if x._is_view() else x
-    if torch.is_grad_enabled() and base.requires_grad and base.is_leaf:
-        raise ValueError(
-            f"{name}: x is a leaf that requires grad, or a view of one, and its value would be lost; "
-            "use lora_epilogue_triton, or write under torch.no_grad()"
-        )
+    base = x if x._base is None else x._base
+    if base.is_leaf and _needs_grad(base):
+        why = "x is a leaf that requires grad, or a view of one, and its value would be lost"
+        use = "use lora_epilogue_triton, or write under torch.no_grad()"
+        raise ValueError(f"{name}: {why}; {use}")
 
 
-def _overlaps_itself(t):
-    """Whether elements of t may be one in memory: where a step is no longer than all shorter ones together."""
+def _steps(t):
+    """(step in bytes, size) of each dimension of several elements, the shortest step first."""
+    return sorted((step * t.itemsize, size) for step, size in zip(t.stride(), t.shape) if size > 1)
+
+
+def _overlaps_itself(steps):
+    """Whether elements of these _steps may be one: where a step is no longer than all shorter ones together."""
     reach = 0
-    for step, size in sorted((s, n) for s, n in zip(t.stride(), t.shape) if n > 1):
+    for step, size in steps:
         if step <= reach:
             return True
         reach += step * (size - 1)
     return False
 
 
-def _may_share_memory(x, t):
-    """Whether an element of t may be one of x. The halves of x.chunk(2, -1) are known to be apart."""
-    if x.untyped_storage().data_ptr() != t.untyped_storage().data_ptr() or 0 in (
-        x.numel(),
-        t.numel(),
-    ):
-        return False
-    (x_first, x_last), (t_first, t_last) = _span(x), _span(t)
-    if x_last < t_first or t_last < x_first:
-        return False
-    if x.shape != t.shape or x.stride() != t.stride():
-        return True
-    # The same steps: between two rows of x there is room for the rows of t, or there is not.
-    pitch, size = max(zip(x.stride(), x.shape))
-    length = x_last - x_first - pitch * (size - 1)
-    gap = (t_first - x_first) % pitch
-    return min(gap, pitch - gap) <= length
+def _shares_memory(a, b):
+    """Whether an element of a may be one of b; where that cannot be seen, the answer is yes.
+
+    Parts of one packed tensor are apart: in each of its rows the one ends before the other begins, and the
+    steps from row to row, which both have alike, are longer than both parts together.
+    """
+    a, b = sorted((a, b), key=lambda t: t.data_ptr())
+    gap, steps_a, steps_b, rows = b.data_ptr() - a.data_ptr(), _steps(a), _steps(b), []
+    while steps_a and steps_a[-1][0] > gap and steps_a[-1:] == steps_b[-1:]:
+        rows.insert(0, steps_a.pop())
+        steps_b.pop()
+    end_a, end_b = (
+        t.itemsize + sum(step * (size - 1) for step, size in steps)
+        for t, steps in ((a, steps_a), (b, steps_b))
+    )
+    return end_a > gap or _overlaps_itself([(1, gap + end_b), *rows])
 
 
-def _span(t):
-    """The places of t's first and last element in its storage."""
-    first = t.storage_offset()
-    return first, first + sum(s * (n - 1) for s, n in zip(t.stride(), t.shape))
+def _call(name, forward, x, delta, bias, scale, activation, plan, in_place=False):
+    if not _fits(x, delta, bias, scale, activation):
+        _refuse_arguments(name, x, delta, bias, scale, activation)
+    needs_grad = _needs_grad(x, delta, bias)
+    save_z = in_place and needs_grad and activation in ("gelu", "silu")
+    if torch.compiler.is_compiling():
+        if in_place and not needs_grad:
+            lora_epilogue_op_(x, delta, bias, scale, activation)
+            return x
+        y = lora_epilogue_op(x.clone() if save_z else x, delta, bias, scale, activation)
+        # only ops that change nothing have gradients there; the compiler drops the copies
+        return x.copy_(y) if in_place else y
+    if in_place:
+        _check_in_place(name, x, delta, bias)
+    if in_place or needs_grad:
+        how = scale, activation, forward, plan, in_place, save_z
+        return _LoRAEpilogue.apply(x, delta, bias, *how)
+    return forward(x, delta, bias, scale, activation, plan)  # past autograd: less time on the host
 
 
-def _needs_gradient(*tensors):
-    """Whether autograd has to hear of this call; where not, leaving it out saves a third of the host's time."""
-    # torch.func, vmap among it: autograd.Function says what of it does not work
-    transformed = torch._C._functorch.peek_interpreter_stack() is not None
-    return transformed or torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-
-
-class _LoRAEpilogue(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, delta, bias, scale, activation, forward):
-        y = forward(x, delta, bias, scale, activation)
-        ctx.save_for_backward(*_to_save(activation, x, delta, bias, y))
-        ctx.scale, ctx.activation = scale, activation
-        return y
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable  # a second derivative raises instead of being wrong
-    def backward(ctx, dy):
-        wanted = ctx.needs_input_grad[:3]
-        return *_backward(dy, ctx.saved_tensors, ctx.scale, ctx.activation, wanted), *[None] * 3
-
-
-class _LoRAEpilogueInPlace(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, delta, bias, scale, activation, has_gradient):
-        save_z = has_gradient and activation in ("gelu", "silu")
-        z = _forward_in_place(x, delta, bias, scale, activation, save_z)
-        ctx.mark_dirty(x)  # autograd: x has a new version, and what saved the old one raises
-        y = x if activation in ("relu", "sigmoid") else z
-        ctx.save_for_backward(*([] if y is None else [y]))
-        ctx.scale, ctx.activation = scale, activation
-        return x
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, dy):
-        wanted = ctx.needs_input_grad[:3]
-        return *_backward(dy, ctx.saved_tensors, ctx.scale, ctx.activation, wanted), *[None] * 3
-
-
-def lora_epilogue_triton(x, delta, bias, scale=1.0, activation="identity"):
+def lora_epilogue_triton(x, delta, bias, scale=1.0, activation="identity", *, plan=None):
     """act(x + scale·delta + bias) in one Triton kernel, with gradients for x, delta and bias.
 
     x, delta: (..., N), any strides; bias: (N,), all of one dtype and device; scale: a Python number;
     activation: identity, relu, gelu (tanh form), silu or sigmoid. Returns y of x's shape, contiguous.
+    plan: a Plan in place of the one chosen, for tuning; torch.compile leaves it out.
     Works under torch.compile (as the op fused_kernels::lora_epilogue), autocast and CUDA graphs; not
     under torch.vmap, and not twice differentiable: both raise.
     Raises TypeError for a wrong dtype, ValueError for a wrong shape, device or activation.
     """
-    _check("lora_epilogue_triton", x, delta, bias, scale, activation)
-    if torch.compiler.is_compiling():
-        return lora_epilogue_op(x, delta, bias, scale, activation)
-    if not _needs_gradient(x, delta, bias):
-        return _forward(x, delta, bias, scale, activation)
-    return _LoRAEpilogue.apply(x, delta, bias, scale, activation, _forward)
+    return _call("lora_epilogue_triton", _forward, x, delta, bias, scale, activation, plan)
 
 
-def lora_epilogue_triton_(x, delta, bias, scale=1.0, activation="identity"):
+def lora_epilogue_triton_(x, delta, bias, scale=1.0, activation="identity", *, plan=None):
     """lora_epilogue_triton written into x, which is returned: no memory for y, the same traffic.
 
     With gradients, gelu and silu save z = x + scale·delta + bias, one more tensor of x's size.
     Raises as lora_epilogue_triton, and ValueError where x must not be written: it overlaps itself, delta or
     bias in memory, or is a leaf that requires grad.
     """
-    _check("lora_epilogue_triton_", x, delta, bias, scale, activation)
-    has_gradient = torch.is_grad_enabled() and any(t.requires_grad for t in (x, delta, bias))
-    if torch.compiler.is_compiling():
-        if (
-            has_gradient
-        ):  # only ops that change nothing have gradients there; the compiler drops the copies
-            saves_x = activation in ("gelu", "silu")
-            before = x.clone() if saves_x else x
-            return x.copy_(lora_epilogue_op(before, delta, bias, scale, activation))
-        lora_epilogue_op_(x, delta, bias, scale, activation)
-        return x
-    _check_in_place("lora_epilogue_triton_", x, delta, bias)
-    return _LoRAEpilogueInPlace.apply(x, delta, bias, scale, activation, has_gradient)
+    return _call("lora_epilogue_triton_", _forward, x, delta, bias, scale, activation, plan, True)
 
 
 @torch.library.custom_op("fused_kernels::lora_epilogue", mutates_args=())
 def lora_epilogue_op(
-    x: torch.Tensor,
-    delta: torch.Tensor,
-    bias: torch.Tensor,
-    scale: float = 1.0,
-    activation: str = "identity",
-) -> torch.Tensor:
+    x: torch.Tensor, delta: torch.Tensor, bias: torch.Tensor,
+    scale: float = 1.0, activation: str = "identity",
+) -> torch.Tensor:  # fmt: skip
     """lora_epilogue for torch.compile and torch.export: one node of the graph, which nothing looks into."""
-    _check("lora_epilogue_op", x, delta, bias, scale, activation)
+    if not _fits(x, delta, bias, scale, activation):
+        _refuse_arguments("lora_epilogue_op", x, delta, bias, scale, activation)
     return _forward(x, delta, bias, scale, activation)
 
 
 @torch.library.custom_op("fused_kernels::lora_epilogue_", mutates_args=("x",))
 def lora_epilogue_op_(
-    x: torch.Tensor,
-    delta: torch.Tensor,
-    bias: torch.Tensor,
-    scale: float = 1.0,
-    activation: str = "identity",
-) -> None:
+    x: torch.Tensor, delta: torch.Tensor, bias: torch.Tensor,
+    scale: float = 1.0, activation: str = "identity",
+) -> None:  # fmt: skip
     """The same written into x, without a gradient."""
-    _check("lora_epilogue_op_", x, delta, bias, scale, activation)
+    if not _fits(x, delta, bias, scale, activation):
+        _refuse_arguments("lora_epilogue_op_", x, delta, bias, scale, activation)
     _check_in_place("lora_epilogue_op_", x, delta, bias)
-    _forward_in_place(x, delta, bias, scale, activation, save_z=False)
+    _forward(x, delta, bias, scale, activation, in_place=True)
 
 
 @torch.library.custom_op("fused_kernels::lora_epilogue_backward", mutates_args=())
@@ -552,21 +558,15 @@ def _(x, delta, bias, scale=1.0, activation="identity"):
 
 @_lora_epilogue_backward_op.register_fake
 def _(dy, saved, scale, activation):
-    dx = torch.empty(dy.shape, dtype=dy.dtype, device=dy.device)
-    return dx, torch.empty_like(dx), dy.new_empty(dy.shape[-1])
+    return dy.new_empty(dy.shape), dy.new_empty(dy.shape), dy.new_empty(dy.shape[-1])
 
 
-def _setup_context(ctx, inputs, output):
-    x, delta, bias, ctx.scale, ctx.activation = inputs
-    ctx.save_for_backward(*_to_save(ctx.activation, x, delta, bias, output))
-
-
-def _backward_of_op(ctx, dy):
-    saved = list(ctx.saved_tensors)
-    return *_lora_epilogue_backward_op(dy, saved, ctx.scale, ctx.activation), None, None
-
-
-lora_epilogue_op.register_autograd(_backward_of_op, setup_context=_setup_context)
+lora_epilogue_op.register_autograd(
+    lambda ctx, dy: (
+        *_lora_epilogue_backward_op(dy, list(ctx.saved_tensors), ctx.scale, ctx.activation), None, None
+    ),
+    setup_context=lambda ctx, inputs, output: _save(ctx, *inputs, output),
+)  # fmt: skip
 
 
 @functools.cache
@@ -583,9 +583,13 @@ def _cuda():
     return torch.ops.lora_epilogue_cuda
 
 
-def _launch_cuda(y, z, x, delta, bias, scale, activation):
+def _launch_cuda(plan, x, bias, delta, y, z, scale, activation):
     x, delta = (m if m.stride(1) == 1 else m.contiguous() for m in (x, delta))  # 16 adjacent bytes
     _cuda().forward(x, delta, bias, y, scale, list(_ACTIVATIONS).index(activation))
+
+
+def _forward_cuda(x, delta, bias, scale, activation, plan=None, in_place=False, z=None):
+    return _forward(x, delta, bias, scale, activation, plan, in_place, z, _launch_cuda)
 
 
 def lora_epilogue_cuda(x, delta, bias, scale=1.0, activation="identity"):
@@ -593,6 +597,4 @@ def lora_epilogue_cuda(x, delta, bias, scale=1.0, activation="identity"):
 
     Shapes, dtypes and errors as for lora_epilogue_triton. Needs nvcc and a C++ compiler at the first call.
     """
-    _check("lora_epilogue_cuda", x, delta, bias, scale, activation)
-    forward = functools.partial(_forward, launch=_launch_cuda)
-    return _LoRAEpilogue.apply(x, delta, bias, scale, activation, forward)
+    return _call("lora_epilogue_cuda", _forward_cuda, x, delta, bias, scale, activation, None)

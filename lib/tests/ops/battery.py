@@ -5,6 +5,7 @@ test_battery.py runs them on every op, and `mutants` on every wrong one.
 """
 
 import contextlib
+import functools
 
 from lib import machine
 from lib.measure.bench import outputs
@@ -253,16 +254,19 @@ def compiled(op, version, backend="aot_eager"):
 
 
 def registered(op, version):
-    """torch.library.opcheck of the registered ops, and their values."""
+    """Values and gradients of the registered ops, and torch.library.opcheck of them."""
+    arguments = op.op_arguments(op.arguments, machine.device())
     for shape in (odd(op), op.empty_shapes[0]):
         for function in op.registered:
-            torch.library.opcheck(function, inputs_of(op, shape), op.arguments)
-            torch.library.opcheck(function, detached(inputs_of(op, shape)), op.arguments)
+            bound = functools.partial(function, **arguments)
+            check(op, bound, inputs_of(op, shape), f"{function._name}, {shape}")
+            torch.library.opcheck(function, inputs_of(op, shape), arguments)
+            torch.library.opcheck(function, detached(inputs_of(op, shape)), arguments)
         for function in op.mutating:
             inputs = detached(inputs_of(op, shape))
-            torch.library.opcheck(function, inputs, op.arguments)
+            torch.library.opcheck(function, inputs, arguments)
             want = op.eager(*inputs)
-            assert function(*inputs, **op.arguments) is None
+            assert function(*inputs, **arguments) is None
             assert_close(inputs[: op.n_written], want, what=function._name)
 
 
