@@ -29,7 +29,10 @@ def is_small(op, shape):
 
 
 def inputs_of(op, shape=None, dtype=torch.float32):
-    return list(op.inputs(shape or odd(op), dtype, machine.device()))
+    """In 16 bits before a relu, numbers of few digits: else rounding decides which sums near 0 are positive."""
+    inputs = list(op.inputs(shape or odd(op), dtype, machine.device()))
+    steep = op.arguments.get("activation") == "relu" and not op.letters.startswith("...")
+    return [cases.coarse(t) for t in inputs] if steep and dtype.itemsize == 2 else inputs
 
 
 def odd(op):
@@ -38,13 +41,19 @@ def odd(op):
 
 
 def definition(op, dtype):
-    """eager, in 16 bits computed in float32: some CPUs' own bfloat16 products let NaN into other rows."""
+    """eager for inputs with NaN: in 16 bits some CPUs' own products let NaN into other rows, so in float32."""
     exact = machine.HAS_GPU or dtype == torch.float32 or op.letters.startswith("...")
     return op.eager if exact else cases.in_float32(op.eager)
 
 
 def check(op, version, inputs, name, eager=None):
-    check_against_float64(version, eager or definition(op, inputs[0].dtype), *inputs, name=name)
+    check_against_float64(version, eager or op.eager, *inputs, slack=slack(op, inputs), name=name)
+
+
+def slack(op, inputs):
+    """Of a product of few numbers eager's largest error is a matter of luck: one rounding is granted."""
+    few = not op.letters.startswith("...") and inputs[0].numel() <= 4096
+    return max(1e-6, torch.finfo(inputs[0].dtype).eps) if few else 1e-6
 
 
 def gradients(version, inputs, dys=None, **how):

@@ -1,5 +1,7 @@
 """Inputs that hurt: what test_ops runs on every version of every op, and `mutants` on every wrong one."""
 
+import math
+
 import torch
 
 
@@ -69,6 +71,13 @@ def laid_out(inputs):
 def spread(t):
     """The same numbers with a gap behind each: a parameter that is a column of something."""
     return torch.stack([t, t], dim=-1)[..., 0].detach().requires_grad_()
+
+
+def coarse(t):
+    """t in three numbers, 0 and a power of 2 of either sign: 16 bits hold most sums of products of them."""
+    size = t.detach().float().square().mean().sqrt().item() if t.numel() else 1.0
+    step = 2.0 ** round(math.log2(max(size, 1e-6)))
+    return ((t.detach() / step).round().clamp(-1, 1) * step).requires_grad_(t.requires_grad)
 
 
 def in_float32(eager):
