@@ -56,6 +56,7 @@ _ACTIVATIONS_INTO = {
     "silu": torch.ops.aten.silu.out,
     "sigmoid": torch.ops.aten.sigmoid.out,
 }
+_OF_Z = ("gelu", "silu")  # their slope is taken from z; relu's and sigmoid's from y
 
 
 class Tile(NamedTuple):
@@ -69,10 +70,13 @@ class Tile(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """How one call is launched: by "pointers", by "tma" where TMA can read, or by "cublas", without a tile."""
+    """How one call is launched. backward: (BLOCK_M, BLOCK_N, strips) of dz, or None to have it chosen."""
 
-    way: str
     tile: Tile | None = None
+    way: str = (
+        "pointers"  # or "tma", which is "pointers" where it cannot be, or "cublas", without a tile
+    )
+    backward: tuple[int, int, int] | None = None
 
 
 def lora_linear_eager(x, weight, lora_a, lora_b, bias=None, scale=1.0, activation="identity"):
@@ -349,14 +353,16 @@ def _n_multiprocessors(device):
 
 @functools.cache
 def _generation(device):
-    """The major number of the GPU's compute capability: 7.5 is Turing, 8 Ampere and Ada, 9 Hopper."""
+    """The major number of the compute capability: 7 is Turing, 8 Ampere and Ada, 9 Hopper, 10 Blackwell."""
     return 9 if _ON_CPU else torch.cuda.get_device_capability(device)[0]
 
 
 def _pick_tile(n_rows, n_cols, dtype, allow_tf32, device):
     """The first tile that is not wider than y and gives work to most SMs; else the last."""
     kind, generation = _kind(dtype, allow_tf32), _generation(device)
-    if kind != "double" and not 9 <= generation < 12:  # data centres' Blackwell is as Hopper
+    if (
+        kind != "double" and not 9 <= generation < 12
+    ):  # desktops' Blackwell, 12, has Ampere's memory
         kind = "turing" if generation < 8 else "elsewhere"
     for tile in _TILES[kind]:
         if tile.m >= 2 * max(16, _power_of_2(n_rows)) or tile.n >= 2 * max(16, _power_of_2(n_cols)):
@@ -372,23 +378,29 @@ def _plan(n_rows, n_cols, n_inner, dtype, allow_tf32, device):
     tile = _pick_tile(n_rows, n_cols, dtype, allow_tf32, device)
     large = n_rows * n_cols * n_inner >= _TMA_FROM and tile.m >= 64 <= tile.n
     has_tma = 9 <= _generation(device) < 12
-    return Plan("tma" if large and has_tma and dtype.itemsize == 2 else "pointers", tile)
+    return Plan(tile, "tma" if large and has_tma and dtype.itemsize == 2 else "pointers")
+
+
+@functools.cache
+def _plan_backward(n_cols, dtype):
+    """(BLOCK_M, BLOCK_N, strips): tiles of 8 KB, and as many strips as fill any GPU."""
+    block_n = min(128, _power_of_2(n_cols))
+    strips = max(1, min(_cdiv(_PROGRAMS, _cdiv(n_cols, block_n)), _MOST_STRIPS))
+    return 8192 // dtype.itemsize // block_n, block_n, strips
 
 
 def _tma_reads(t):
     """Whether TMA can read this matrix: rows without gaps in them, which begin on 16-byte boundaries."""
     pitch, step = t.stride()
-    aligned = pitch * t.itemsize % 16 == t.data_ptr() % 16 == 0
-    return aligned and step == 1 and pitch >= t.shape[1] > 0
+    return step == 1 and pitch >= t.shape[1] and pitch * t.itemsize % 16 == t.data_ptr() % 16 == 0
 
 
 def _launch(plan, x, weight, u, lora_b, bias, y, z, scale, activation, allow_tf32):
     """Write y, and z unless it is None."""
-    way, tile = plan
-    if way == "cublas":
+    if plan.way == "cublas":
         _launch_cublas(x, weight, u, lora_b, bias, y, z, scale, activation)
         return
-    (n_rows, n_cols), (n_inner, rank) = y.shape, (x.shape[1], u.shape[1])
+    tile, (n_rows, n_cols), n_inner, rank = plan.tile, y.shape, x.shape[1], u.shape[1]
     n_tiles = _cdiv(n_rows, tile.m) * _cdiv(n_cols, tile.n)
     halves = tile.n >= _HALVES_FROM
     block_r = min(tile.k, _MOST_RANKS, max(16, _power_of_2(rank)))  # tl.dot takes no less than 16
@@ -397,7 +409,8 @@ def _launch(plan, x, weight, u, lora_b, bias, y, z, scale, activation, allow_tf3
         "BLOCK_R": block_r, "BLOCK_M": tile.m, "BLOCK_N": tile.n, "BLOCK_K": tile.k,
         "num_warps": tile.num_warps, "num_stages": tile.num_stages,
     }  # fmt: skip
-    by_tma = way == "tma" and x.itemsize == 2 and all(map(_tma_reads, (x, weight, y)))
+    by_tma = plan.way == "tma" and x.itemsize == 2 and n_inner > 0
+    by_tma = by_tma and _tma_reads(x) and _tma_reads(weight) and _tma_reads(y)
     with torch.cuda.device_of(x):  # else the launch goes to the current GPU, not to x's
         if by_tma:
             out = [tile.m, tile.n // 2 if halves else tile.n]
@@ -446,29 +459,23 @@ def _product(a, b, scale=1.0):
     return torch.mm(a, b, out=out) if scale == 1 else out.addmm_(a, b, beta=0, alpha=scale)
 
 
-def _dz(dy, saved, activation, has_dz, has_dbias):
-    """dz = dy·act'(z), dy itself for identity, and its sum over rows; each None unless asked for."""
-    dz = torch.empty_like(saved) if has_dz and saved is not None else None
-    result = dy if has_dz and saved is None else dz
-    (n_rows, n_cols), wide = dy.shape, torch.float64 if dy.dtype == torch.float64 else torch.float32
-    if dy.numel() == 0 or not (has_dbias or dz is not None):
-        return result, dy.new_zeros(n_cols) if has_dbias else None
-    block_n = min(128, _power_of_2(n_cols))
-    block_m = 8192 // dy.itemsize // block_n
-    n_tiles = _cdiv(n_cols, block_n)
+def _launch_backward(plan, dy, saved, dz, has_dbias, activation):
+    """Write dz unless it is None. Returns what each strip of rows adds to dbias, (strips, N), or None."""
+    n_rows, n_cols = dy.shape
+    block_m, block_n, strips = plan or _plan_backward(n_cols, dy.dtype)
+    rows_per_program = _cdiv(_cdiv(n_rows, strips), block_m) * block_m
+    strips, n_tiles = _cdiv(n_rows, rows_per_program), _cdiv(n_cols, block_n)
+    wide = torch.float64 if dy.dtype == torch.float64 else torch.float32
+    partial = torch.empty((strips, n_cols), dtype=wide, device=dy.device) if has_dbias else None
     # Unaligned rows load one element per instruction; cp.async cannot pipeline that, so num_stages=1.
     aligned = n_cols % 16 == 0 and dy.stride(1) == 1
-    strips = max(1, min(_cdiv(_PROGRAMS, n_tiles), _MOST_STRIPS))
-    rows_per_program = _cdiv(_cdiv(n_rows, strips), block_m) * block_m
-    strips = _cdiv(n_rows, rows_per_program)
-    partial = torch.empty((strips, n_cols), dtype=wide, device=dy.device) if has_dbias else None
     with torch.cuda.device_of(dy):
         _dz_kernel[(strips * n_tiles,)](
             dy, saved, dz, partial, n_rows, n_cols, *dy.stride(), rows_per_program,
             ACTIVATION=activation, NUM_STAGES=3 if aligned else 1, COMPUTE=_compute_dtype(dy.dtype),
             BLOCK_M=block_m, BLOCK_N=block_n, num_warps=8,
         )  # fmt: skip
-    return result, _sum_rows(partial, dy.dtype) if has_dbias else None
+    return partial
 
 
 def _sum_rows(partial, dtype):
@@ -501,22 +508,14 @@ def _forward(
     return y, u, z
 
 
-def _saves_z(activation):
-    return activation in ("gelu", "silu")  # relu and sigmoid have their slope from y
-
-
-def _wanted(ctx):
-    """Whether x, lora_a, lora_b and bias need a gradient; torch leaves out a bias that is None, the default."""
-    has_dx, _, *others = (*ctx.needs_input_grad, False)[:5]
-    return has_dx, *others
-
-
 def _save(ctx, tensors, u, y, z, how):
-    """x for dA; W and A for dx; B for both; u for dB; y or z for act'(z); all if there is no z to save."""
+    """x for dA; W and A for dx; B for both; u for dB; y or z for dz; all that makes z if it is not there."""
     x, weight, lora_a, lora_b, bias = tensors
-    has_dx, has_da, has_db, _ = _wanted(ctx)
-    ctx.how = scale, activation, allow_tf32 = how
-    saved = None if activation == "identity" else z if _saves_z(activation) else y
+    ctx.how = _, activation, _ = how
+    # of the registered op, torch leaves out a bias that is None, the default
+    has_dx, _, has_da, has_db, has_dbias = (*ctx.needs_input_grad, False)[:5]
+    ctx.needs_grad = [has_dx, has_da, has_db, has_dbias]
+    saved = None if activation == "identity" else z if activation in _OF_Z else y
     again = saved is None and activation != "identity"
     ctx.save_for_backward(
         x if has_da or again else None, weight if has_dx or again else None,
@@ -525,12 +524,13 @@ def _save(ctx, tensors, u, y, z, how):
     )  # fmt: skip
 
 
-def _backward(dy, x, weight, lora_a, lora_b, u, saved, scale, activation, wanted):
-    """dx, dlora_a, dlora_b, dbias, each None unless wanted; of what is None, no wanted gradient has need."""
-    has_dx, has_da, has_db, has_dbias = wanted
+def _backward(dy, x, weight, lora_a, lora_b, u, saved, scale, activation, needs_grad, plan=None):
+    """dx, dlora_a, dlora_b, dbias, each None unless needed; what none of them takes is None."""
+    has_dx, has_da, has_db, has_dbias = needs_grad
     dy_rows = dy.reshape(math.prod(dy.shape[:-1]), dy.shape[-1])
     saved = None if saved is None else saved.view(dy_rows.shape)
-    dz, dbias = _dz(dy_rows, saved, activation, has_dx or has_da or has_db, has_dbias)
+    has_dz = has_dx or has_da or has_db
+    dz, dbias = _dz(dy_rows, saved, activation, has_dz, has_dbias, plan and plan.backward)
     dx = da = db = None
     if has_db:
         db = _product(dz.t(), u, scale)
@@ -545,19 +545,30 @@ def _backward(dy, x, weight, lora_a, lora_b, u, saved, scale, activation, wanted
     return dx, da, db, dbias
 
 
+def _dz(dy, saved, activation, has_dz, has_dbias, plan=None):
+    """dz = dy·act'(z), dy itself for identity, and its sum over rows; each None unless asked for."""
+    dz = torch.empty_like(saved) if has_dz and saved is not None else None
+    result = dy if has_dz and saved is None else dz
+    if dy.numel() == 0 or not (has_dbias or dz is not None):
+        return result, dy.new_zeros(dy.shape[1]) if has_dbias else None
+    partial = _launch_backward(plan, dy, saved, dz, has_dbias, activation)
+    return result, _sum_rows(partial, dy.dtype) if has_dbias else None
+
+
 class _LoRALinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, lora_a, lora_b, bias, scale, activation, allow_tf32, plan):
         tensors, how = (x, weight, lora_a, lora_b, bias), (scale, activation, allow_tf32)
-        y, u, z = _forward(*tensors, *how, _saves_z(activation), plan)
+        y, u, z = _forward(*tensors, *how, activation in _OF_Z, plan)
         _save(ctx, tensors, u, y, z, how)
+        ctx.plan = plan
         return y
 
     @staticmethod
     @torch.autograd.function.once_differentiable  # a second derivative raises instead of being wrong
     def backward(ctx, dy):
-        saved, (scale, activation, _) = ctx.saved_tensors[:6], ctx.how
-        dx, da, db, dbias = _backward(dy, *saved, scale, activation, _wanted(ctx))
+        how = *ctx.how[:2], ctx.needs_grad, ctx.plan
+        dx, da, db, dbias = _backward(dy, *ctx.saved_tensors[:6], *how)
         return dx, None, da, db, dbias, *[None] * 4
 
 
@@ -675,7 +686,7 @@ def _call(name, x, weight, lora_a, lora_b, bias, scale, activation, allow_tf32, 
         _refuse_arguments(name, *tensors, scale, activation)
     needs_grad = _needs_grad(*(tensors if bias is not None else tensors[:4]))
     if torch.compiler.is_compiling():
-        return lora_linear_op(*tensors, *how, needs_grad and _saves_z(activation))[0]
+        return lora_linear_op(*tensors, *how, needs_grad and activation in _OF_Z)[0]
     if needs_grad:
         return _LoRALinear.apply(*tensors, *how, plan)
     return _forward(*tensors, *how, plan=plan)[0]  # past autograd: a third of the host's time less
@@ -705,7 +716,7 @@ def lora_linear_cublas(x, weight, lora_a, lora_b, bias=None, scale=1.0, activati
     What lora_linear_triton has to beat. Shapes, errors and gradients are its; float32 is multiplied as
     torch.backends.cuda.matmul.allow_tf32 says. Not for torch.compile, which gets lora_linear_triton's op.
     """
-    how = scale, activation, False, Plan("cublas")
+    how = scale, activation, False, Plan(way="cublas")
     return _call("lora_linear_cublas", x, weight, lora_a, lora_b, bias, *how)
 
 
@@ -770,9 +781,8 @@ def _op_backward(ctx, dy, *_):
     scale, activation, allow_tf32 = ctx.how
     if saved is None and activation != "identity":
         saved = lora_linear_op(*tensors, bias, scale, "identity", allow_tf32)[0]
-    wanted = list(_wanted(ctx))
-    grads = _lora_linear_backward_op(dy, *tensors, u, saved, scale, activation, wanted)
-    dx, da, db, dbias = (g if needed else None for g, needed in zip(grads, wanted))
+    grads = _lora_linear_backward_op(dy, *tensors, u, saved, scale, activation, ctx.needs_grad)
+    dx, da, db, dbias = (g if needed else None for g, needed in zip(grads, ctx.needs_grad))
     return dx, None, da, db, dbias, *[None] * 4
 
 
