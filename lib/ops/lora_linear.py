@@ -360,9 +360,8 @@ def _generation(device):
 def _pick_tile(n_rows, n_cols, dtype, allow_tf32, device):
     """The first tile that is not wider than y and gives work to most SMs; else the last."""
     kind, generation = _kind(dtype, allow_tf32), _generation(device)
-    if (
-        kind != "double" and not 9 <= generation < 12
-    ):  # desktops' Blackwell, 12, has Ampere's memory
+    # desktops' Blackwell, 12, has no more shared memory than Ampere
+    if kind != "double" and not 9 <= generation < 12:
         kind = "turing" if generation < 8 else "elsewhere"
     for tile in _TILES[kind]:
         if tile.m >= 2 * max(16, _power_of_2(n_rows)) or tile.n >= 2 * max(16, _power_of_2(n_cols)):
@@ -528,7 +527,7 @@ def _backward(dy, x, weight, lora_a, lora_b, u, saved, scale, activation, needs_
     """dx, dlora_a, dlora_b, dbias, each None unless needed; what none of them takes is None."""
     has_dx, has_da, has_db, has_dbias = needs_grad
     dy_rows = dy.reshape(math.prod(dy.shape[:-1]), dy.shape[-1])
-    saved = None if saved is None else saved.view(dy_rows.shape)
+    saved = None if saved is None else saved.reshape(dy_rows.shape)
     has_dz = has_dx or has_da or has_db
     dz, dbias = _dz(dy_rows, saved, activation, has_dz, has_dbias, plan and plan.backward)
     dx = da = db = None
@@ -631,19 +630,16 @@ def _refuse_arguments(name, x, weight, lora_a, lora_b, bias, scale, activation):
     """Raise the error that says what is wrong with these arguments of `name`, and what to do."""
     _check_activation(name, activation)
     if not isinstance(scale, (int, float)):
-        kind = type(scale).__name__
-        raise TypeError(f"{name}: scale must be a Python number, alpha / rank, got {kind}")
+        got = type(scale).__name__
+        raise TypeError(f"{name}: scale must be a Python number, alpha / rank, got {got}")
     if getattr(weight, "requires_grad", False) and torch.is_grad_enabled():
         _refuse_to_train_weight(name)
     if getattr(lora_a, "shape", (0, 0))[1:] == getattr(x, "shape", (0,))[-1:]:
         _check_rank(name, lora_a.shape[0])
-    sizes = {
-        "x": (x, "... K"),
-        "weight": (weight, "N K"),
-        "lora_a": (lora_a, "R K"),
-        "lora_b": (lora_b, "N R"),
-    }
-    _refuse(name, "lora_linear_eager", **sizes, **({} if bias is None else {"bias": (bias, "N")}))
+    tensors = {
+        "x": (x, "... K"), "weight": (weight, "N K"), "lora_a": (lora_a, "R K"), "lora_b": (lora_b, "N R"),
+    } | ({} if bias is None else {"bias": (bias, "N")})  # fmt: skip
+    _refuse(name, "lora_linear_eager", **tensors)
 
 
 def _check_activation(name, activation):
@@ -654,9 +650,9 @@ def _check_activation(name, activation):
 
 def _check_rank(name, rank):
     if not 1 <= rank <= _MAX_RANK:
+        better = "is better trained as a weight of its own, by torch.nn.functional.linear"
         raise ValueError(
-            f"{name}: rank must be 1 to {_MAX_RANK}, got {rank}; a wider update is better "
-            "trained as a weight of its own, by torch.nn.functional.linear"
+            f"{name}: rank must be 1 to {_MAX_RANK}, got {rank}; a wider update {better}"
         )
 
 
@@ -799,23 +795,22 @@ class LoRALinear(torch.nn.Module):
     def __init__(self, base, rank, alpha, activation="identity"):
         super().__init__()
         if not isinstance(base, torch.nn.Linear) or base.weight.dtype not in _DTYPES:
+            got = base if isinstance(base, torch.nn.Module) else type(base).__name__
             raise TypeError(
-                "LoRALinear: base must be a torch.nn.Linear of a floating-point dtype, got "
-                f"{base if isinstance(base, torch.nn.Module) else type(base).__name__}; "
+                f"LoRALinear: base must be a torch.nn.Linear of a floating-point dtype, got {got}; "
                 "LoRALinear.from_features makes one"
             )
-        if isinstance(rank, bool) or not isinstance(rank, int):
+        if type(rank) is not int:  # True is an int, too
             raise TypeError(f"LoRALinear: rank must be an int from 1 to {_MAX_RANK}, got {rank!r}")
         _check_rank("LoRALinear", rank)
         if isinstance(alpha, bool) or not isinstance(alpha, (int, float)):
-            raise TypeError(
-                f"LoRALinear: alpha must be a Python number, as 2 * rank, got {alpha!r}"
-            )
+            wrong = f"alpha must be a Python number, as 2 * rank, got {alpha!r}"
+            raise TypeError(f"LoRALinear: {wrong}")
         _check_activation("LoRALinear", activation)
         # not base.requires_grad = False, which sets an attribute of the module that nothing reads
         self.base = base.requires_grad_(False)
         like_weight = {"device": base.weight.device, "dtype": base.weight.dtype}
-        # made where they are to be: Parameter(...).to(device) is no Parameter, and would not be registered
+        # made in their place: Parameter(...).to(device) is no Parameter, and would not be registered
         self.lora_a = torch.nn.Parameter(torch.empty(rank, base.in_features, **like_weight))
         self.lora_b = torch.nn.Parameter(torch.zeros(base.out_features, rank, **like_weight))
         self.rank, self.alpha, self.scale, self.activation = rank, alpha, alpha / rank, activation
