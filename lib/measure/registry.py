@@ -585,6 +585,33 @@ def _low_rank_flops(shape, gradients, **_):
     return 2 * wide + 3 * narrow if gradients else wide + narrow
 
 
+_LORA_TENSORS = {
+    "x": "... K", "weight": "N K weight frozen", "lora_a": "R K weight", "lora_b": "N R weight", "bias": "N"
+}  # fmt: skip
+_LORA_WITHOUT_BIAS = {k: spec for k, spec in _LORA_TENSORS.items() if k != "bias"}
+# Each cuts tiles and takes several steps over K; "pointers" and "tma" several pieces of the rank, too.
+_LORA_PLANS = {
+    # two groups of rows of tiles
+    "pointers": (lora_linear.Plan(lora_linear.Tile(16, 16, 16, 4, 1)), [(150, 39, 41, 37)]),
+    "pointers, stored in halves": (
+        lora_linear.Plan(lora_linear.Tile(16, 256, 32, 4, 1)),
+        [(21, 40, 300, 3)],
+    ),
+    # more tiles than programs of the interpreter
+    "tma": (
+        lora_linear.Plan(lora_linear.Tile(64, 64, 64, 4, 4), "tma"),
+        [(130, 72, 136, 5), (70, 80, 72, 100)],
+    ),
+    "tma, stored in halves": (
+        lora_linear.Plan(lora_linear.Tile(64, 256, 64, 8, 3), "tma"),
+        [(66, 72, 264, 20)],
+    ),
+    "two strips of several tiles of dz": (
+        lora_linear.Plan(lora_linear.Tile(32, 32, 32, 4, 3), backward=(8, 32, 2)),
+        [(70, 24, 40, 4)],
+    ),
+}
+
 LORA_LINEAR = Op(
     name="lora_linear",
     notebook="42_lora",
@@ -595,19 +622,18 @@ LORA_LINEAR = Op(
         "triton": lora_linear.lora_linear_triton,
     },
     registered=(lora_linear.lora_linear_op,),
-    tensors={
-        "x": "... K",
-        "weight": "N K weight frozen",
-        "lora_a": "R K weight",
-        "lora_b": "N R weight",
-        "bias": "N",
-    },
+    tensors=_LORA_TENSORS,
     letters="M K N R",
     empty_shapes=((0, 3, 5, 2), (5, 3, 0, 2), (17, 0, 33, 2)),
     configurations={
         activation: {"scale": _LORA_SCALE, "activation": activation}
         for activation in ("relu", "identity", "gelu", "silu", "sigmoid")
     },
+    variants={
+        "only what it needs": (_LORA_WITHOUT_BIAS, {}),
+        "no bias": (_LORA_WITHOUT_BIAS, {"scale": -1.5, "activation": "gelu"}),
+    },
+    plans=_LORA_PLANS,
     host_shape=(16, 64, 64, 8),
     odd_shapes=(
         (1, 1, 1, 1),

@@ -1,27 +1,27 @@
 """lora_linear: y = act(x Wᵀ + b + s (x Aᵀ) Bᵀ), a frozen linear layer and its low-rank update, in two kernels.
 
-Shapes    x: (..., K); W: (N, K), frozen; A: (r, K); B: (N, r), rank r up to 256; b: (N,) or None; any strides.
-          s: a Python float, alpha / r. y: (..., N), contiguous.
+Shapes    x: (..., K); W: (N, K), frozen; A: (R, K); B: (N, R), rank R up to 256; b: (N,) or None; any strides.
+          s: a Python float, alpha / R. y: (..., N), contiguous.
 Act       identity, relu, gelu (tanh form), silu or sigmoid.
 Dtypes    float16, bfloat16 (summed in float32), float32, float64. Tensor cores read 10 bits of a float32's
-          mantissa, tf32. So float32 is taken as a sum of two tf32 and multiplied in three products, which is as
-          accurate as units for float32 are, and faster; allow_tf32=True leaves it at one product. What is
-          within 1/4096 of the largest float32 becomes infinite. cuBLAS's products, here u and the backward
-          pass's, go by torch.backends.cuda.matmul.allow_tf32.
-Work      2M(NK + Kr + rN) FLOPs forward, for M rows; backward as many, and 2M(Kr + rN) more: there is no dW.
+          mantissa (tf32). So each float32 is split into two tf32 and multiplied in three products (3xTF32), as
+          accurate as float32 units and faster; allow_tf32=True uses one product. Numbers within 1/4096 of the
+          largest float32 become infinite. cuBLAS's products, here u and those of the backward pass, follow
+          torch.backends.cuda.matmul.allow_tf32.
+Work      2M(NK + KR + RN) FLOPs forward, for M rows; backward as many, and 2M(KR + RN) more: there is no dW.
 Traffic   Beyond what the products read, for elements of s bytes: MNs, y alone. Eager writes two products,
           scales one, adds them and activates, 1 + 1 + 2 + 3 + 2 = 9MNs; cuBLAS adding in place, 5MNs.
-Design    u = x Aᵀ is cuBLAS's: so few columns make it a pass over x, as memory-bound as a copy, for which
-          it has kernels that split K where M is small. Inside the other kernel each of the N / BLOCK_N
-          programs of a row of tiles would compute u again, on tensor cores that take 64 columns in the time of
-          16. Then one kernel: x Wᵀ summed over K, one short product more, (s u) Bᵀ, onto the same sums; bias,
-          activation and the only rounding follow in registers. On Hopper one program for each multiprocessor
-          goes from tile to tile, and TMA moves x, W and y.
-Backward  dz = dy·act'(z) and db, dz summed over rows, are one kernel, and one for the sums; the rest is
-          cuBLAS's: dB = s dzᵀ u, du = s dz B, dA = duᵀ x, dx = dz W + du A. Saves x, u, and y (relu, sigmoid)
-          or z (gelu, silu), each only where a gradient that is asked for needs it.
-Rounding  u is rounded to x's dtype, as eager rounds x Aᵀ, and so is s u (in float16 it has to be in range; no
-          digit is lost where s is a power of 2); the sum of both products once, which eager does in five steps.
+Design    cuBLAS computes u = x Aᵀ. With so few columns it is a pass over x, as memory-bound as a copy, and
+          cuBLAS has kernels that split K where M is small. Inside the other kernel, each of the N / BLOCK_N
+          programs of a row of tiles would compute u again, on tensor cores that take as long for 16 columns as
+          for 64. Then one kernel sums x Wᵀ over K, adds one short product, (s u) Bᵀ, to the same sums, and
+          applies bias, activation and the only rounding in registers. On Hopper one program per SM goes from
+          tile to tile (a persistent kernel), and TMA moves x, W and y.
+Backward  One kernel computes dz = dy·act'(z) and sums it over rows to db; a second adds up the partial sums.
+          cuBLAS does the rest: dB = s dzᵀ u, du = s dz B, dA = duᵀ x, dx = dz W + du A. Saves x, u, and y (for
+          relu and sigmoid) or z (gelu, silu), each only if a requested gradient needs it.
+Rounding  u is rounded to x's dtype, as eager rounds x Aᵀ, and so is s u. In float16 s u has to be in range; no
+          digit is lost if s is a power of 2. The sum of both products is rounded once; eager rounds five times.
 Copy it   this file. MIT licence.
 """
 
@@ -48,17 +48,18 @@ _ACTIVATIONS = {
     "silu": F.silu,
     "sigmoid": torch.sigmoid,
 }
-# The same written into a tensor, which may be z itself
+# The same for cuBLAS's way, written into a tensor, which may be z itself
 _ACTIVATIONS_INTO = {
-    # aten.relu.out goes by way of a tensor of its own; as relu, clamp_min leaves NaN as it is
+    # aten.relu.out allocates a tensor; clamp_min does not, and leaves NaN as it is
     "relu": functools.partial(torch.clamp_min, min=0),
     "gelu": functools.partial(torch.ops.aten.gelu.out, approximate="tanh"),
     "silu": torch.ops.aten.silu.out,
     "sigmoid": torch.ops.aten.sigmoid.out,
 }
+_OF_Z = ("gelu", "silu")  # their slope is taken from z; relu's and sigmoid's from y
 
 
-class _Tile(NamedTuple):
+class Tile(NamedTuple):
     """A piece of y, m x n, made of pieces of x, m x k, and of W, n x k; and who works on it."""
 
     m: int
@@ -68,48 +69,14 @@ class _Tile(NamedTuple):
     num_stages: int
 
 
-# Everything there is to tune is here. Tiles by what multiplies ("half": 16-bit tensor cores, "tf32", once or
-# three times, "double") and generation of the GPU; `_pick_tile` takes the first that suits.
-_TILES = {
-    ("half", "hopper"): (
-        _Tile(128, 256, 64, 8, 3),
-        _Tile(128, 128, 64, 8, 4),
-        _Tile(64, 128, 64, 4, 4),
-        _Tile(64, 64, 64, 4, 4),
-        _Tile(16, 64, 128, 4, 4),
-        _Tile(16, 16, 128, 2, 4),
-    ),
-    ("half", "ampere"): (
-        _Tile(128, 128, 32, 8, 3),
-        _Tile(64, 64, 32, 4, 4),
-        _Tile(16, 64, 64, 4, 4),
-        _Tile(16, 16, 64, 2, 4),
-    ),
-    ("tf32", "ampere"): (
-        _Tile(128, 128, 32, 8, 3),
-        _Tile(64, 64, 32, 4, 3),
-        _Tile(16, 16, 64, 2, 3),
-    ),
-    ("tf32x3", "hopper"): (
-        _Tile(128, 64, 32, 4, 3),
-        _Tile(64, 64, 32, 4, 3),
-        _Tile(16, 32, 64, 4, 3),
-        _Tile(16, 16, 64, 4, 3),
-    ),
-    ("tf32x3", "ampere"): (
-        _Tile(128, 64, 32, 8, 3),
-        _Tile(64, 64, 32, 4, 3),
-        _Tile(16, 32, 64, 4, 3),
-        _Tile(16, 16, 64, 4, 3),
-    ),
-    ("double", "ampere"): (_Tile(64, 64, 16, 8, 3), _Tile(16, 16, 16, 2, 3)),
-    # No tensor cores: Triton has none for Turing (sm_75), and its registers are few
-    ("half", "turing"): (_Tile(64, 64, 16, 4, 1), _Tile(16, 16, 32, 4, 1)),
-}
-_GROUP = 8  # rows of tiles that programs walk through together
-_HALVES_FROM = 256  # a tile as wide as this is stored in halves: shared memory is left for x and W
-_TMA_FROM = 2**27  # M·N·K: setting up descriptors costs the host more than a smaller product takes
-_MOST_RANKS = 64  # of u and B that are multiplied at once: all of a small rank
+class Plan(NamedTuple):
+    """How one call is launched. backward: (BLOCK_M, BLOCK_N, strips) of dz, or None to have it chosen."""
+
+    tile: Tile | None = None
+    way: str = (
+        "pointers"  # or "tma", which is "pointers" where it cannot be, or "cublas", without a tile
+    )
+    backward: tuple[int, int, int] | None = None
 
 
 def lora_linear_eager(x, weight, lora_a, lora_b, bias=None, scale=1.0, activation="identity"):
@@ -295,13 +262,13 @@ def _lora_linear_tma_kernel(
 
 
 @triton.jit(do_not_specialize=["n_rows", "rows_per_program"])
-def _lora_linear_dz_kernel(
+def _dz_kernel(
     dy_ptr, saved_ptr, dz_ptr, partial_ptr, n_rows, n_cols, stride_dym, stride_dyn, rows_per_program,
-    ACTIVATION: tl.constexpr, NUM_STAGES: tl.constexpr, COMPUTE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    ACTIVATION: tl.constexpr, NUM_STAGES: tl.constexpr,
+    COMPUTE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    # One program handles rows_per_program rows of BLOCK_N columns, BLOCK_M rows at a time, and adds them
-    # up on the way: its row of partial, (programs down, n_cols), is its share of dbias. Pointers may be None.
+    # One program handles rows_per_program rows of BLOCK_N columns, BLOCK_M rows at a time, and adds
+    # them up on the way: its row of partial, (programs down, n_cols), is its share of dbias.
     n_tiles = tl.cdiv(n_cols, BLOCK_N)
     pid_m, pid_n = tl.program_id(0) // n_tiles, tl.program_id(0) % n_tiles
     cols = pid_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -337,6 +304,30 @@ def _sum_rows_kernel(
     tl.store(out_ptr + cols, tl.sum(total, axis=0), mask=cols < n_cols)
 
 
+# --- plan and launch -----------------------------------------------------------------------------------------
+
+# Tiles from large to small, by what multiplies: tensor cores on 16 bits ("half"), on tf32 or three times tf32,
+# or on float64 ("double"). They are tuned on an H200. The two of other GPUs are correct, not tuned.
+_TILES = {
+    "half": (
+        Tile(128, 256, 64, 8, 3), Tile(128, 128, 64, 8, 4), Tile(64, 128, 64, 4, 4),
+        Tile(64, 64, 64, 4, 4), Tile(16, 64, 128, 4, 4), Tile(16, 16, 128, 2, 4),
+    ),
+    "tf32": (Tile(128, 128, 32, 8, 3), Tile(64, 64, 32, 4, 3), Tile(16, 16, 64, 2, 3)),
+    "tf32x3": (
+        Tile(128, 64, 32, 4, 3), Tile(64, 64, 32, 4, 3), Tile(16, 32, 64, 4, 3), Tile(16, 16, 64, 4, 3),
+    ),
+    "double": (Tile(64, 64, 16, 8, 3), Tile(16, 16, 16, 2, 3)),
+    "elsewhere": (Tile(64, 64, 32, 4, 3), Tile(16, 16, 64, 4, 3)),
+    "turing": (Tile(64, 64, 16, 4, 1), Tile(16, 16, 32, 4, 1)),  # Triton has no tensor cores there
+}  # fmt: skip
+_GROUP = 8  # rows of tiles that programs walk through together
+_HALVES_FROM = 256  # a tile this wide is stored in halves, which leaves shared memory for x and W
+_TMA_FROM = 2**27  # M·N·K; below it descriptors cost the host more than they save
+_MOST_RANKS = 64  # columns of u and B that are multiplied at once: all of a small rank
+_PROGRAMS, _MOST_STRIPS = 8192, 1024  # for dz: enough for any GPU; partial sums of dbias
+
+
 def _cdiv(a, b):
     return -(-a // b)  # triton.cdiv is the same, and costs 2 µs a call on the host
 
@@ -349,32 +340,30 @@ def _compute_dtype(dtype):
     return tl.float64 if dtype == torch.float64 else tl.float32
 
 
+def _kind(dtype, allow_tf32):
+    if dtype == torch.float32:
+        return "tf32" if allow_tf32 else "tf32x3"
+    return "double" if dtype == torch.float64 else "half"
+
+
 @functools.cache
 def _n_multiprocessors(device):
     return 4 if _ON_CPU else torch.cuda.get_device_properties(device).multi_processor_count
 
 
 @functools.cache
-def _gpu_family(device):
-    """hopper: TMA, and 227 KB of shared memory for one program (Blackwell's of data centres too)."""
-    major = 9 if _ON_CPU else torch.cuda.get_device_capability(device)[0]
-    return "turing" if major < 8 else "hopper" if 9 <= major < 12 else "ampere"
+def _generation(device):
+    """The major number of the compute capability: 7 is Turing, 8 Ampere and Ada, 9 Hopper, 10 Blackwell."""
+    return 9 if _ON_CPU else torch.cuda.get_device_capability(device)[0]
 
 
-def _precision(allow_tf32, device):
-    """How tl.dot is to multiply float32; of the other dtypes it makes nothing else."""
-    if _gpu_family(device) == "turing":
-        return "ieee"
-    return "tf32" if allow_tf32 else "tf32x3"
-
-
-@functools.lru_cache(4096)
 def _pick_tile(n_rows, n_cols, dtype, allow_tf32, device):
-    """The first tile not wider than y with work for most multiprocessors; else the last."""
-    kind, family = "double" if dtype == torch.float64 else "half", _gpu_family(device)
-    if dtype == torch.float32 and family != "turing":
-        kind = "tf32" if allow_tf32 else "tf32x3"
-    for tile in _TILES.get((kind, family)) or _TILES[kind, "ampere"]:
+    """The first tile that is not wider than y and gives work to most SMs; else the last."""
+    kind, generation = _kind(dtype, allow_tf32), _generation(device)
+    # desktops' Blackwell, 12, has no more shared memory than Ampere
+    if kind != "double" and not 9 <= generation < 12:
+        kind = "turing" if generation < 8 else "elsewhere"
+    for tile in _TILES[kind]:
         if tile.m >= 2 * max(16, _power_of_2(n_rows)) or tile.n >= 2 * max(16, _power_of_2(n_cols)):
             continue
         n_tiles = _cdiv(n_rows, tile.m) * _cdiv(n_cols, tile.n)
@@ -383,68 +372,71 @@ def _pick_tile(n_rows, n_cols, dtype, allow_tf32, device):
     return tile
 
 
-def _tma_takes(t):
-    """Whether TMA can move pieces of the matrix t: rows without gaps that begin on 16-byte boundaries."""
-    pitch, step = t.stride()
-    aligned = pitch * t.itemsize % 16 == t.data_ptr() % 16 == 0
-    return aligned and step == 1 and pitch >= t.shape[1] > 0
-
-
-def _launch_fused(y, z, x, weight, u, lora_b, bias, scale, activation, allow_tf32):
-    """The kernel of this op that suits; y, and z unless it is None, are written."""
-    (n_rows, n_cols), n_inner = y.shape, x.shape[1]
-    tile = _pick_tile(n_rows, n_cols, x.dtype, allow_tf32, x.device)
-    arguments = (y, z, x, weight, u, lora_b, bias, scale, activation, allow_tf32, tile)
+@functools.lru_cache(4096)
+def _plan(n_rows, n_cols, n_inner, dtype, allow_tf32, device):
+    tile = _pick_tile(n_rows, n_cols, dtype, allow_tf32, device)
     large = n_rows * n_cols * n_inner >= _TMA_FROM and tile.m >= 64 <= tile.n
-    if (
-        large and x.itemsize == 2 and _gpu_family(x.device) == "hopper"
-        and _tma_takes(x) and _tma_takes(weight) and _tma_takes(y)
-    ):  # fmt: skip
-        _launch_tma_kernel(*arguments)
-    else:
-        _launch_pointer_kernel(*arguments)
+    has_tma = 9 <= _generation(device) < 12
+    return Plan(tile, "tma" if large and has_tma and dtype.itemsize == 2 else "pointers")
 
 
-def _rank_pieces(rank, tile):
-    """{PIECES, BLOCK_R}: in how many pieces, of what length, a rank is multiplied; 16 is the least there is."""
-    block_r = min(tile.k, _MOST_RANKS, max(16, _power_of_2(rank)))
-    return {"PIECES": _cdiv(rank, block_r), "BLOCK_R": block_r}
+@functools.cache
+def _plan_backward(n_cols, dtype):
+    """(BLOCK_M, BLOCK_N, strips): tiles of 8 KB, and as many strips as fill any GPU."""
+    block_n = min(128, _power_of_2(n_cols))
+    strips = max(1, min(_cdiv(_PROGRAMS, _cdiv(n_cols, block_n)), _MOST_STRIPS))
+    return 8192 // dtype.itemsize // block_n, block_n, strips
 
 
-def _launch_pointer_kernel(y, z, x, weight, u, lora_b, bias, scale, activation, allow_tf32, tile):
-    (n_rows, n_cols), (n_inner, rank) = y.shape, (x.shape[1], u.shape[1])
-    u = u * scale if u.dtype == torch.float64 else u
-    _lora_linear_kernel[(_cdiv(n_rows, tile.m) * _cdiv(n_cols, tile.n),)](
-        x, weight, u, lora_b, bias, y, z, n_rows, n_cols, n_inner, rank, float(scale),
-        *x.stride(), *weight.stride(), *lora_b.stride(), ACTIVATION=activation,
-        PRECISION=_precision(allow_tf32, x.device),
-        COMPUTE=_compute_dtype(x.dtype), GROUP=_GROUP,
-        HALVES=tile.n >= _HALVES_FROM, **_rank_pieces(rank, tile),
-        BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k,
-        num_warps=tile.num_warps, num_stages=tile.num_stages,
-    )  # fmt: skip
+def _tma_reads(t):
+    """Whether TMA can read this matrix: rows without gaps in them, which begin on 16-byte boundaries."""
+    pitch, step = t.stride()
+    return step == 1 and pitch >= t.shape[1] and pitch * t.itemsize % 16 == t.data_ptr() % 16 == 0
 
 
-def _launch_tma_kernel(y, z, x, weight, u, lora_b, bias, scale, activation, allow_tf32, tile):
-    """For 16-bit tensors that TMA takes; on a GPU that has it, or in the interpreter."""
-    (n_rows, n_cols), (n_inner, rank) = y.shape, (x.shape[1], u.shape[1])
-    halves = tile.n >= _HALVES_FROM
+def _launch(plan, x, weight, u, lora_b, bias, y, z, scale, activation, allow_tf32):
+    """Write y, and z unless it is None."""
+    if plan.way == "cublas":
+        _launch_cublas(x, weight, u, lora_b, bias, y, z, scale, activation)
+        return
+    tile, (n_rows, n_cols), n_inner, rank = plan.tile, y.shape, x.shape[1], u.shape[1]
     n_tiles = _cdiv(n_rows, tile.m) * _cdiv(n_cols, tile.n)
-    out = [tile.m, tile.n // 2 if halves else tile.n]
-    _lora_linear_tma_kernel[(min(n_tiles, _n_multiprocessors(x.device)),)](
-        TensorDescriptor(x, x.shape, x.stride(), [tile.m, tile.k]),
-        TensorDescriptor(weight, weight.shape, weight.stride(), [tile.n, tile.k]), u, lora_b, bias,
-        TensorDescriptor(y, y.shape, y.stride(), out),
-        None if z is None else TensorDescriptor(z, z.shape, z.stride(), out),
-        n_rows, n_cols, n_inner, rank, float(scale), *lora_b.stride(), ACTIVATION=activation,
-        GROUP=_GROUP, HALVES=halves, **_rank_pieces(rank, tile),
-        BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k,
-        num_warps=tile.num_warps, num_stages=tile.num_stages,
-    )  # fmt: skip
+    halves = tile.n >= _HALVES_FROM
+    block_r = min(tile.k, _MOST_RANKS, max(16, _power_of_2(rank)))  # tl.dot takes no less than 16
+    how = {
+        "ACTIVATION": activation, "GROUP": _GROUP, "HALVES": halves, "PIECES": _cdiv(rank, block_r),
+        "BLOCK_R": block_r, "BLOCK_M": tile.m, "BLOCK_N": tile.n, "BLOCK_K": tile.k,
+        "num_warps": tile.num_warps, "num_stages": tile.num_stages,
+    }  # fmt: skip
+    by_tma = plan.way == "tma" and x.itemsize == 2 and n_inner > 0
+    by_tma = by_tma and _tma_reads(x) and _tma_reads(weight) and _tma_reads(y)
+    with torch.cuda.device_of(x):  # else the launch goes to the current GPU, not to x's
+        if by_tma:
+            out = [tile.m, tile.n // 2 if halves else tile.n]
+            _lora_linear_tma_kernel[(min(n_tiles, _n_multiprocessors(x.device)),)](
+                TensorDescriptor(x, x.shape, x.stride(), [tile.m, tile.k]),
+                TensorDescriptor(weight, weight.shape, weight.stride(), [tile.n, tile.k]), u, lora_b, bias,
+                TensorDescriptor(y, y.shape, y.stride(), out),
+                None if z is None else TensorDescriptor(z, z.shape, z.stride(), out),
+                n_rows, n_cols, n_inner, rank, float(scale), *lora_b.stride(), **how,
+            )  # fmt: skip
+        else:
+            u = u * scale if u.dtype == torch.float64 else u
+            precision = "ieee" if _generation(x.device) < 8 else "tf32" if allow_tf32 else "tf32x3"
+            _lora_linear_kernel[(n_tiles,)](
+                x, weight, u, lora_b, bias, y, z, n_rows, n_cols, n_inner, rank, float(scale),
+                *x.stride(), *weight.stride(), *lora_b.stride(),
+                PRECISION=precision, COMPUTE=_compute_dtype(x.dtype), **how,
+            )  # fmt: skip
 
 
-def _launch_cublas(y, z, x, weight, u, lora_b, bias, scale, activation, allow_tf32):
-    """The same without a kernel of its own: both products by cuBLAS, added in place, activated in place."""
+def _for_cublas(t):
+    """t; a copy where rows or columns begin 2 GiB apart, at which cuBLAS reads memory that is not t's."""
+    return t.contiguous() if any(s * t.itemsize >= 2**31 for s in t.stride()) else t
+
+
+def _launch_cublas(x, weight, u, lora_b, bias, y, z, scale, activation):
+    """Both products by cuBLAS, the second added in place, and the activation in place."""
     total = y if z is None else z
     x, weight = _for_cublas(x), _for_cublas(weight)
     if bias is None:
@@ -456,44 +448,88 @@ def _launch_cublas(y, z, x, weight, u, lora_b, bias, scale, activation, allow_tf
         _ACTIVATIONS_INTO[activation](total, out=y)
 
 
+def _product(a, b, scale=1.0):
+    """scale (a b), scaled before it is rounded, in one launch; beta=0: what memory held is not read.
+
+    Into given memory, which autocast leaves in its dtype.
+    """
+    a, b, out = _for_cublas(a), _for_cublas(b), a.new_empty(a.shape[0], b.shape[1])
+    # without a scale mm, for which cuBLAS is asked in another way, and has faster kernels for a narrow b
+    return torch.mm(a, b, out=out) if scale == 1 else out.addmm_(a, b, beta=0, alpha=scale)
+
+
+def _launch_backward(plan, dy, saved, dz, has_dbias, activation):
+    """Write dz unless it is None. Returns what each strip of rows adds to dbias, (strips, N), or None."""
+    n_rows, n_cols = dy.shape
+    block_m, block_n, strips = plan or _plan_backward(n_cols, dy.dtype)
+    rows_per_program = _cdiv(_cdiv(n_rows, strips), block_m) * block_m
+    strips, n_tiles = _cdiv(n_rows, rows_per_program), _cdiv(n_cols, block_n)
+    wide = torch.float64 if dy.dtype == torch.float64 else torch.float32
+    partial = torch.empty((strips, n_cols), dtype=wide, device=dy.device) if has_dbias else None
+    # Unaligned rows load one element per instruction; cp.async cannot pipeline that, so num_stages=1.
+    aligned = n_cols % 16 == 0 and dy.stride(1) == 1
+    with torch.cuda.device_of(dy):
+        _dz_kernel[(strips * n_tiles,)](
+            dy, saved, dz, partial, n_rows, n_cols, *dy.stride(), rows_per_program,
+            ACTIVATION=activation, NUM_STAGES=3 if aligned else 1, COMPUTE=_compute_dtype(dy.dtype),
+            BLOCK_M=block_m, BLOCK_N=block_n, num_warps=8,
+        )  # fmt: skip
+    return partial
+
+
+def _sum_rows(partial, dtype):
+    """partial summed over its rows, in one launch and in a fixed order: the same bits in every run."""
+    out = torch.empty(partial.shape[1], dtype=dtype, device=partial.device)
+    with torch.cuda.device_of(partial):
+        _sum_rows_kernel[(_cdiv(partial.shape[1], 32),)](
+            partial, out, *partial.shape, BLOCK_M=64, BLOCK_N=32, num_warps=8
+        )
+    return out
+
+
+# --- forward and backward ------------------------------------------------------------------------------------
+
+
 def _forward(
-    x, weight, lora_a, lora_b, bias, scale, activation, allow_tf32=False, save_z=False, launch=None
+    x, weight, lora_a, lora_b, bias, scale, activation, allow_tf32=False, save_z=False, plan=None
 ):
-    """y; u = x Aᵀ, (M, r); and z = x Wᵀ + b + s u Bᵀ, (M, N), if it is to be saved, else None."""
-    n_rows, n_cols = math.prod(x.shape[:-1]), weight.shape[0]
-    x_rows = x.reshape(n_rows, x.shape[-1])
-    u = _product(x_rows, lora_a.t())
+    """y; u = x Aᵀ, (M, R); and z = x Wᵀ + b + s u Bᵀ, (M, N), if it is to be saved, else None."""
+    n_rows, (n_cols, n_inner) = math.prod(x.shape[:-1]), weight.shape
+    rows = x.reshape(n_rows, n_inner)  # a view if x's strides allow
+    u = _product(rows, lora_a.t())
     y = torch.empty((*x.shape[:-1], n_cols), dtype=x.dtype, device=x.device)
-    y_rows = y.view(n_rows, n_cols)
-    z = torch.empty_like(y_rows) if save_z else None
+    out = y.view(n_rows, n_cols)
+    z = torch.empty_like(out) if save_z else None
     if y.numel() > 0:
         bias = None if bias is None else bias.contiguous()
-        with torch.cuda.device_of(x):  # else the launch goes to the current GPU, not to x's
-            (launch or _launch_fused)(
-                y_rows, z, x_rows, weight, u, lora_b, bias, scale, activation, allow_tf32
-            )
+        plan = plan or _plan(n_rows, n_cols, n_inner, x.dtype, allow_tf32, x.device)
+        _launch(plan, rows, weight, u, lora_b, bias, out, z, scale, activation, allow_tf32)
     return y, u, z
 
 
-def _keeps_z(activation):
-    return activation in ("gelu", "silu")  # relu and sigmoid have their slope from y
-
-
-def _kept_for_backward(x, weight, lora_a, lora_b, u, y, z, activation, needs_grad):
-    """x, weight, lora_a, lora_b, u and what tells act'(z): each None where no gradient asked for needs it."""
-    has_dx, _, has_da, has_db, _ = needs_grad
-    saved = None if activation == "identity" else z if _keeps_z(activation) else y
-    return (
-        x if has_da else None, weight if has_dx else None, lora_a if has_dx else None,
-        lora_b if has_dx or has_da else None, u if has_db else None, saved,
+def _save(ctx, tensors, u, y, z, how):
+    """x for dA; W and A for dx; B for both; u for dB; y or z for dz; all that makes z if it is not there."""
+    x, weight, lora_a, lora_b, bias = tensors
+    ctx.how = _, activation, _ = how
+    # of the registered op, torch leaves out a bias that is None, the default
+    has_dx, _, has_da, has_db, has_dbias = (*ctx.needs_input_grad, False)[:5]
+    ctx.needs_grad = [has_dx, has_da, has_db, has_dbias]
+    saved = None if activation == "identity" else z if activation in _OF_Z else y
+    again = saved is None and activation != "identity"
+    ctx.save_for_backward(
+        x if has_da or again else None, weight if has_dx or again else None,
+        lora_a if has_dx or again else None, lora_b if has_dx or has_da or again else None,
+        u if has_db else None, saved, bias if again else None,
     )  # fmt: skip
 
 
-def _backward(dy, x, weight, lora_a, lora_b, u, saved, scale, activation, wanted):
-    """dx, dlora_a, dlora_b, dbias, each None unless wanted; of what is None, no wanted gradient has need."""
-    has_dx, has_da, has_db, has_dbias = wanted
+def _backward(dy, x, weight, lora_a, lora_b, u, saved, scale, activation, needs_grad, plan=None):
+    """dx, dlora_a, dlora_b, dbias, each None unless needed; what none of them takes is None."""
+    has_dx, has_da, has_db, has_dbias = needs_grad
     dy_rows = dy.reshape(math.prod(dy.shape[:-1]), dy.shape[-1])
-    dz, dbias = _dz_and_dbias(dy_rows, saved, activation, has_dx or has_da or has_db, has_dbias)
+    saved = None if saved is None else saved.reshape(dy_rows.shape)
+    has_dz = has_dx or has_da or has_db
+    dz, dbias = _dz(dy_rows, saved, activation, has_dz, has_dbias, plan and plan.backward)
     dx = da = db = None
     if has_db:
         db = _product(dz.t(), u, scale)
@@ -508,129 +544,115 @@ def _backward(dy, x, weight, lora_a, lora_b, u, saved, scale, activation, wanted
     return dx, da, db, dbias
 
 
-def _for_cublas(t):
-    """t; a copy where rows or columns begin 2 GiB apart, at which cuBLAS reads memory that is not t's."""
-    return t.contiguous() if any(s * t.itemsize >= 2**31 for s in t.stride()) else t
-
-
-def _product(a, b, scale=1.0):
-    """scale (a b), scaled before it is rounded, in one launch; beta=0: what memory held is not read.
-
-    Into given memory, which autocast leaves in its dtype.
-    """
-    a, b, out = _for_cublas(a), _for_cublas(b), a.new_empty(a.shape[0], b.shape[1])
-    # without a scale mm, for which cuBLAS is asked in another way, and has faster kernels for a narrow b
-    return torch.mm(a, b, out=out) if scale == 1 else out.addmm_(a, b, beta=0, alpha=scale)
-
-
-def _dz_and_dbias(dy, saved, activation, has_dz, has_dbias):
+def _dz(dy, saved, activation, has_dz, has_dbias, plan=None):
     """dz = dy·act'(z), dy itself for identity, and its sum over rows; each None unless asked for."""
-    (n_rows, n_cols), wide = dy.shape, torch.float64 if dy.dtype == torch.float64 else torch.float32
-    if activation == "identity":
-        result, dz = dy if has_dz else None, None
-    else:
-        result = dz = dy.new_empty(n_rows, n_cols) if has_dz else None
+    dz = torch.empty_like(saved) if has_dz and saved is not None else None
+    result = dy if has_dz and saved is None else dz
     if dy.numel() == 0 or not (has_dbias or dz is not None):
-        return result, dy.new_zeros(n_cols) if has_dbias else None
-    if saved is not None:
-        saved = saved.reshape(n_rows, n_cols)  # contiguous, as the forward pass made it
-    # 16 elements of each tensor for each of 256 threads. Loads of one element are too many to keep in flight
-    # through shared memory: no pipeline for them.
-    block_n = min(128, _power_of_2(n_cols))
-    block_m = 8192 // dy.itemsize // block_n
-    n_tiles = _cdiv(n_cols, block_n)
-    # About 8192 programs fill any GPU, and at most 1024 strips of rows keep the second sum short
-    strips = max(1, min(_cdiv(8192, n_tiles), 1024))
-    rows_per_program = _cdiv(_cdiv(n_rows, strips), block_m) * block_m
-    strips = _cdiv(n_rows, rows_per_program)
-    partial = torch.empty((strips, n_cols), dtype=wide, device=dy.device) if has_dbias else None
-    with torch.cuda.device_of(dy):
-        _lora_linear_dz_kernel[(strips * n_tiles,)](
-            dy, saved, dz, partial, n_rows, n_cols, *dy.stride(), rows_per_program,
-            ACTIVATION=activation, NUM_STAGES=3 if n_cols % 16 == 0 and dy.stride(1) == 1 else 1,
-            COMPUTE=_compute_dtype(dy.dtype), BLOCK_M=block_m, BLOCK_N=block_n, num_warps=8,
-        )  # fmt: skip
+        return result, dy.new_zeros(dy.shape[1]) if has_dbias else None
+    partial = _launch_backward(plan, dy, saved, dz, has_dbias, activation)
     return result, _sum_rows(partial, dy.dtype) if has_dbias else None
 
 
-def _sum_rows(partial, dtype):
-    """partial summed over its rows, in one launch and in a fixed order: the same bits in every run."""
-    out = torch.empty(partial.shape[1], dtype=dtype, device=partial.device)
-    with torch.cuda.device_of(partial):
-        _sum_rows_kernel[(_cdiv(partial.shape[1], 32),)](
-            partial, out, *partial.shape, BLOCK_M=64, BLOCK_N=32, num_warps=8
-        )
-    return out
+class _LoRALinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, lora_a, lora_b, bias, scale, activation, allow_tf32, plan):
+        tensors, how = (x, weight, lora_a, lora_b, bias), (scale, activation, allow_tf32)
+        y, u, z = _forward(*tensors, *how, activation in _OF_Z, plan)
+        _save(ctx, tensors, u, y, z, how)
+        ctx.plan = plan
+        return y
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable  # a second derivative raises instead of being wrong
+    def backward(ctx, dy):
+        how = *ctx.how[:2], ctx.needs_grad, ctx.plan
+        dx, da, db, dbias = _backward(dy, *ctx.saved_tensors[:6], *how)
+        return dx, None, da, db, dbias, *[None] * 4
 
 
-def _check(name, x, weight, lora_a, lora_b, bias, scale, activation):
-    """Raise TypeError or ValueError, saying what to do, unless all is on one GPU, of one dtype, and fits."""
-    tensors = {"x": x, "weight": weight, "lora_a": lora_a, "lora_b": lora_b}
-    for label, t in (tensors if bias is None else tensors | {"bias": bias}).items():
+# --- the calls -----------------------------------------------------------------------------------------------
+
+
+def _fits(x, weight, lora_a, lora_b, bias, scale, activation):
+    """Whether the kernels take these arguments; if not, _refuse_arguments says why."""
+    tensors = (x, weight, lora_a, lora_b, x if bias is None else bias)
+    return (
+        all([isinstance(t, torch.Tensor) for t in tensors])
+        and x.dtype in _DTYPES
+        and all([t.dtype == x.dtype and t.device == x.device for t in tensors])
+        and x.device.type == ("cpu" if _ON_CPU else "cuda")
+        and x.dim() > 0
+        and weight.dim() == lora_a.dim() == 2
+        and x.shape[-1] == weight.shape[1] == lora_a.shape[1]
+        and lora_b.shape == (weight.shape[0], lora_a.shape[0])
+        and (bias is None or bias.shape == weight.shape[:1])
+        and 1 <= lora_a.shape[0] <= _MAX_RANK
+        and isinstance(scale, (int, float))
+        and activation in _ACTIVATIONS
+        and not (weight.requires_grad and torch.is_grad_enabled())
+    )
+
+
+def _refuse(name, eager, **wanted):
+    """Raise the error that says what is wrong with a call of `name`, and what to do.
+
+    wanted: label=(tensor, its sizes in letters), as x=(x, "... N"); the first one sets dtype and device.
+    """
+    (first, (x, _)), sizes = next(iter(wanted.items())), {}
+    for label, (t, letters) in wanted.items():
         if not isinstance(t, torch.Tensor):
             raise TypeError(f"{name}: {label} must be a torch.Tensor, got {type(t).__name__}")
         if t.dtype not in _DTYPES:
-            raise TypeError(
-                f"{name}: {label} must be a floating-point tensor, got {t.dtype}; use .float()"
-            )
+            wrong = f"{label} must be a floating-point tensor, got {t.dtype}"
+            raise TypeError(f"{name}: {wrong}; use .float()")
         if t.dtype != x.dtype:
-            raise TypeError(
-                f"{name}: x is {x.dtype} and {label} {t.dtype}; cast one of them, as {label}.to(x.dtype)"
-            )
+            cast = f"cast one of them, as {label}.to({first}.dtype)"
+            raise TypeError(f"{name}: {first} is {x.dtype} and {label} {t.dtype}; {cast}")
         if t.device != x.device:
-            raise ValueError(
-                f"{name}: x is on {x.device} and {label} on {t.device}; move both to one device"
+            where = f"{first} is on {x.device} and {label} on {t.device}"
+            raise ValueError(f"{name}: {where}; move both to one device")
+        names = letters.removeprefix("... ").split()
+        shape = t.shape[max(0, t.dim() - len(names)) :] if letters[0] == "." else t.shape
+        same = [sizes.setdefault(n, size) == size for n, size in zip(names, shape)]
+        if len(shape) != len(names) or not all(same):
+            known = (
+                " with " + ", ".join(f"{n} = {size}" for n, size in sizes.items()) if sizes else ""
             )
-    x_shape, w_shape, a_shape, b_shape = (tuple(t.shape) for t in (x, weight, lora_a, lora_b))
-    if not x_shape or len(w_shape) != 2 or w_shape[1] != x_shape[-1]:
-        raise ValueError(
-            f"{name}: x must be (..., K) and weight (N, K), got x {x_shape} and weight {w_shape}"
-        )
-    if len(a_shape) != 2 or a_shape[1] != w_shape[1]:
-        raise ValueError(
-            f"{name}: lora_a must be (rank, K), with K = {w_shape[1]} of weight {w_shape}, got {a_shape}"
-        )
-    if len(b_shape) != 2 or b_shape[0] != w_shape[0]:
-        raise ValueError(
-            f"{name}: lora_b must be (N, rank), with N = {w_shape[0]} of weight {w_shape}, got {b_shape}"
-        )
-    if a_shape[0] != b_shape[1]:
-        raise ValueError(
-            f"{name}: lora_a {a_shape} has rank {a_shape[0]} and lora_b {b_shape} rank {b_shape[1]}; they "
-            "must be (rank, K) and (N, rank)"
-        )
-    _check_rank(name, a_shape[0])
-    if bias is not None and tuple(bias.shape) != w_shape[:1]:
-        raise ValueError(
-            f"{name}: bias must have one element for each row of weight, ({w_shape[0]},), "
-            f"got {tuple(bias.shape)}"
-        )
-    if not isinstance(scale, (int, float)):
-        raise TypeError(
-            f"{name}: scale must be a Python number, alpha / rank, got {type(scale).__name__}"
-        )
+            beside = f" beside {first} {tuple(x.shape)}" if t is not x else ""
+            want = f"{label} must be ({letters.replace(' ', ', ')}){known}"
+            raise ValueError(f"{name}: {want}, got {tuple(t.shape)}{beside}")
+    where = "on the CPU (TRITON_INTERPRET=1 is set)" if _ON_CPU else "on a GPU"
+    raise ValueError(f"{name}: {first} must be {where}, got {x.device}; use {eager} there")
+
+
+def _refuse_arguments(name, x, weight, lora_a, lora_b, bias, scale, activation):
+    """Raise the error that says what is wrong with these arguments of `name`, and what to do."""
     _check_activation(name, activation)
-    if x.device.type != ("cpu" if _ON_CPU else "cuda"):
-        where = "the CPU (TRITON_INTERPRET=1 is set)" if _ON_CPU else "a GPU"
-        raise ValueError(
-            f"{name}: x must be on {where}, got {x.device}; use lora_linear_eager there"
-        )
-    if weight.requires_grad and torch.is_grad_enabled():
+    if not isinstance(scale, (int, float)):
+        got = type(scale).__name__
+        raise TypeError(f"{name}: scale must be a Python number, alpha / rank, got {got}")
+    if getattr(weight, "requires_grad", False) and torch.is_grad_enabled():
         _refuse_to_train_weight(name)
-
-
-def _check_rank(name, rank):
-    if not 1 <= rank <= _MAX_RANK:
-        raise ValueError(
-            f"{name}: rank must be 1 to {_MAX_RANK}, got {rank}; a wider update is better "
-            "trained as a weight of its own, by torch.nn.functional.linear"
-        )
+    if getattr(lora_a, "shape", (0, 0))[1:] == getattr(x, "shape", (0,))[-1:]:
+        _check_rank(name, lora_a.shape[0])
+    tensors = {
+        "x": (x, "... K"), "weight": (weight, "N K"), "lora_a": (lora_a, "R K"), "lora_b": (lora_b, "N R"),
+    } | ({} if bias is None else {"bias": (bias, "N")})  # fmt: skip
+    _refuse(name, "lora_linear_eager", **tensors)
 
 
 def _check_activation(name, activation):
     if activation not in _ACTIVATIONS:
+        known = ", ".join(_ACTIVATIONS)
+        raise ValueError(f"{name}: activation must be one of {known}; got {activation!r}")
+
+
+def _check_rank(name, rank):
+    if not 1 <= rank <= _MAX_RANK:
+        better = "is better trained as a weight of its own, by torch.nn.functional.linear"
         raise ValueError(
-            f"{name}: activation must be one of {', '.join(_ACTIVATIONS)}; got {activation!r}"
+            f"{name}: rank must be 1 to {_MAX_RANK}, got {rank}; a wider update {better}"
         )
 
 
@@ -641,7 +663,7 @@ def _refuse_to_train_weight(name):
     )
 
 
-def _in_autocast_dtype(*tensors):
+def _autocast(*tensors):
     """Under autocast the tensors in its dtype, as torch's own products take them."""
     device = "cpu" if _ON_CPU else "cuda"
     if not torch.is_autocast_enabled(device):
@@ -650,62 +672,38 @@ def _in_autocast_dtype(*tensors):
     return [t.to(dtype) if getattr(t, "dtype", None) in casts else t for t in tensors]
 
 
-def _needs_gradient(*tensors):
-    """Whether autograd has to hear of this call; where not, leaving it out saves a third of the host's time."""
-    # torch.func, vmap among it: autograd.Function says what of it does not work
-    transformed = torch._C._functorch.peek_interpreter_stack() is not None
-    return transformed or torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+def _needs_grad(*tensors):
+    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
 
 
-class _LoRALinear(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, weight, lora_a, lora_b, bias, scale, activation, allow_tf32, launch):
-        tensors = x, weight, lora_a, lora_b
-        save_z = _keeps_z(activation)
-        y, u, z = _forward(*tensors, bias, scale, activation, allow_tf32, save_z, launch)
-        needs_grad = ctx.needs_input_grad[:5]
-        ctx.save_for_backward(*_kept_for_backward(*tensors, u, y, z, activation, needs_grad))
-        ctx.how = scale, activation
-        return y
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable  # a second derivative raises instead of being wrong
-    def backward(ctx, dy):
-        has_dx, _, has_da, has_db, has_dbias = ctx.needs_input_grad[:5]
-        wanted = has_dx, has_da, has_db, has_dbias
-        dx, da, db, dbias = _backward(dy, *ctx.saved_tensors, *ctx.how, wanted)
-        return dx, None, da, db, dbias, *[None] * 4
-
-
-def _apply(name, launch, x, weight, lora_a, lora_b, bias, scale, activation, allow_tf32):
-    x, weight, lora_a, lora_b, bias = tensors = _in_autocast_dtype(x, weight, lora_a, lora_b, bias)
-    _check(name, *tensors, scale, activation)
-    trained = tensors if bias is not None else tensors[:4]
+def _call(name, x, weight, lora_a, lora_b, bias, scale, activation, allow_tf32, plan):
+    tensors, how = _autocast(x, weight, lora_a, lora_b, bias), (scale, activation, allow_tf32)
+    if not _fits(*tensors, scale, activation):
+        _refuse_arguments(name, *tensors, scale, activation)
+    needs_grad = _needs_grad(*(tensors if bias is not None else tensors[:4]))
     if torch.compiler.is_compiling():
-        # not _needs_gradient: to Dynamo the stack that it looks at is never empty
-        has_gradient = torch.is_grad_enabled() and any(t.requires_grad for t in trained)
-        save_z = _keeps_z(activation) and has_gradient
-        return lora_linear_op(*tensors, scale, activation, allow_tf32, save_z)[0]
-    if not _needs_gradient(*trained):
-        return _forward(*tensors, scale, activation, allow_tf32, launch=launch)[0]
-    return _LoRALinear.apply(*tensors, scale, activation, allow_tf32, launch)
+        return lora_linear_op(*tensors, *how, needs_grad and activation in _OF_Z)[0]
+    if needs_grad:
+        return _LoRALinear.apply(*tensors, *how, plan)
+    return _forward(*tensors, *how, plan=plan)[0]  # past autograd: a third of the host's time less
 
 
 def lora_linear_triton(
-    x, weight, lora_a, lora_b, bias=None, scale=1.0, activation="identity", allow_tf32=False
-):
+    x, weight, lora_a, lora_b, bias=None, scale=1.0, activation="identity", allow_tf32=False, *, plan=None
+):  # fmt: skip
     """act(x Wᵀ + b + s (x Aᵀ) Bᵀ), with gradients for x, lora_a, lora_b and bias; weight is frozen.
 
-    x: (..., K), weight: (N, K), lora_a: (r, K), lora_b: (N, r), bias: (N,) or None, any strides, all of one
-    dtype and device; scale: a Python number, alpha / r; activation: identity, relu, gelu (tanh form), silu or
+    x: (..., K), weight: (N, K), lora_a: (R, K), lora_b: (N, R), bias: (N,) or None, any strides, all of one
+    dtype and device; scale: a Python number, alpha / R; activation: identity, relu, gelu (tanh form), silu or
     sigmoid; allow_tf32: whether float32 may be rounded to tf32. Returns y, (..., N), contiguous.
+    plan: a Plan in place of the one chosen, for tuning; torch.compile leaves it out.
     Works under torch.compile (as the op fused_kernels::lora_linear), autocast (in its dtype, as torch's
     products) and CUDA graphs; not under torch.vmap, and not twice differentiable: both raise.
     Raises TypeError for a wrong dtype; ValueError for a wrong shape, rank, device or activation, and for a
     weight that requires grad while gradients are recorded.
     """
-    name = "lora_linear_triton"
-    return _apply(name, None, x, weight, lora_a, lora_b, bias, scale, activation, allow_tf32)
+    how = scale, activation, allow_tf32, plan
+    return _call("lora_linear_triton", x, weight, lora_a, lora_b, bias, *how)
 
 
 def lora_linear_cublas(x, weight, lora_a, lora_b, bias=None, scale=1.0, activation="identity"):
@@ -714,8 +712,8 @@ def lora_linear_cublas(x, weight, lora_a, lora_b, bias=None, scale=1.0, activati
     What lora_linear_triton has to beat. Shapes, errors and gradients are its; float32 is multiplied as
     torch.backends.cuda.matmul.allow_tf32 says. Not for torch.compile, which gets lora_linear_triton's op.
     """
-    name = "lora_linear_cublas"
-    return _apply(name, _launch_cublas, x, weight, lora_a, lora_b, bias, scale, activation, False)
+    how = scale, activation, False, Plan(way="cublas")
+    return _call("lora_linear_cublas", x, weight, lora_a, lora_b, bias, *how)
 
 
 @torch.library.custom_op("fused_kernels::lora_linear", mutates_args=())
@@ -726,10 +724,11 @@ def lora_linear_op(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     """lora_linear for torch.compile and torch.export: one node of the graph, which nothing looks into.
 
-    Returns y, and u = x Aᵀ and z = x Wᵀ + b + s u Bᵀ for the backward pass, which of gelu and silu needs
-    save_z=True: without it z is empty.
+    Returns y, and u = x Aᵀ and z = x Wᵀ + b + s u Bᵀ for the backward pass. Without save_z z is empty, and the
+    backward pass of gelu and silu computes it again.
     """
-    _check("lora_linear_op", x, weight, lora_a, lora_b, bias, scale, activation)
+    if not _fits(x, weight, lora_a, lora_b, bias, scale, activation):
+        _refuse_arguments("lora_linear_op", x, weight, lora_a, lora_b, bias, scale, activation)
     y, u, z = _forward(x, weight, lora_a, lora_b, bias, scale, activation, allow_tf32, save_z)
     return y, u, y.new_empty(0) if z is None else z
 
@@ -766,28 +765,20 @@ def _(dy, x, weight, lora_a, lora_b, u, saved, scale, activation, wanted):
 
 
 def _setup_context(ctx, inputs, output):
-    x, weight, lora_a, lora_b, _, scale, activation, _, save_z = inputs
-    y, u, z = output
+    (*tensors, scale, activation, allow_tf32, save_z), (y, u, z) = inputs, output
     ctx.mark_non_differentiable(u, z)
     if ctx.needs_input_grad[1]:
         _refuse_to_train_weight("lora_linear_op")
-    if _keeps_z(activation) and not save_z:
-        raise ValueError(
-            f"lora_linear_op: the gradient of {activation} needs z; pass save_z=True, or call it under "
-            "torch.no_grad()"
-        )
-    needs_grad = ctx.needs_input_grad[:5]
-    ctx.save_for_backward(
-        *_kept_for_backward(x, weight, lora_a, lora_b, u, y, z, activation, needs_grad)
-    )
-    ctx.how = scale, activation
+    _save(ctx, tensors, u, y, z if save_z else None, (scale, activation, allow_tf32))
 
 
 def _op_backward(ctx, dy, *_):
-    has_dx, _, has_da, has_db, has_dbias = ctx.needs_input_grad[:5]
-    wanted = [has_dx, has_da, has_db, has_dbias]
-    grads = _lora_linear_backward_op(dy, *ctx.saved_tensors, *ctx.how, wanted)
-    dx, da, db, dbias = (g if needed else None for g, needed in zip(grads, wanted))
+    *tensors, u, saved, bias = ctx.saved_tensors
+    scale, activation, allow_tf32 = ctx.how
+    if saved is None and activation != "identity":
+        saved = lora_linear_op(*tensors, bias, scale, "identity", allow_tf32)[0]
+    grads = _lora_linear_backward_op(dy, *tensors, u, saved, scale, activation, ctx.needs_grad)
+    dx, da, db, dbias = (g if needed else None for g, needed in zip(grads, ctx.needs_grad))
     return dx, None, da, db, dbias, *[None] * 4
 
 
@@ -804,23 +795,22 @@ class LoRALinear(torch.nn.Module):
     def __init__(self, base, rank, alpha, activation="identity"):
         super().__init__()
         if not isinstance(base, torch.nn.Linear) or base.weight.dtype not in _DTYPES:
+            got = base if isinstance(base, torch.nn.Module) else type(base).__name__
             raise TypeError(
-                "LoRALinear: base must be a torch.nn.Linear of a floating-point dtype, got "
-                f"{base if isinstance(base, torch.nn.Module) else type(base).__name__}; "
+                f"LoRALinear: base must be a torch.nn.Linear of a floating-point dtype, got {got}; "
                 "LoRALinear.from_features makes one"
             )
-        if isinstance(rank, bool) or not isinstance(rank, int):
+        if type(rank) is not int:  # True is an int, too
             raise TypeError(f"LoRALinear: rank must be an int from 1 to {_MAX_RANK}, got {rank!r}")
         _check_rank("LoRALinear", rank)
         if isinstance(alpha, bool) or not isinstance(alpha, (int, float)):
-            raise TypeError(
-                f"LoRALinear: alpha must be a Python number, as 2 * rank, got {alpha!r}"
-            )
+            wrong = f"alpha must be a Python number, as 2 * rank, got {alpha!r}"
+            raise TypeError(f"LoRALinear: {wrong}")
         _check_activation("LoRALinear", activation)
         # not base.requires_grad = False, which sets an attribute of the module that nothing reads
         self.base = base.requires_grad_(False)
         like_weight = {"device": base.weight.device, "dtype": base.weight.dtype}
-        # made where they are to be: Parameter(...).to(device) is no Parameter, and would not be registered
+        # made in their place: Parameter(...).to(device) is no Parameter, and would not be registered
         self.lora_a = torch.nn.Parameter(torch.empty(rank, base.in_features, **like_weight))
         self.lora_b = torch.nn.Parameter(torch.zeros(base.out_features, rank, **like_weight))
         self.rank, self.alpha, self.scale, self.activation = rank, alpha, alpha / rank, activation
