@@ -14,7 +14,7 @@ files = pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
 # What each file has of its own, under the same name: the bands, and what belongs to them.
 BANDS = ["_plan", "_launch", "_forward", "_save", "_backward", "_fits", "_refuse", "_call"]
 OWN = {*BANDS, "_plan_backward", "_launch_backward", "_launch_cuda", "_forward_cuda", "_cuda", "_"}
-OWN |= {"_setup_context", "_op_backward", "_refuse_arguments", "_dz"}
+OWN |= {"_setup_context", "_op_backward", "_refuse_arguments", "_dz", "_launch_tma"}
 OWN -= {"_refuse"}  # the same in all files
 MOST_LINES = 600
 
