@@ -239,7 +239,8 @@ def _refuse(name, eager, **wanted):
         if not isinstance(t, torch.Tensor):
             raise TypeError(f"{name}: {label} must be a torch.Tensor, got {type(t).__name__}")
         if t.dtype not in _DTYPES:
-            raise TypeError(f"{name}: {label} must be floating-point, got {t.dtype}; use .float()")
+            wrong = f"{label} must be a floating-point tensor, got {t.dtype}"
+            raise TypeError(f"{name}: {wrong}; use .float()")
         if t.dtype != x.dtype:
             cast = f"cast one of them, as {label}.to({first}.dtype)"
             raise TypeError(f"{name}: {first} is {x.dtype} and {label} {t.dtype}; {cast}")
@@ -250,9 +251,12 @@ def _refuse(name, eager, **wanted):
         shape = t.shape[max(0, t.dim() - len(names)) :] if letters[0] == "." else t.shape
         same = [sizes.setdefault(n, size) == size for n, size in zip(names, shape)]
         if len(shape) != len(names) or not all(same):
-            known = ", ".join(f"{n} = {size}" for n, size in sizes.items())
-            want = f"({letters.replace(' ', ', ')})" + (f" with {known}" if known else "")
-            raise ValueError(f"{name}: {label} must be {want}, got {tuple(t.shape)}")
+            known = (
+                " with " + ", ".join(f"{n} = {size}" for n, size in sizes.items()) if sizes else ""
+            )
+            beside = f" beside {first} {tuple(x.shape)}" if t is not x else ""
+            want = f"{label} must be ({letters.replace(' ', ', ')}){known}"
+            raise ValueError(f"{name}: {want}, got {tuple(t.shape)}{beside}")
     where = "on the CPU (TRITON_INTERPRET=1 is set)" if _ON_CPU else "on a GPU"
     raise ValueError(f"{name}: {first} must be {where}, got {x.device}; use {eager} there")
 
