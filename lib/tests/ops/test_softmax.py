@@ -257,11 +257,6 @@ def test_rows_far_apart(module, plan):
     torch.testing.assert_close(*grads, rtol=0.03, atol=1e-5)
 
 
-def test_the_registered_op(module):
-    """The node of torch.compile, with its own way to the gradient."""
-    check(module.softmax_op, rows((17, 33)))
-
-
 # --- ways to launch ----------------------------------------------------------------------------------------
 
 
