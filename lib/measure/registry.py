@@ -521,8 +521,8 @@ MATMUL = Op(
 
 
 _GATED_LAYER = {"x": "... K", "weight": "2H K weight", "bias": "2H"}
-# Fewer programs than tiles, tiles in groups of rows of which the last is lower, and all sizes past an edge
-_GATED_SHAPES = [(129, 40, 33), (130, 72, 96), (260, 24, 132)]
+# Three rows of tiles, in groups of two, for two programs; then K in two steps. No size fills its tiles.
+_GATED_SHAPES = [(260, 24, 132), (130, 72, 33)]
 
 LINEAR_GEGLU = Op(
     name="linear_geglu",
@@ -551,7 +551,7 @@ LINEAR_GEGLU = Op(
         ),
         "TMA, long K": (
             linear_geglu.Plan("tma", linear_geglu.Tile(128, 128, 64, 8, 3), 2, 2, tma_store=True),
-            [*_GATED_SHAPES, (260, 24, 136)],
+            [(260, 24, 136), (130, 72, 33)],  # TMA stores y of the first
         ),
     },
     empty_shapes=((0, 3, 5), (5, 3, 0), (17, 0, 33)),
