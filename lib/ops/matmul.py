@@ -361,8 +361,8 @@ def _choose(m, n, k, kind, device, aligned=True):
     n_programs = n_multiprocessors * _RESIDENT.get(kind, 1)
     chosen, sizes = (tiles[-1], 1), (_power_of_2(m), _power_of_2(n))
     for tile in tiles:
-        # neither mostly empty nor needlessly many
-        if all(min(64, size) // 2 <= t <= max(16, size) for t, size in zip(tile, sizes)):
+        # in m and n neither mostly empty nor needlessly many
+        if all(min(64, size) // 2 <= t <= max(16, size) for t, size in zip(tile[:2], sizes)):
             n_tiles = _cdiv(m, tile.m) * _cdiv(n, tile.n)
             parts = min(_MOST_PARTS, k // (_LEAST_STEPS * tile.k), n_programs // n_tiles)
             chosen = tile, max(1, parts)
@@ -423,7 +423,7 @@ def _launch(plan, y, z, a, b, bias, activation, kind):
     """Write y, and z = a b + bias unless it is None."""
     tile, n_inner = plan.tile, a.shape[1]
     if plan.way == "tma" and kind == "half" and n_inner > 0 and 9 <= _generation(a.device) < 12:
-        _launch_tma(plan, y, z, a, b, bias, activation)
+        _launch_persistent(plan, y, z, a, b, bias, activation)
         return
     if plan.copies:
         a, b = _to_aligned(a), _to_aligned(b)
@@ -456,7 +456,7 @@ def _launch_tiles(plan, inner_per_part, y, z, a, b, bias, activation, kind):
     )  # fmt: skip
 
 
-def _launch_tma(plan, y, z, a, b, bias, activation):
+def _launch_persistent(plan, y, z, a, b, bias, activation):
     tile, (n_rows, n_cols), n_inner = plan.tile, y.shape, a.shape[1]
     (a, a_transposed), (b, b_transposed) = _for_tma(a), _for_tma(b)
     outs = [t if t is None or n_cols % 8 == 0 else _with_pitch(t) for t in (y, z)]
@@ -611,7 +611,8 @@ def _refuse(name, eager, **wanted):
         if not isinstance(t, torch.Tensor):
             raise TypeError(f"{name}: {label} must be a torch.Tensor, got {type(t).__name__}")
         if t.dtype not in _DTYPES:
-            raise TypeError(f"{name}: {label} must be floating-point, got {t.dtype}; use .float()")
+            wrong = f"{label} must be a floating-point tensor, got {t.dtype}"
+            raise TypeError(f"{name}: {wrong}; use .float()")
         if t.dtype != x.dtype:
             cast = f"cast one of them, as {label}.to({first}.dtype)"
             raise TypeError(f"{name}: {first} is {x.dtype} and {label} {t.dtype}; {cast}")
@@ -622,9 +623,12 @@ def _refuse(name, eager, **wanted):
         shape = t.shape[max(0, t.dim() - len(names)) :] if letters[0] == "." else t.shape
         same = [sizes.setdefault(n, size) == size for n, size in zip(names, shape)]
         if len(shape) != len(names) or not all(same):
-            known = ", ".join(f"{n} = {size}" for n, size in sizes.items())
-            want = f"({letters.replace(' ', ', ')})" + (f" with {known}" if known else "")
-            raise ValueError(f"{name}: {label} must be {want}, got {tuple(t.shape)}")
+            known = (
+                " with " + ", ".join(f"{n} = {size}" for n, size in sizes.items()) if sizes else ""
+            )
+            beside = f" beside {first} {tuple(x.shape)}" if t is not x else ""
+            want = f"{label} must be ({letters.replace(' ', ', ')}){known}"
+            raise ValueError(f"{name}: {want}, got {tuple(t.shape)}{beside}")
     where = "on the CPU (TRITON_INTERPRET=1 is set)" if _ON_CPU else "on a GPU"
     raise ValueError(f"{name}: {first} must be {where}, got {x.device}; use {eager} there")
 
