@@ -361,8 +361,8 @@ def _choose(m, n, k, kind, device, aligned=True):
     n_programs = n_multiprocessors * _RESIDENT.get(kind, 1)
     chosen, sizes = (tiles[-1], 1), (_power_of_2(m), _power_of_2(n))
     for tile in tiles:
-        # neither mostly empty nor needlessly many
-        if all(min(64, size) // 2 <= t <= max(16, size) for t, size in zip(tile, sizes)):
+        # in m and n neither mostly empty nor needlessly many
+        if all(min(64, size) // 2 <= t <= max(16, size) for t, size in zip(tile[:2], sizes)):
             n_tiles = _cdiv(m, tile.m) * _cdiv(n, tile.n)
             parts = min(_MOST_PARTS, k // (_LEAST_STEPS * tile.k), n_programs // n_tiles)
             chosen = tile, max(1, parts)
@@ -423,7 +423,7 @@ def _launch(plan, y, z, a, b, bias, activation, kind):
     """Write y, and z = a b + bias unless it is None."""
     tile, n_inner = plan.tile, a.shape[1]
     if plan.way == "tma" and kind == "half" and n_inner > 0 and 9 <= _generation(a.device) < 12:
-        _launch_tma(plan, y, z, a, b, bias, activation)
+        _launch_persistent(plan, y, z, a, b, bias, activation)
         return
     if plan.copies:
         a, b = _to_aligned(a), _to_aligned(b)
@@ -456,7 +456,7 @@ def _launch_tiles(plan, inner_per_part, y, z, a, b, bias, activation, kind):
     )  # fmt: skip
 
 
-def _launch_tma(plan, y, z, a, b, bias, activation):
+def _launch_persistent(plan, y, z, a, b, bias, activation):
     tile, (n_rows, n_cols), n_inner = plan.tile, y.shape, a.shape[1]
     (a, a_transposed), (b, b_transposed) = _for_tma(a), _for_tma(b)
     outs = [t if t is None or n_cols % 8 == 0 else _with_pitch(t) for t in (y, z)]
