@@ -17,7 +17,6 @@ from lib.nogpu.fake_gpu import H200, fake_gpu
 from lib.nogpu.memory import count_traffic
 from lib.ops import lora_linear
 from lib.ops.lora_linear import Plan, Tile, lora_linear_eager, lora_linear_triton
-from lib.recorded.results import ROOT
 from lib.tests.ops import battery, cases
 from lib.tests.ops.battery import assert_close
 
@@ -270,7 +269,7 @@ def test_the_plan_takes_tma_where_it_pays(module):
 def test_tiles_fill_an_h200(kind, dtype):
     with a_gpu():
         pick = functools.partial(
-            on_a_gpu()._pick_tile,
+            on_a_gpu(lora_linear)._pick_tile,
             dtype=dtype,
             allow_tf32=kind == "tf32",
             device=torch.device("cuda"),
@@ -289,7 +288,7 @@ def test_tiles_fill_an_h200(kind, dtype):
 @pytest.mark.parametrize(("major", "kind"), [(7, "turing"), (8, "elsewhere"), (12, "elsewhere")])
 def test_other_gpus_have_two_tiles(major, kind):
     with a_gpu(major):
-        plan = on_a_gpu(major)._plan
+        plan = on_a_gpu(lora_linear, major)._plan
         device = torch.device("cuda")
         for dtype in (torch.bfloat16, torch.float32):
             assert plan(4096, 4096, 4096, dtype, False, device) == Plan(TILES[kind][0])
@@ -567,10 +566,14 @@ def test_tf32_is_asked_for():
 
 
 @functools.cache
-def on_a_gpu(major=9):
-    """The op file with kernels to compile; one for each GPU, as a module keeps what it has asked it."""
-    path = Path(_folder().name, f"lora_linear_on_{major}.py")
-    return launch_diff._load((ROOT / "lib/ops/lora_linear.py").read_text(), path)
+def _on_a_gpu(file, major):
+    path = Path(_folder().name, f"{Path(file).stem}_on_{major}.py")
+    return launch_diff._load(Path(file).read_text(), path)
+
+
+def on_a_gpu(module, major=9):
+    """The module with kernels to compile; one for each GPU, as a module keeps what it has asked it."""
+    return _on_a_gpu(module.__file__, major)
 
 
 @functools.cache
@@ -582,7 +585,7 @@ def a_gpu(major=9):
     return fake_gpu(SimpleNamespace(**vars(H200) | {"major": major}))
 
 
-def launches(dtype, rank=16, activation="relu", trained=False, major=9, **how):
+def launches(module, dtype, rank=16, activation="relu", trained=False, major=9, **how):
     """What lora_linear_triton launches for (512, 512) matrices, forward and backward; nothing runs."""
     with a_gpu(major), launch_diff._addresses():
         empty = functools.partial(torch.empty, dtype=dtype, device="cuda")
@@ -590,7 +593,7 @@ def launches(dtype, rank=16, activation="relu", trained=False, major=9, **how):
         tensors = with_only(tensors, (0, 2, 3, 4) if trained else ())
 
         def call():
-            y = on_a_gpu(major).lora_linear_triton(*tensors, 0.5, activation, **how)
+            y = on_a_gpu(module, major).lora_linear_triton(*tensors, 0.5, activation, **how)
             if trained:
                 torch.autograd.grad([y], leaves_of(tensors), [torch.empty_like(y)])
 
@@ -610,7 +613,7 @@ def count(compiled, pattern):
 def test_hopper_multiplies_by_wgmma_and_moves_by_tma(rank, activation):
     keeps_z, tile = activation in ("gelu", "silu"), TILES["half"][0]
     plan = Plan(tile, "tma")
-    launch, *_ = launches(torch.bfloat16, rank, activation, trained=keeps_z, plan=plan)
+    launch, *_ = launches(lora_linear, torch.bfloat16, rank, activation, trained=keeps_z, plan=plan)
     assert launch.kernel.__name__ == "_lora_linear_tma_kernel"
     compiled = code_of(launch)
     assert count(compiled, "HGMMA.64x256x16.F32.BF16") >= tile.k // 16 + 1
@@ -646,7 +649,7 @@ def test_hopper_multiplies_by_wgmma_and_moves_by_tma(rank, activation):
 def test_the_pointer_kernel_multiplies_by_the_best_there_is(kind, dtype, arch, products):
     tile = TILES[kind][0]
     launch, *_ = launches(
-        dtype, 64, "gelu", True, arch // 10, plan=Plan(tile), allow_tf32=kind == "tf32"
+        lora_linear, dtype, 64, "gelu", True, arch // 10, plan=Plan(tile), allow_tf32=kind == "tf32"
     )
     compiled = code_of(launch, arch)
     assert count(compiled, products) >= 4
@@ -664,7 +667,7 @@ def test_the_pointer_kernel_multiplies_by_the_best_there_is(kind, dtype, arch, p
 
 @pytest.mark.parametrize("activation", ["identity", "relu", "gelu"])
 def test_backward_kernel_has_sixteen_byte_accesses_and_no_spills(activation):
-    _, launch, _ = launches(torch.bfloat16, activation=activation, trained=True)
+    _, launch, _ = launches(lora_linear, torch.bfloat16, activation=activation, trained=True)
     assert launch.kernel.__name__ == "_dz_kernel"
     compiled = code_of(launch)
     assert count(compiled, r"(LDG|LDGSTS)\.E(?!.*128)") == 0
@@ -672,10 +675,10 @@ def test_backward_kernel_has_sixteen_byte_accesses_and_no_spills(activation):
     assert compiled.spills == 0
 
 
-def test_tf32_only_where_it_is_asked_for():
+def test_tf32_only_where_it_is_asked_for(module):
     seen = []
     for dtype, allow in itertools.product((torch.float32, torch.float64), (False, True)):
-        (launch,) = launches(dtype, allow_tf32=allow)
+        (launch,) = launches(module, dtype, allow_tf32=allow)
         seen.append(launch.made_of.constexprs["PRECISION"])
     assert seen == ["tf32x3", "tf32"] * 2  # of float64 tl.dot makes nothing else
 

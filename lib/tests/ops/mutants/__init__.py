@@ -142,7 +142,7 @@ def _battery(checks, ops):
 def _special(name, module):
     """The op's own tests that take a module, with all their parameters."""
     tests = importlib.import_module(f"lib.tests.ops.test_{name}")
-    for test_name, test in vars(tests).items():
+    for test_name, test in list(vars(tests).items()):
         if not test_name.startswith("test_") or "module" not in inspect.signature(test).parameters:
             continue
         marks = getattr(test, "pytestmark", [])
