@@ -80,6 +80,8 @@ def restamp_notebook(path, ref, renames):
     notebook = nbformat.read(path, as_version=4)
     text = _at(ref, path.relative_to(results.ROOT))
     old, new = _code_cells(nbformat.reads(text, as_version=4)), _code_cells(notebook)
+    if notebook.metadata[notebooks.KEY]["code_hash"] != results.code_hash(old):
+        return False  # stale at `ref` already
     if len(old) != len(new) or not all(same_code(a, b, renames) for a, b in zip(old, new)):
         return False
     notebook.metadata[notebooks.KEY]["code_hash"] = notebooks.code_hash(notebook)
@@ -92,6 +94,8 @@ def restamp_record(path, ref, renames):
     record = json.loads(path.read_text())
     old, new = record["sources"], [renames.get(source, source) for source in record["sources"]]
     texts = [(_at(ref, a), (results.ROOT / b).read_text()) for a, b in zip(old, new)]
+    if record["source_hash"] != results.code_hash(text for text, _ in texts):
+        return False
     if not all(same_code(a, b, renames) for a, b in texts):
         return False
     record |= {"sources": new, "source_hash": results.source_hash(new)}

@@ -89,6 +89,19 @@ def load(name, gpu=REFERENCE_GPU):
     return json.loads(path.read_text())
 
 
+def launches_are_the_same(name):
+    """Write the hash of the code as it is now into a record whose launches were compared (lib.measure.launch_diff).
+
+    The hash of the code that was measured stays beside it, as `measured_source_hash`.
+    """
+    for path in FOLDER.glob("*/*.json"):
+        record = json.loads(path.read_text())
+        if f"lib/ops/{name}.py" in record["sources"] and is_stale(record):
+            record.setdefault("measured_source_hash", record["source_hash"])
+            record["source_hash"] = source_hash(record["sources"])
+            path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+
+
 def is_stale(record):
     """True when the code has changed since the record was made."""
     return record["source_hash"] != source_hash(record["sources"])
