@@ -90,7 +90,7 @@ def load(name, gpu=REFERENCE_GPU):
 
 
 def launches_are_the_same(name):
-    """Write the hash of the code as it is now into a record whose launches were compared (lib.measure.launch_diff).
+    """Write the hash of the code as it is now into the records of an op that lib.measure.launch_diff compared.
 
     The hash of the code that was measured stays beside it, as `measured_source_hash`.
     """
