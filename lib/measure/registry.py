@@ -655,12 +655,20 @@ LORA_LINEAR = Op(
 )
 
 
-def _two_layers_bytes(shape, itemsize, gradients):
+def _two_layers_bytes(shape, itemsize, gradients, **_):
     """Forward: read x and both weights, write y. Backward: read them and dy, write their gradients."""
     n_rows, n_in, n_hidden, n_out = shape
     once = n_rows * n_in + n_hidden * (n_in + n_out)
     return ((3 if gradients else 1) * once + (2 if gradients else 1) * n_rows * n_out) * itemsize
 
+
+_TWO_LAYERS = {
+    "x": "... K",
+    "weight1": "H K weight",
+    "bias1": "H",
+    "weight2": "N H weight",
+    "bias2": "N",
+}
 
 FUSED_MLP = Op(
     name="fused_mlp",
@@ -669,19 +677,32 @@ FUSED_MLP = Op(
     eager=fused_mlp.fused_mlp_eager,
     versions={"triton": fused_mlp.fused_mlp_triton},
     registered=(fused_mlp.fused_mlp_op,),
-    tensors={
-        "x": "... K",
-        "weight1": "H K weight",
-        "bias1": "H",
-        "weight2": "N H weight",
-        "bias2": "N",
-    },
+    tensors=_TWO_LAYERS,
     letters="M K H N",
+    variants={final: (_TWO_LAYERS, {"final": final}) for final in ("relu", "identity")},
+    plans={
+        "split, parts of several tiles": (
+            fused_mlp.Plan("split", n_splits=3),
+            [(17, 33, 300, 9), (20, 16, 280, 1)],
+        ),
+        "small tiles": (
+            fused_mlp.Plan("one kernel", fused_mlp.Tile(16, 16, 16, 4, 2)),
+            [(17, 33, 70, 9), (20, 40, 40, 40)],
+        ),
+        "cublas": (fused_mlp.Plan("cublas"), [(17, 33, 70, 9), (5, 7, 3, 1)]),
+    },
     empty_shapes=((0, 3, 5, 2), (5, 3, 4, 0), (5, 0, 4, 2), (5, 3, 0, 2)),
     host_shape=(16, 64, 64, 1),
-    odd_shapes=((1, 1, 1, 1), (5, 7, 3, 2), (17, 33, 21, 1), (130, 72, 96, 16), (257, 333, 700, 5)),
+    odd_shapes=(
+        (1, 1, 1, 1),
+        (5, 7, 3, 2),
+        (17, 33, 70, 9),
+        (20, 16, 40, 1),
+        (130, 72, 96, 16),
+        (257, 333, 700, 5),
+    ),
     bytes_moved=_two_layers_bytes,
-    flops=lambda shape, gradients: (
+    flops=lambda shape, gradients, **_: (
         (6 if gradients else 2) * shape[0] * shape[2] * (shape[1] + shape[3])
     ),
     bench_shapes=(

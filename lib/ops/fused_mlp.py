@@ -4,21 +4,15 @@ Shapes    x: (..., K); W1: (H, K); b1: (H,); W2: (N, H); b2: (N,), any strides; 
 Final     sigmoid, relu or identity: what comes last. A longer chain is several calls: layers 13-512-256-64-16
           with a relu after each are two with final="relu"; 512-256-1 with final="identity" gives logits.
 Dtypes    float16, bfloat16 (summed in float32), float32, float64. Tensor cores read 10 bits of a float32's
-          mantissa, tf32. So float32 is taken as a sum of two tf32 and multiplied in three products, which is as
-          accurate as units for float32 are, and faster; allow_tf32=True leaves it at one product. What is
-          within 1/4096 of the largest float32 becomes infinite. What cuBLAS multiplies (all gradients of
-          weights and of x, and the way "cublas" below) is as torch.backends.cuda.matmul says.
-Ways      y needs *all* hidden units of its row. A program that makes one tile of the hidden layer and goes on
-          as if that were the row forgets the others: right for layers no wider than a tile only. Instead:
+          mantissa, tf32. So float32 is split into two tf32 and multiplied in three products (3xTF32), which is
+          as accurate as units for float32 are, and faster; allow_tf32=True leaves it at one product. What is
+          within 1/4096 of the largest float32 becomes infinite. cuBLAS is as torch.backends.cuda.matmul says.
+Ways      y needs *all* hidden units of its row: a tile of them is the row only where no layer is wider.
             one kernel   A program owns rows. It walks through the hidden layer, tile after tile, and multiplies
-                         each at once by its columns of W2, into sums for all of y's columns.
-            split        A program owns rows and a part of the hidden layer: that gives a part of the sums, in
-                         float32. A second kernel adds the parts, in a fixed order, b2 and the last function.
-            cublas       H or K > 2048, large weights or a wide y: products by cuBLAS, and a pass for each
-                         function.
-Where     One kernel: small weights, for few rows, where a launch is what costs (1 instead of 4), and for many.
-          Split: few rows and larger weights, through which one program would walk for long. cuBLAS: where its
-          faster products gain more than the hidden layer's way to memory and back costs. Small tables choose.
+                         each at once by its columns of W2, into sums for all of y's columns. For small weights.
+            split        A program owns rows and a part of the hidden layer, and writes its part of the sums, in
+                         float32; a second kernel adds the parts in a fixed order. For few rows, larger weights.
+            cublas       H or K > 2048, large weights or a wide y: products by cuBLAS, a pass for each function.
 Traffic   M rows, elements of s bytes. Fused: x, weights, y once, (MK + HK + H + NH + N + MN)s; each program
           reads all weights, from L2. A split adds 8MN for each part. Eager adds 4MHs, the hidden layer written,
           read and written by relu, and read, and 2MNs.
@@ -44,7 +38,7 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _FINALS = {"sigmoid": torch.sigmoid, "relu": torch.relu, "identity": lambda z: z}
 
 
-class _Tile(NamedTuple):
+class Tile(NamedTuple):
     """A piece of the hidden layer, m rows x h units, made in steps of k; and who works on it."""
 
     m: int
@@ -54,34 +48,20 @@ class _Tile(NamedTuple):
     num_stages: int
 
 
-# Everything there is to tune is here. By what multiplies: "half", 16-bit tensor cores; "tf32", once or three
-# times; "ieee", units for float32, where Triton has no tensor cores; "double". Forward takes the first tile of
-# which, or of whose parts of the hidden layer, there is one for most multiprocessors.
-_TILES = {
-    "half": (_Tile(64, 64, 64, 4, 3), _Tile(32, 64, 64, 4, 3), _Tile(16, 64, 64, 4, 4)),
-    "tf32": (_Tile(64, 64, 32, 4, 2), _Tile(32, 32, 32, 4, 3), _Tile(16, 32, 32, 4, 4)),
-    "tf32x3": (_Tile(64, 64, 32, 4, 2), _Tile(32, 64, 32, 4, 3), _Tile(16, 64, 32, 4, 3)),
-    "ieee": (_Tile(32, 32, 32, 8, 3), _Tile(16, 32, 32, 4, 3)),
-    "double": (_Tile(16, 16, 16, 4, 2),),
-}
-_BACKWARD_TILES = {
-    "half": (_Tile(64, 64, 64, 4, 3), _Tile(32, 64, 64, 4, 3)),
-    "tf32": (_Tile(64, 64, 32, 4, 3), _Tile(32, 32, 32, 4, 3)),
-    "tf32x3": (_Tile(64, 64, 32, 4, 2), _Tile(32, 64, 32, 4, 3)),
-    "ieee": (_Tile(64, 64, 16, 8, 3), _Tile(32, 32, 16, 4, 3)),
-    "double": (_Tile(16, 16, 16, 4, 2),),
-}
-_MOST_INNER, _MOST_HIDDEN = 2048, 2048  # more: cuBLAS
-_MOST_COLS = {"half": 256, "tf32": 256, "tf32x3": 64, "double": 256}  # more: too
-# (K + N)H, multiply-adds for a row. More: too, as a program would walk through the weights for long.
-_MOST_OF_A_ROW = {"half": 3 * 2**16, "tf32": 3 * 2**15, "tf32x3": 3 * 2**16, "double": 3 * 2**12}
-# M(K + N)H with more than 64 columns. More: too, as their sums take all registers
-_MOST_OF_WIDE = 2**32
-_FEW_ROWS = 2048  # But a long walk of so few rows is split, up to so many multiply-adds, M(K + N)H:
-_MOST_OF_FEW_ROWS = {"half": 3 * 2**29, "tf32": 3 * 2**28, "tf32x3": 2**31, "double": 0}
-# (K + N)H up to which it is not: a second launch costs the host more than a GPU needs for the walk
-_ALONE = {"half": 3 * 2**16, "tf32": 3 * 2**15, "tf32x3": 2**16, "double": 3 * 2**12}
-_LEAST_OF_A_PART, _MOST_SPLITS = 2**14, 32
+class Plan(NamedTuple):
+    """How one call is launched: by "one kernel", "split" or "cublas", with this tile, in so many parts.
+
+    Plan("split", n_splits=3) will do for tuning: what is None is chosen, and the rest follows.
+    """
+
+    way: str
+    tile: Tile | None = None
+    n_splits: int | None = None  # programs for the same rows
+    n_tiles: int = 0  # of rows
+    units: int = 0  # hidden ones of a program
+    blocks: dict | None = None  # constexprs
+    warps: dict | None = None  # and stages
+    precision: str = "ieee"  # of tl.dot, which matters for float32 alone
 
 
 def fused_mlp_eager(x, weight1, bias1, weight2, bias2, final="sigmoid"):
@@ -266,6 +246,38 @@ def _sum_rows_kernel(
     tl.store(out_ptr + cols, tl.sum(total, axis=0), mask=cols < n_cols)
 
 
+# --- plan and launch -----------------------------------------------------------------------------------------
+
+# Everything there is to tune is here. By what multiplies: "half", 16-bit tensor cores; "tf32", once or three
+# times; "ieee", units for float32, where Triton has no tensor cores; "double". Forward takes the first tile of
+# which, or of whose parts of the hidden layer, there is one for most multiprocessors.
+_TILES = {
+    "half": (Tile(64, 64, 64, 4, 3), Tile(32, 64, 64, 4, 3), Tile(16, 64, 64, 4, 4)),
+    "tf32": (Tile(64, 64, 32, 4, 2), Tile(32, 32, 32, 4, 3), Tile(16, 32, 32, 4, 4)),
+    "tf32x3": (Tile(64, 64, 32, 4, 2), Tile(32, 64, 32, 4, 3), Tile(16, 64, 32, 4, 3)),
+    "ieee": (Tile(32, 32, 32, 8, 3), Tile(16, 32, 32, 4, 3)),
+    "double": (Tile(16, 16, 16, 4, 2),),
+}
+_BACKWARD_TILES = {
+    "half": (Tile(64, 64, 64, 4, 3), Tile(32, 64, 64, 4, 3)),
+    "tf32": (Tile(64, 64, 32, 4, 3), Tile(32, 32, 32, 4, 3)),
+    "tf32x3": (Tile(64, 64, 32, 4, 2), Tile(32, 64, 32, 4, 3)),
+    "ieee": (Tile(64, 64, 16, 8, 3), Tile(32, 32, 16, 4, 3)),
+    "double": (Tile(16, 16, 16, 4, 2),),
+}
+_MOST_INNER, _MOST_HIDDEN = 2048, 2048  # more: cuBLAS
+_MOST_COLS = {"half": 256, "tf32": 256, "tf32x3": 64, "double": 256}  # more: too
+# (K + N)H, multiply-adds for a row. More: too, as a program would walk through the weights for long.
+_MOST_OF_A_ROW = {"half": 3 * 2**16, "tf32": 3 * 2**15, "tf32x3": 3 * 2**16, "double": 3 * 2**12}
+# M(K + N)H with more than 64 columns. More: too, as their sums take all registers
+_MOST_OF_WIDE = 2**32
+_FEW_ROWS = 2048  # But a long walk of so few rows is split, up to so many multiply-adds, M(K + N)H:
+_MOST_OF_FEW_ROWS = {"half": 3 * 2**29, "tf32": 3 * 2**28, "tf32x3": 2**31, "double": 0}
+# (K + N)H up to which it is not: a second launch costs the host more than a GPU needs for the walk
+_ALONE = {"half": 3 * 2**16, "tf32": 3 * 2**15, "tf32x3": 2**16, "double": 3 * 2**12}
+_LEAST_OF_A_PART, _MOST_SPLITS = 2**14, 32
+
+
 def _cdiv(a, b):
     return -(-a // b)  # triton.cdiv is the same, and costs 2 µs a call on the host
 
@@ -290,14 +302,9 @@ def _n_multiprocessors(device):
 
 
 @functools.cache
-def _has_tensor_cores(device):
-    """Whether Triton uses them: not those of Turing (sm_75)."""
-    return _ON_CPU or torch.cuda.get_device_capability(device)[0] >= 8
-
-
-def _precision(kind, device):
-    """How tl.dot is to multiply; it matters for float32 alone."""
-    return kind if "tf32" in kind and _has_tensor_cores(device) else "ieee"
+def _generation(device):
+    """The major number of the compute capability: 7 is Turing, 8 Ampere and Ada, 9 Hopper, 10 Blackwell."""
+    return 9 if _ON_CPU else torch.cuda.get_device_capability(device)[0]
 
 
 def _by_cublas(m, k, h, n, kind):
@@ -309,70 +316,93 @@ def _by_cublas(m, k, h, n, kind):
     return k > _MOST_INNER or h > _MOST_HIDDEN or wide or long_walk
 
 
-class _Plan(NamedTuple):
-    """A launch: constexprs, warps and stages, tiles down, hidden units of a program, and programs across."""
-
-    blocks: dict
-    warps: dict
-    n_tiles: int
-    units: int
-    n_splits: int
-
-
 @functools.lru_cache(4096)
-def _plan(m, k, h, n, kind, device, backward=False):
-    """The plan of a kernel. Backward, a program has one tile of units, and takes columns in steps, as K."""
-    n_multiprocessors = _n_multiprocessors(device)
-    no_tensor_cores = kind != "double" and not _has_tensor_cores(device)
-    tiles = (_BACKWARD_TILES if backward else _TILES)["ieee" if no_tensor_cores else kind]
+def _plan(m, k, h, n, kind, device, backward=False, way=None, tile=None, n_splits=None):
+    """The Plan of a call. Backward, a program has one tile of units, and takes columns in steps, as K."""
+    if way == "cublas" or way is None and _by_cublas(m, k, h, n, kind):
+        return Plan("cublas")
+    # Triton uses no tensor cores of Turing
+    has_units = kind == "double" or _generation(device) >= 8
+    tiles = (_BACKWARD_TILES if backward else _TILES)[kind if has_units else "ieee"]
+    precision = kind if has_units and "tf32" in kind else "ieee"
+    n_sms, of_a_row = _n_multiprocessors(device), (k + n) * h
+    alone = way == "one kernel" or way is None and of_a_row <= _ALONE[kind]
 
-    def chunks(tile):  # BLOCK_H and how many of them the hidden layer is
-        block_h = min(tile.h, max(16, _power_of_2(h)))
-        return block_h, max(1, _cdiv(h, block_h))
+    def laid_out(tile):  # the programs that it gives work, and its Plan
+        n_tiles, block_h = _cdiv(m, tile.m), min(tile.h, max(16, _power_of_2(h)))
+        n_chunks = max(1, _cdiv(h, block_h))
+        most = n_splits or min(_MOST_SPLITS, n_sms // n_tiles, of_a_row // _LEAST_OF_A_PART)
+        parts = n_chunks if backward else 1 if alone else max(1, min(n_chunks, most))
+        block_k = min(tile.k, max(16, _power_of_2(k)))
+        block_n = 1 if n == 1 else max(16, _power_of_2(n))
+        block_n = min(tile.k, block_n) if backward else block_n
+        blocks = {
+            "ONE_STEP": k <= block_k and not backward,
+            "BLOCK_M": tile.m, "BLOCK_H": block_h, "BLOCK_K": block_k, "BLOCK_N": block_n,
+        }  # fmt: skip
+        # a wide y has sums that the registers of 4 warps do not hold
+        num_warps = 8 if tile.m >= 64 and block_n > 64 else tile.num_warps
+        warps = {"num_warps": num_warps, "num_stages": tile.num_stages}
+        units = block_h * _cdiv(n_chunks, parts)
+        n_programs = max(1, _cdiv(h, units))
+        way = "one kernel" if n_programs == 1 else "split"
+        how = (n_programs, n_tiles, units, blocks, warps, precision)
+        return n_tiles * parts, Plan(way, tile, *how)
 
-    def n_parts(tile):  # of the hidden layer, for the same rows
-        n_chunks, of_a_row = chunks(tile)[1], (k + n) * h
-        if backward:
-            return n_chunks
-        if of_a_row <= _ALONE[kind]:
-            return 1
-        per_tile = n_multiprocessors // _cdiv(m, tile.m)
-        return max(1, min(n_chunks, _MOST_SPLITS, per_tile, of_a_row // _LEAST_OF_A_PART))
-
-    enough = 0.75 * n_multiprocessors
-    tile = next((t for t in tiles if _cdiv(m, t.m) * n_parts(t) >= enough), tiles[-1])
-    block_h, n_chunks = chunks(tile)
-    block_k = min(tile.k, max(16, _power_of_2(k)))
-    block_n = 1 if n == 1 else max(16, _power_of_2(n))
-    blocks = {
-        "ONE_STEP": k <= block_k and not backward,
-        "BLOCK_M": tile.m, "BLOCK_H": block_h, "BLOCK_K": block_k,
-        "BLOCK_N": min(tile.k, block_n) if backward else block_n,
-    }  # fmt: skip
-    units = block_h * (1 if backward else _cdiv(n_chunks, n_parts(tile)))
-    # a wide y has sums that the registers of 4 warps do not hold
-    num_warps = 8 if tile.m >= 64 and blocks["BLOCK_N"] > 64 else tile.num_warps
-    warps = {"num_warps": num_warps, "num_stages": tile.num_stages}
-    return _Plan(blocks, warps, _cdiv(m, tile.m), units, max(1, _cdiv(h, units)))
-
-
-def _matrix(t, width):
-    """t, (..., width), as a matrix; a copy where strides allow no view."""
-    return t if t.dim() == 2 else t.reshape(math.prod(t.shape[:-1]), width)
+    found = [laid_out(t) for t in ([tile] if tile else tiles)]
+    return next((plan for busy, plan in found if busy >= 0.75 * n_sms), found[-1][1])
 
 
-def _forward(x, w1, b1, w2, b2, final, allow_tf32, save_hidden=False):
-    """y, and the hidden layer if it is to be saved, else None."""
-    (n_hidden, n_inner), n_cols = w1.shape, w2.shape[0]
-    y = x.new_empty((*x.shape[:-1], n_cols))
-    x, kind = _matrix(x, n_inner), _kind(x.dtype, allow_tf32)
-    if y.numel() == 0:
-        return y, x.new_empty(x.shape[0], n_hidden) if save_hidden else None
-    out = _matrix(y, n_cols)
-    if _by_cublas(x.shape[0], n_inner, n_hidden, n_cols, kind):
-        return y, _forward_by_cublas(out, x, w1, b1, w2, b2, final, save_hidden)
-    _launch_forward(out, x, w1, b1.contiguous(), w2, b2.contiguous(), final, kind)
-    return y, None
+def _launch(plan, y, x, w1, b1, w2, b2, final, kind):
+    (n_rows, n_inner), (n_cols, n_hidden), compute = x.shape, w2.shape, _compute_dtype(x.dtype)
+    split = plan.n_splits > 1
+    wide = torch.float64 if kind == "double" else torch.float32
+    out = x.new_empty((plan.n_splits, *y.shape), dtype=wide) if split else y
+    with torch.cuda.device_of(x):  # else the launch goes to the current GPU, not to x's
+        _fused_mlp_fwd_kernel[(plan.n_tiles, plan.n_splits)](
+            x, w1, b1, w2, None if split else b2, out, n_rows, n_inner, n_hidden, n_cols,
+            *x.stride(), *w1.stride(), *w2.stride(), plan.units,
+            FINAL="identity" if split else final, PRECISION=plan.precision,
+            COMPUTE=compute, **plan.blocks, **plan.warps,
+        )  # fmt: skip
+        if split:
+            _fused_mlp_sum_kernel[(_cdiv(y.numel(), 512),)](
+                out, b2, y, y.numel(), n_cols, plan.n_splits,
+                FINAL=final, BLOCK_SIZE=512, num_warps=4,
+            )  # fmt: skip
+
+
+def _launch_backward(plan, dy, x, w1, b1, w2, y, final, kind, needs_grad):
+    """dz1, dz2, hidden, db1, db2, each None unless it, or a product with it, is needed."""
+    (n_rows, n_inner), (n_cols, n_hidden), compute = x.shape, w2.shape, _compute_dtype(x.dtype)
+    has_dx, has_dw1, has_db1, has_dw2, has_db2 = needs_grad
+    hidden = x.new_empty(n_rows, n_hidden) if has_dw2 else None
+    dz1 = x.new_empty(n_rows, n_hidden) if has_dx or has_dw1 else None
+    dz2 = x.new_empty(n_rows, n_cols) if has_dw2 else None
+    partial, wide = None, torch.float64 if kind == "double" else torch.float32
+    if has_db1 or has_db2:
+        partial = x.new_empty((plan.n_tiles, n_hidden + n_cols), dtype=wide)
+    with torch.cuda.device_of(x):
+        _fused_mlp_bwd_kernel[(plan.n_tiles * plan.n_splits,)](
+            # y.sum().backward() sends a dy of strides 0, which is read as it is
+            dy, y, x, w1, b1.contiguous(), w2, hidden, dz1, dz2, partial,
+            n_rows, n_inner, n_hidden, n_cols, *dy.stride(), *x.stride(), *w1.stride(), *w2.stride(),
+            FINAL=final, PRECISION=plan.precision,
+            COMPUTE=compute, **plan.blocks, **plan.warps,
+        )  # fmt: skip
+    if partial is None:
+        return dz1, dz2, hidden, None, None
+    return dz1, dz2, hidden, *_sum_rows(partial, x.dtype).split((n_hidden, n_cols))
+
+
+def _sum_rows(partial, dtype):
+    """partial summed over its rows, in one launch and in a fixed order: the same bits in every run."""
+    out = torch.empty(partial.shape[1], dtype=dtype, device=partial.device)
+    with torch.cuda.device_of(partial):
+        _sum_rows_kernel[(_cdiv(partial.shape[1], 32),)](
+            partial, out, *partial.shape, BLOCK_M=64, BLOCK_N=32, num_warps=8
+        )
+    return out
 
 
 def _for_cublas(t):
@@ -394,46 +424,7 @@ def _forward_by_cublas(y, x, w1, b1, w2, b2, final, save_hidden):
     return hidden if save_hidden else None
 
 
-def _launch_forward(y, x, w1, b1, w2, b2, final, kind):
-    (n_rows, n_inner), (n_cols, n_hidden), compute = x.shape, w2.shape, _compute_dtype(x.dtype)
-    plan = _plan(n_rows, n_inner, n_hidden, n_cols, kind, x.device)
-    split = plan.n_splits > 1
-    wide = torch.float64 if kind == "double" else torch.float32
-    out = x.new_empty((plan.n_splits, *y.shape), dtype=wide) if split else y
-    with torch.cuda.device_of(x):  # else the launch goes to the current GPU, not to x's
-        _fused_mlp_fwd_kernel[(plan.n_tiles, plan.n_splits)](
-            x, w1, b1, w2, None if split else b2, out, n_rows, n_inner, n_hidden, n_cols,
-            *x.stride(), *w1.stride(), *w2.stride(), plan.units,
-            FINAL="identity" if split else final, PRECISION=_precision(kind, x.device),
-            COMPUTE=compute, **plan.blocks, **plan.warps,
-        )  # fmt: skip
-        if split:
-            _fused_mlp_sum_kernel[(_cdiv(y.numel(), 512),)](
-                out, b2, y, y.numel(), n_cols, plan.n_splits,
-                FINAL=final, BLOCK_SIZE=512, num_warps=4,
-            )  # fmt: skip
-
-
-def _backward(dy, x, w1, b1, w2, y, hidden, final, allow_tf32, wanted):
-    """dx, dW1, db1, dW2, db2, each None unless wanted. y is None for identity, hidden if it was not saved."""
-    x_shape, (n_cols, n_hidden), kind = x.shape, w2.shape, _kind(x.dtype, allow_tf32)
-    if dy.numel() == 0:
-        shapes = x.shape, w1.shape, b1.shape, w2.shape, (n_cols,)
-        return [x.new_zeros(shape) if has else None for shape, has in zip(shapes, wanted)]
-    dy, x = _matrix(dy, n_cols), _matrix(x, w1.shape[1])
-    y = None if y is None else _matrix(y, n_cols)
-    by_cublas = _by_cublas(*x.shape, n_hidden, n_cols, kind)
-    launch = _slopes_by_cublas if by_cublas else _launch_backward
-    dz1, dz2, hidden, db1, db2 = launch(dy, x, w1, b1, w2, y, hidden, final, kind, wanted)
-    has_dx, has_dw1, has_db1, has_dw2, has_db2 = wanted
-    # out= as above, and so in the dtype of what is multiplied
-    dx = torch.mm(dz1, _for_cublas(w1), out=x.new_empty(x.shape)).view(x_shape) if has_dx else None
-    dw1 = torch.mm(dz1.t(), _for_cublas(x), out=w1.new_empty(w1.shape)) if has_dw1 else None
-    dw2 = torch.mm(_for_cublas(dz2).t(), hidden, out=w2.new_empty(w2.shape)) if has_dw2 else None
-    return dx, dw1, db1 if has_db1 else None, dw2, db2 if has_db2 else None
-
-
-def _slopes_by_cublas(dy, x, w1, b1, w2, y, hidden, final, kind, wanted):
+def _slopes_by_cublas(dy, x, w1, b1, w2, y, hidden, final, needs_grad):
     """dz1, dz2, hidden, db1, db2: as eager has them, from the functions that eager's autograd calls."""
     hidden = _hidden_by_cublas(x, w1, b1) if hidden is None else hidden
     dz1, dz2, aten = None, dy, torch.ops.aten
@@ -441,82 +432,137 @@ def _slopes_by_cublas(dy, x, w1, b1, w2, y, hidden, final, kind, wanted):
         dz2 = aten.sigmoid_backward(dy, y)
     elif final == "relu":
         dz2 = aten.threshold_backward(dy, y, 0)
-    if any(wanted[:3]):
+    if any(needs_grad[:3]):
         dh = torch.mm(_for_cublas(dz2), _for_cublas(w2), out=torch.empty_like(hidden))
         dz1 = aten.threshold_backward(dh, hidden, 0)
-    db1 = dz1.sum(0, dtype=x.dtype) if wanted[2] else None
-    return dz1, dz2, hidden, db1, dz2.sum(0, dtype=x.dtype) if wanted[4] else None
+    db1 = dz1.sum(0, dtype=x.dtype) if needs_grad[2] else None
+    return dz1, dz2, hidden, db1, dz2.sum(0, dtype=x.dtype) if needs_grad[4] else None
 
 
-def _launch_backward(dy, x, w1, b1, w2, y, _, final, kind, wanted):
-    """dz1, dz2, hidden, db1, db2, each None unless it, or a product with it, is wanted."""
-    (n_rows, n_inner), (n_cols, n_hidden), compute = x.shape, w2.shape, _compute_dtype(x.dtype)
-    has_dx, has_dw1, has_db1, has_dw2, has_db2 = wanted
-    hidden = x.new_empty(n_rows, n_hidden) if has_dw2 else None
-    dz1 = x.new_empty(n_rows, n_hidden) if has_dx or has_dw1 else None
-    dz2 = x.new_empty(n_rows, n_cols) if has_dw2 else None
-    plan = _plan(n_rows, n_inner, n_hidden, n_cols, kind, x.device, backward=True)
-    partial, wide = None, torch.float64 if kind == "double" else torch.float32
-    if has_db1 or has_db2:
-        partial = x.new_empty((plan.n_tiles, n_hidden + n_cols), dtype=wide)
-    with torch.cuda.device_of(x):
-        _fused_mlp_bwd_kernel[(plan.n_tiles * plan.n_splits,)](
-            # y.sum().backward() sends a dy of strides 0, which is read as it is
-            dy, y, x, w1, b1.contiguous(), w2, hidden, dz1, dz2, partial,
-            n_rows, n_inner, n_hidden, n_cols, *dy.stride(), *x.stride(), *w1.stride(), *w2.stride(),
-            FINAL=final, PRECISION=_precision(kind, x.device),
-            COMPUTE=compute, **plan.blocks, **plan.warps,
-        )  # fmt: skip
-    if partial is None:
-        return dz1, dz2, hidden, None, None
-    return dz1, dz2, hidden, *_sum_rows(partial, x.dtype).split((n_hidden, n_cols))
+# --- forward and backward ------------------------------------------------------------------------------------
 
 
-def _sum_rows(partial, dtype):
-    """partial summed over its rows, in one launch and in a fixed order: the same bits in every run."""
-    out = torch.empty(partial.shape[1], dtype=dtype, device=partial.device)
-    with torch.cuda.device_of(partial):
-        _sum_rows_kernel[(_cdiv(partial.shape[1], 32),)](
-            partial, out, *partial.shape, BLOCK_M=64, BLOCK_N=32, num_warps=8
-        )
-    return out
+def _matrix(t, width):
+    """t, (..., width), as a matrix; a copy where strides allow no view."""
+    return t if t.dim() == 2 else t.reshape(math.prod(t.shape[:-1]), width)
 
 
-def _check(name, x, weight1, bias1, weight2, bias2, final):
-    """Raise TypeError or ValueError, saying what to do, unless all five are tensors that fit, on a GPU."""
-    named = {"x": x, "weight1": weight1, "bias1": bias1, "weight2": weight2, "bias2": bias2}
-    for label, t in named.items():
+def _forward(x, w1, b1, w2, b2, final, allow_tf32, save_hidden=False, plan=None):
+    """y, and the hidden layer if cuBLAS made it and it is to be saved, else None."""
+    (n_hidden, n_inner), n_cols = w1.shape, w2.shape[0]
+    y = x.new_empty((*x.shape[:-1], n_cols))
+    if y.numel() == 0:
+        return y, None
+    x, out, kind = _matrix(x, n_inner), _matrix(y, n_cols), _kind(x.dtype, allow_tf32)
+    asked = plan[:3] if plan else ()
+    chosen = _plan(*x.shape, n_hidden, n_cols, kind, x.device, False, *asked)
+    if chosen.way == "cublas":
+        return y, _forward_by_cublas(out, x, w1, b1, w2, b2, final, save_hidden)
+    _launch(chosen, out, x, w1, b1.contiguous(), w2, b2.contiguous(), final, kind)
+    return y, None
+
+
+def _save(ctx, x, w1, b1, w2, y, hidden, final, allow_tf32):
+    ctx.save_for_backward(x, w1, b1, w2, None if final == "identity" else y, hidden)
+    ctx.how = final, allow_tf32
+
+
+def _backward(dy, x, w1, b1, w2, y, hidden, final, allow_tf32, needs_grad=(True,) * 5, plan=None):
+    """dx, dW1, db1, dW2, db2, each None unless needed. y is None for identity, hidden if it was not saved."""
+    x_shape, (n_cols, n_hidden), kind = x.shape, w2.shape, _kind(x.dtype, allow_tf32)
+    if dy.numel() == 0:
+        shapes = x.shape, w1.shape, b1.shape, w2.shape, (n_cols,)
+        return [x.new_zeros(shape) if has else None for shape, has in zip(shapes, needs_grad)]
+    dy, x = _matrix(dy, n_cols), _matrix(x, w1.shape[1])
+    y = None if y is None else _matrix(y, n_cols)
+    chosen = _plan(*x.shape, n_hidden, n_cols, kind, x.device, True, plan and plan.way)
+    if chosen.way == "cublas":
+        slopes = _slopes_by_cublas(dy, x, w1, b1, w2, y, hidden, final, needs_grad)
+    else:
+        slopes = _launch_backward(chosen, dy, x, w1, b1, w2, y, final, kind, needs_grad)
+    (dz1, dz2, hidden, db1, db2), (has_dx, has_dw1, has_db1, has_dw2, has_db2) = slopes, needs_grad
+    # out= as above, and so in the dtype of what is multiplied
+    dx = torch.mm(dz1, _for_cublas(w1), out=x.new_empty(x.shape)).view(x_shape) if has_dx else None
+    dw1 = torch.mm(dz1.t(), _for_cublas(x), out=w1.new_empty(w1.shape)) if has_dw1 else None
+    dw2 = torch.mm(_for_cublas(dz2).t(), hidden, out=w2.new_empty(w2.shape)) if has_dw2 else None
+    return dx, dw1, db1 if has_db1 else None, dw2, db2 if has_db2 else None
+
+
+class _FusedMLP(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, w1, b1, w2, b2, final, allow_tf32, plan):
+        y, hidden = _forward(x, w1, b1, w2, b2, final, allow_tf32, True, plan)
+        _save(ctx, x, w1, b1, w2, y, hidden, final, allow_tf32)
+        ctx.plan = plan
+        return y
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable  # a second derivative raises instead of being wrong
+    def backward(ctx, dy):
+        needs_grad = ctx.needs_input_grad[:5]
+        grads = _backward(dy, *ctx.saved_tensors, *ctx.how, needs_grad, ctx.plan)
+        return *grads, None, None, None
+
+
+# --- the calls -----------------------------------------------------------------------------------------------
+
+
+def _fits(x, w1, b1, w2, b2, final):
+    """Whether the kernels take these arguments; if not, _refuse_arguments says why."""
+    return (
+        all(isinstance(t, torch.Tensor) for t in (x, w1, b1, w2, b2))
+        and x.dtype == w1.dtype == b1.dtype == w2.dtype == b2.dtype in _DTYPES
+        and x.device == w1.device == b1.device == w2.device == b2.device
+        and x.device.type == ("cpu" if _ON_CPU else "cuda")
+        and x.dim() > 0
+        and w1.dim() == w2.dim() == 2
+        and w1.shape[1:] == x.shape[-1:]
+        and b1.shape == w1.shape[:1] == w2.shape[1:]
+        and b2.shape == w2.shape[:1]
+        and final in _FINALS
+    )
+
+
+def _refuse(name, eager, **wanted):
+    """Raise the error that says what is wrong with a call of `name`, and what to do.
+
+    wanted: label=(tensor, its sizes in letters), as x=(x, "... N"); the first one sets dtype and device.
+    """
+    (first, (x, _)), sizes = next(iter(wanted.items())), {}
+    for label, (t, letters) in wanted.items():
         if not isinstance(t, torch.Tensor):
             raise TypeError(f"{name}: {label} must be a torch.Tensor, got {type(t).__name__}")
         if t.dtype not in _DTYPES:
-            raise TypeError(
-                f"{name}: {label} must be a floating-point tensor, got {t.dtype}; use .float()"
-            )
+            wrong = f"{label} must be a floating-point tensor, got {t.dtype}"
+            raise TypeError(f"{name}: {wrong}; use .float()")
         if t.dtype != x.dtype:
-            raise TypeError(
-                f"{name}: x is {x.dtype} and {label} {t.dtype}; cast one of them, as {label}.to(x.dtype)"
-            )
+            cast = f"cast one of them, as {label}.to({first}.dtype)"
+            raise TypeError(f"{name}: {first} is {x.dtype} and {label} {t.dtype}; {cast}")
         if t.device != x.device:
-            raise ValueError(
-                f"{name}: x is on {x.device} and {label} on {t.device}; move both to one device"
+            where = f"{first} is on {x.device} and {label} on {t.device}"
+            raise ValueError(f"{name}: {where}; move both to one device")
+        names = letters.removeprefix("... ").split()
+        shape = t.shape[max(0, t.dim() - len(names)) :] if letters[0] == "." else t.shape
+        same = [sizes.setdefault(n, size) == size for n, size in zip(names, shape)]
+        if len(shape) != len(names) or not all(same):
+            known = (
+                " with " + ", ".join(f"{n} = {size}" for n, size in sizes.items()) if sizes else ""
             )
-    shapes = x.shape[-1:], weight1.shape, bias1.shape, weight2.shape, bias2.shape
-    if [len(shape) for shape in shapes] != [1, 2, 1, 2, 1]:
-        fits = False
-    else:
-        (k,), (h, inner), (h1,), (n, hidden), (n2,) = shapes
-        fits = k == inner and h == h1 == hidden and n == n2
-    if not fits:
-        found = ", ".join(f"{label} {tuple(t.shape)}" for label, t in named.items())
-        raise ValueError(
-            f"{name}: shapes must be x (..., K), weight1 (H, K), bias1 (H,), weight2 (N, H), bias2 (N,), "
-            f"as of two nn.Linear; got {found}"
-        )
+            beside = f" beside {first} {tuple(x.shape)}" if t is not x else ""
+            want = f"{label} must be ({letters.replace(' ', ', ')}){known}"
+            raise ValueError(f"{name}: {want}, got {tuple(t.shape)}{beside}")
+    where = "on the CPU (TRITON_INTERPRET=1 is set)" if _ON_CPU else "on a GPU"
+    raise ValueError(f"{name}: {first} must be {where}, got {x.device}; use {eager} there")
+
+
+def _refuse_arguments(name, x, weight1, bias1, weight2, bias2, final):
+    """Raise the error that says what is wrong with these arguments of `name`, and what to do."""
     if final not in _FINALS:
         raise ValueError(f"{name}: final must be one of {', '.join(_FINALS)}; got {final!r}")
-    if x.device.type != ("cpu" if _ON_CPU else "cuda"):
-        where = "the CPU (TRITON_INTERPRET=1 is set)" if _ON_CPU else "a GPU"
-        raise ValueError(f"{name}: x must be on {where}, got {x.device}; use fused_mlp_eager there")
+    _refuse(
+        name, "fused_mlp_eager", x=(x, "... K"), weight1=(weight1, "H K"), bias1=(bias1, "H"),
+        weight2=(weight2, "N H"), bias2=(bias2, "N"),
+    )  # fmt: skip
 
 
 def _autocast(*tensors):
@@ -528,55 +574,41 @@ def _autocast(*tensors):
     return [t.to(dtype) if getattr(t, "dtype", None) in casts else t for t in tensors]
 
 
-def _needs_gradient(*tensors):
-    """Whether autograd has to hear of this call; where not, leaving it out saves a third of the host's time."""
-    # torch.func, vmap among it: autograd.Function says what of it does not work
-    transformed = torch._C._functorch.peek_interpreter_stack() is not None
-    return transformed or torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+def _needs_grad(*tensors):
+    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
 
 
-def _saves_hidden(x, weight1, weight2, allow_tf32):
-    m, kind = x.numel() // max(1, x.shape[-1]), _kind(x.dtype, allow_tf32)
-    return _by_cublas(m, weight1.shape[1], weight1.shape[0], weight2.shape[0], kind)
+def _call(name, x, weight1, bias1, weight2, bias2, final, allow_tf32, plan):
+    tensors = _autocast(x, weight1, bias1, weight2, bias2)
+    if not _fits(*tensors, final):
+        _refuse_arguments(name, *tensors, final)
+    if torch.compiler.is_compiling():
+        x, (n_hidden, n_inner) = tensors[0], weight1.shape
+        n_rows, kind = x.numel() // max(1, n_inner), _kind(x.dtype, allow_tf32)
+        if _by_cublas(n_rows, n_inner, n_hidden, weight2.shape[0], kind):
+            # products by cuBLAS: what is between them is the compiler's
+            return fused_mlp_eager(*tensors, final)
+        return fused_mlp_op(*tensors, final, allow_tf32)
+    if _needs_grad(*tensors):
+        return _FusedMLP.apply(*tensors, final, allow_tf32, plan)
+    # past autograd: a third of the host's time less
+    return _forward(*tensors, final, allow_tf32, plan=plan)[0]
 
 
-class _FusedMLP(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, w1, b1, w2, b2, final, allow_tf32):
-        save_hidden = _saves_hidden(x, w1, w2, allow_tf32)
-        y, hidden = _forward(x, w1, b1, w2, b2, final, allow_tf32, save_hidden)
-        ctx.save_for_backward(x, w1, b1, w2, None if final == "identity" else y, hidden)
-        ctx.how = final, allow_tf32
-        return y
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable  # a second derivative raises instead of being wrong
-    def backward(ctx, dy):
-        wanted = ctx.needs_input_grad[:5]
-        return *_backward(dy, *ctx.saved_tensors, *ctx.how, wanted), None, None
-
-
-def fused_mlp_triton(x, weight1, bias1, weight2, bias2, final="sigmoid", allow_tf32=False):
+def fused_mlp_triton(
+    x, weight1, bias1, weight2, bias2, final="sigmoid", allow_tf32=False, *, plan=None
+):
     """final(relu(x weight1ᵀ + bias1) weight2ᵀ + bias2) in one Triton kernel or two, with all five gradients.
 
     x: (..., K), weight1: (H, K), bias1: (H,), weight2: (N, H), bias2: (N,), any strides, all of one dtype and
     device, as of two nn.Linear; final: sigmoid, relu or identity; allow_tf32: whether float32 may be rounded to
     tf32 for tensor cores. Returns y, (..., N), contiguous; the same bits in every run.
+    plan: a Plan in place of the one chosen, for tuning; torch.compile leaves it out.
     Works under torch.compile (as the op fused_kernels::fused_mlp), autocast (in its dtype, as torch's products)
     and CUDA graphs; not under torch.vmap, and not twice differentiable: both raise.
     Raises TypeError for a wrong dtype, ValueError for a wrong shape, device or final.
     """
-    x, weight1, bias1, weight2, bias2 = _autocast(x, weight1, bias1, weight2, bias2)
-    _check("fused_mlp_triton", x, weight1, bias1, weight2, bias2, final)
-    tensors = x, weight1, bias1, weight2, bias2
-    if torch.compiler.is_compiling():
-        if _saves_hidden(x, weight1, weight2, allow_tf32):
-            # products by cuBLAS: what is between them is the compiler's
-            return fused_mlp_eager(*tensors, final)
-        return fused_mlp_op(*tensors, final, allow_tf32)
-    if not _needs_gradient(*tensors):
-        return _forward(*tensors, final, allow_tf32)[0]
-    return _FusedMLP.apply(*tensors, final, allow_tf32)
+    return _call("fused_mlp_triton", x, weight1, bias1, weight2, bias2, final, allow_tf32, plan)
 
 
 @torch.library.custom_op("fused_kernels::fused_mlp", mutates_args=())
@@ -585,8 +617,10 @@ def fused_mlp_op(
     bias2: torch.Tensor, final: str = "sigmoid", allow_tf32: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     """fused_mlp for torch.compile and torch.export: one node of the graph, which nothing looks into."""
-    _check("fused_mlp_op", x, weight1, bias1, weight2, bias2, final)
-    return _forward(x, weight1, bias1, weight2, bias2, final, allow_tf32)[0]
+    tensors = (x, weight1, bias1, weight2, bias2)
+    if not _fits(*tensors, final):
+        _refuse_arguments("fused_mlp_op", *tensors, final)
+    return _forward(*tensors, final, allow_tf32)[0]
 
 
 @torch.library.custom_op("fused_kernels::fused_mlp_backward", mutates_args=())
@@ -613,13 +647,12 @@ def _(dy, x, weight1, bias1, weight2, y, final, allow_tf32, wanted):
 
 def _setup_context(ctx, inputs, output):
     *tensors, _, final, allow_tf32 = inputs
-    ctx.save_for_backward(*tensors, None if final == "identity" else output)
-    ctx.how = final, allow_tf32
+    _save(ctx, *tensors, output, None, final, allow_tf32)
 
 
 def _op_backward(ctx, dy):
-    wanted = list(ctx.needs_input_grad[:5])
-    grads = _fused_mlp_backward_op(dy, *ctx.saved_tensors, *ctx.how, wanted)
+    (*saved, _), wanted = ctx.saved_tensors, list(ctx.needs_input_grad[:5])
+    grads = _fused_mlp_backward_op(dy, *saved, *ctx.how, wanted)
     return *(g if has else None for g, has in zip(grads, wanted)), None, None
 
 

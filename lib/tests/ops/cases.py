@@ -10,23 +10,6 @@ def release(package):
     return tuple(map(int, package.__version__.split(".")[:2]))
 
 
-def way_of_fused_mlp(module, way):
-    """{name: value} in lib/ops/fused_mlp.py, or a mutant of it, with which every call goes this way."""
-
-    def for_all_kinds(name, value):
-        return {name: dict.fromkeys(getattr(module, name), value)}
-
-    return {
-        "_n_multiprocessors": lambda device: 132,
-        "_MOST_HIDDEN": 0 if way == "cublas" else 2**62,
-        **for_all_kinds("_MOST_OF_A_ROW", 2**62),
-        "_MOST_OF_WIDE": 2**62,
-        **for_all_kinds("_ALONE", 0 if way == "split" else 2**62),
-        "_LEAST_OF_A_PART": 1,
-        "_MOST_SPLITS": 3,  # parts of several tiles
-    }
-
-
 def matrix_like(inputs):
     """Which of an op's inputs have the shape of the first: they take every layout that it takes."""
     return [t.shape == inputs[0].shape for t in inputs]
