@@ -9,7 +9,8 @@ Repairs         bfloat16 arithmetic (upstream works on the raw 16 bits) · libde
                 helper calls (upstream patches `triton.language` again at each, and never undoes it) ·
                 `tl.reduce` with Inductor's maximum and minimum (upstream loops over elements in Python) ·
                 loop bounds computed in the kernel (triton 3.6 with NumPy from 2.4 on) ·
-                NaN in `tl.maximum`, `tl.minimum` and `tl.clamp` (compiled they drop it, upstream keeps it).
+                NaN in `tl.maximum`, `tl.minimum` and `tl.clamp` (compiled they drop it, upstream keeps it) ·
+                the time that random numbers take (two hundred operations for each four).
 Not repaired    float8, inline assembly, `triton.testing.do_bench`.
 """
 
@@ -46,6 +47,8 @@ def install():
     _repair_helper_calls()
     _repair_reduce()
     _repair_loop_bounds()
+    _shorten_philox()
+    _remember_dtypes()
     _skip_copy_back()
     # At its import the compiler makes a list of triton.language's functions. An interpreted launch replaces
     # some while it runs, tl.static_assert too: were that the first import, the compiler would not know it.
@@ -68,7 +71,7 @@ def float32_to_bfloat16(x):
 
 
 def _is_bfloat16(handle):
-    return handle.dtype.scalar == tl.bfloat16
+    return handle.data.itemsize == 2 and handle.dtype.scalar == tl.bfloat16
 
 
 def _widen(handle):
@@ -238,6 +241,55 @@ def _repair_loop_bounds():
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
     upstream._patch_lang_tensor = patch_tensor
+
+
+# --- random numbers ------------------------------------------------------------------------------------
+
+
+def _shorten_philox():
+    """Philox on 32-bit counters as one operation; upstream interprets its 10 rounds of 20 operations."""
+    original = triton.language.random.philox_impl.fn
+    rewriter = upstream.InterpretedFunction(original).rewriter
+
+    def philox_impl(c0, c1, c2, c3, k0, k1, n_rounds=10):
+        if c0.dtype != tl.uint32:
+            return rewriter.rewrite_ast()(c0, c1, c2, c3, k0, k1, n_rounds)
+        words = [x.handle.data for x in (c0, c1, c2, c3, k0, k1)]
+        words = philox_rounds(*words, getattr(n_rounds, "value", n_rounds))
+        shape = np.broadcast_shapes(*(x.shape for x in (c0, c1, c2, c3, k0, k1)))
+        kind = tl.block_type(tl.uint32, list(shape)) if shape else tl.uint32
+        return tuple(tl.tensor(upstream.TensorHandle(word, tl.uint32), kind) for word in words)
+
+    upstream.InterpretedFunction.rewritten_fn[original] = philox_impl
+
+
+def philox_rounds(c0, c1, c2, c3, k0, k1, n_rounds=10):
+    """Counters and keys, arrays of uint32 -> four random uint32 each (Salmon and others, 2011)."""
+    low, half = np.uint64(0xFFFFFFFF), np.uint64(32)
+    c0, c1, c2, c3, k0, k1 = (np.asarray(word, np.uint64) for word in (c0, c1, c2, c3, k0, k1))
+    for _ in range(n_rounds):
+        a, b = c0 * np.uint64(0xD2511F53), c2 * np.uint64(0xCD9E8D57)
+        c0, c1, c2, c3 = (b >> half) ^ c1 ^ k0, b & low, (a >> half) ^ c3 ^ k1, a & low
+        k0, k1 = (k0 + np.uint64(0x9E3779B9)) & low, (k1 + np.uint64(0xBB67AE85)) & low
+    return tuple(word.astype(np.uint32) for word in np.broadcast_arrays(c0, c1, c2, c3))
+
+
+# --- speed ---------------------------------------------------------------------------------------------
+
+
+def _remember_dtypes():
+    """Upstream writes its table from Triton's dtypes to NumPy's anew at every operation."""
+    look_up, known = upstream._get_np_dtype, {}
+
+    def get_np_dtype(dtype):
+        scalar = dtype.scalar
+        if scalar.is_ptr():
+            return np.dtype(np.uint64)
+        if scalar.name not in known:
+            known[scalar.name] = look_up(scalar)
+        return known[scalar.name]
+
+    upstream._get_np_dtype = get_np_dtype
 
 
 def _skip_copy_back():

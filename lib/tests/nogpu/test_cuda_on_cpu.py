@@ -529,7 +529,7 @@ def test_compile_errors_are_the_compilers_lines():
     )
     source += "void g(torch::Tensor x) { f<<<1, 1>>>(x.data_ptr<float>()); }\n"
     with pytest.raises(RuntimeError) as error:
-        cuda.load_cuda_on_cpu(source, ["g"], name="typo")
+        cuda.load_cuda_on_cpu(source, ["g"], name="typo", checked=True)
     text = str(error.value)
     assert text.startswith("typo.cu does not compile:\ntypo.cu:3:")
     assert "undefined_name" in text

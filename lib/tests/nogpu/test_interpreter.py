@@ -159,3 +159,48 @@ def test_importing_lib_after_triton_says_what_to_do():
         [sys.executable, "-c", code], capture_output=True, text=True, env=environment
     )
     assert "Restart the kernel and import lib first" in done.stderr
+
+
+@triton.jit
+def _philox_kernel(out_ptr, seed, c1, N_ROUNDS: tl.constexpr, BLOCK_SIZE: tl.constexpr):
+    offsets = tl.arange(0, BLOCK_SIZE)
+    words = tl.philox(seed, offsets, offsets * 3 + c1, offsets * 0, c1, N_ROUNDS)
+    for i in tl.static_range(4):
+        tl.store(out_ptr + i * BLOCK_SIZE + offsets, words[i].to(tl.int32, bitcast=True))
+
+
+@pytest.mark.parametrize("seed", [0, 5, 2**40 + 7, -1])
+@pytest.mark.parametrize("n_rounds", [1, 6, 10])
+def test_philox_gives_what_triton_interprets(monkeypatch, seed, n_rounds):
+    def words():
+        out = torch.empty(4, 64, dtype=torch.int32)
+        _philox_kernel[(1,)](out, seed, -9, N_ROUNDS=n_rounds, BLOCK_SIZE=64)
+        return out
+
+    short = words()
+    rewritten = triton.runtime.interpreter.InterpretedFunction.rewritten_fn
+    monkeypatch.delitem(rewritten, tl.random.philox_impl.fn)
+    assert torch.equal(short, words())
+
+
+def test_philox_of_one_counter_and_of_64_bits():
+    words = interpreter.philox_rounds(0, 0, 0, 0, 0, 0)  # the known answer of Random123
+    assert [hex(int(word)) for word in words] == [
+        "0x6627e8d5",
+        "0xe169c58d",
+        "0xbc57ac4c",
+        "0x9b00dbd8",
+    ]
+
+    @triton.jit
+    def kernel(out_ptr, seed, BLOCK_SIZE: tl.constexpr):
+        offsets = tl.arange(0, BLOCK_SIZE)
+        none = offsets.to(tl.int64) * 0
+        words = tl.philox(seed, offsets.to(tl.int64), none, none, none)
+        tl.store(out_ptr + offsets, words[0].to(tl.int64, bitcast=True))
+        tl.store(out_ptr + BLOCK_SIZE, tl.rand(seed, tl.program_id(0)))
+
+    out = torch.zeros(5, dtype=torch.float64)
+    kernel[(1,)](out, 1, BLOCK_SIZE=4)
+    assert 0 < out[4] < 1
+    assert out[:4].unique().numel() == 4
