@@ -105,6 +105,14 @@ def test_a_large_bias_does_not_leak_out_of_rows_that_are_not_there(module):
     check_against_float64(version, functools.partial(lora_epilogue_eager, **how), x, delta, bias)
 
 
+def test_z_is_computed_again_from_any_layout(module):
+    how = {"scale": 0.5, "activation": "silu"}
+    version = functools.partial(module.lora_epilogue_triton, **how)
+    eager = functools.partial(lora_epilogue_eager, **how)
+    for layout, (x, delta, bias) in cases.laid_out(inputs((9, 40))).items():
+        check_against_float64(version, eager, x, delta, cases.spread(bias), name=layout)
+
+
 def test_many_rows_are_summed_by_many_programs():
     x, delta, bias = inputs((300_000, 1))
     y = lora_epilogue_triton(x, delta, bias, 0.5, "relu")
