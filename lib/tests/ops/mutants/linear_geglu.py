@@ -172,7 +172,7 @@ MUTANTS = [
         "strips, n_tiles = max(1, n_rows // rows_per_program),",
         "floor where ceil was meant: the last rows of dh forgotten",
     ),
-    Mutant("empty_like(h)\n", "h\n", "h overwritten by dh: a second backward is wrong"),
+    Mutant("torch.empty_like(h)\n", "h\n", "h overwritten by dh: a second backward is wrong"),
     Mutant(
         "enabled=False):",
         "enabled=torch.is_autocast_enabled(dy.device.type)):",
