@@ -476,11 +476,11 @@ _MATMUL_PLANS = {
     # more tiles than programs of the interpreter; a, b and y as TMA takes them, and not so
     "tma": (
         matmul.Plan(matmul.Tile(64, 64, 32, 4, 3), "tma", copies=True),
-        [(140, 72, 200), (130, 70, 150)],
+        [(144, 72, 200), (130, 70, 150)],
     ),
     "tma, stored in halves": (
         matmul.Plan(matmul.Tile(64, 256, 32, 8, 3), "tma", copies=True),
-        [(70, 72, 152), (70, 40, 150)],
+        [(72, 72, 152), (70, 40, 150)],
     ),
     "two strips of several tiles of dz": (
         matmul.Plan(matmul.Tile(32, 32, 32, 4, 3), backward=(8, 32, 2)),

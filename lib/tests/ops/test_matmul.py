@@ -96,10 +96,11 @@ def test_tma_of_every_orientation(module, plan, transposed):
     for shape in OP.plans[plan][1]:
         a, b, bias = detached(shape, HALF)
         a, b = (t.t().contiguous().t() if turn else t for t, turn in zip((a, b), transposed))
-        check(module, [a, b, bias], "silu", plan)
-    far = detached((70, 16, 72), HALF)[0]
-    check(module, [far[:, 1:9], b[:8]], plan=plan)  # rows without gaps, from an odd address on
-    check(module, [far[::2, ::2], b[:8]], plan=plan)
+        check(module, [t.requires_grad_() for t in (a, b, bias)], "silu", plan)
+    wide = detached((70, 16, 72), HALF)[0]
+    b = b.detach()[:8]
+    check(module, [wide[:, 1:9], b], plan=plan)  # rows without gaps, from an odd address on
+    check(module, [wide[::2, ::2], b], plan=plan)
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
@@ -119,9 +120,19 @@ def test_gradients_are_those_of_differences(module, activation):
     assert torch.autograd.gradcheck(bound(module, activation), inputs, fast_mode=True)
 
 
-@pytest.mark.parametrize("plan", ["tma", "split-K in 3 parts"])
-def test_offsets_past_two_to_the_31_of_other_plans(module, plan):
-    battery.far_apart(OP, bound(module, plan=plan))
+@kinds_of_kernels
+def test_offsets_past_two_to_the_31(module, plan):
+    """Rows of a, columns of a, rows of b, columns of b; 2**30 elements apart."""
+    far = cases.spaced(torch.randn(3, 16, device=machine.device()).half())
+    near = {n: torch.randn(16, n, device=far.device).half() for n in (3, 8)}
+    for a, b in [
+        (far, near[8]),
+        (far.t(), near[3].t().contiguous()),
+        (near[3], far),
+        (near[8].t(), far.t()),
+    ]:
+        inputs = [t.detach().requires_grad_() for t in (a, b)]
+        check(module, inputs, "silu", plan, cases.near(matmul_eager))
 
 
 @pytest.mark.parametrize(
@@ -692,6 +703,7 @@ def test_a_refusal_says_what_to_do(module, registered):
         "two dtypes": ((a, b.half(), bias), TypeError, "cast one"),
         "a bias of another dtype": ((a, b, bias.double()), TypeError, "cast one"),
         "a batch": ((a[None], b, bias), ValueError, r"a\.flatten\(0, -2\)"),
+        "a batch of K rows": ((a.new_ones(2, 5, 5), b, bias), ValueError, r"a\.flatten\(0, -2\)"),
         "a vector": ((a, b[:, 0], bias), ValueError, r"b must be \(K, N\) with"),
         "another K": ((a, b[:3], bias), ValueError, "b must be .* with K = 5, got"),
         "more K": ((a, b.repeat(2, 1), bias), ValueError, "b must be .* with K = 5, got"),

@@ -243,9 +243,9 @@ MUTANTS = [
         "z computed again without the bias",
     ),
     Mutant(
-        "bias is not None and ctx.needs_input_grad[2]",
-        "ctx.needs_input_grad[2]",
-        "compiled: a bias left out",
+        "    ctx.how = activation, allow_tf32\n",
+        "    ctx.how = activation, True\n",
+        "tf32 in silence, both products of the backward pass",
     ),
     Mutant(
         '    if saved is not None or activation == "identity":\n',
