@@ -606,6 +606,7 @@ _LORA_PLANS = {
         lora_linear.Plan(lora_linear.Tile(64, 256, 64, 8, 3), "tma"),
         [(66, 72, 264, 20)],
     ),
+    "cublas": (lora_linear.Plan(way="cublas"), [(17, 33, 21, 5)]),
     "two strips of several tiles of dz": (
         lora_linear.Plan(lora_linear.Tile(32, 32, 32, 4, 3), backward=(8, 32, 2)),
         [(70, 24, 40, 4)],
