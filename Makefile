@@ -3,7 +3,7 @@
 # The environment is .venv, made once from the pins in pyproject.toml. To use an environment of your own, such
 # as the one of environment.yml, name its Python: `make lab PY=python`.
 
-# make test-all VERSIONS="torch==2.11.0 triton==3.6.0": other versions than the pins, in an environment of their own.
+# Other versions than the pins, as test-all takes them, go into an environment of their own.
 VERSIONS ?=
 VENV  := .venv$(if $(VERSIONS),-versions)
 STAMP := $(VENV)/.installed

@@ -294,7 +294,7 @@ def _refuse(name, eager, **wanted):
             )
             beside = f" beside {first} {tuple(x.shape)}" if t is not x else ""
             want = f"{label} must be ({letters.replace(' ', ', ')}){known}"
-            raise ValueError(f"{name}: {want}, got {tuple(t.shape)}{beside}")
+            raise ValueError(f"{name}: {want}, got shape {tuple(t.shape)}{beside}")
     where = "on the CPU (TRITON_INTERPRET=1 is set)" if _ON_CPU else "on a GPU"
     raise ValueError(f"{name}: {first} must be {where}, got {x.device}; use {eager} there")
 

@@ -695,4 +695,4 @@ def test_weights_and_biases_are_refused_in_a_sentence(module):
                 continue  # the dispatcher refuses it
             with pytest.raises(kind, match=f"{name}: .*{message}") as caught:
                 version(*bad)
-            assert len(str(caught.value)) > 40, what
+            assert len(str(caught.value)) - len(name) > 25, what

@@ -427,7 +427,7 @@ def test_a_weight_that_is_none_is_refused_in_a_sentence(module, name):
         ((x, weight[None], bias), r"weight must be \(2H, K\)"),
         ((x, weight[1:], bias[1:]), r"an even number of rows.*\(79, 24\)"),
         ((x[:0], weight[:1].expand(2**24 + 2, 24), None), r"at most 2\*\*24"),
-        ((x, weight, bias[:40]), r"bias must be \(2H\) with .*2H = 80, got \(40,\)"),
+        ((x, weight, bias[:40]), r"bias must be \(2H\) with .*2H = 80, got shape \(40,\)"),
         ((x, weight, bias[None]), r"bias must be \(2H\)"),
     ]:
         with pytest.raises(ValueError, match=f"{name}: .*{message}"):

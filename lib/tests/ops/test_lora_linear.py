@@ -713,7 +713,7 @@ def test_what_only_this_op_refuses(module, name):
     wrong = {
         "lora_a transposed": (but(lora_a=lora_a.t()), ValueError, "lora_a must be"),
         "lora_b transposed": (but(lora_b=lora_b.t()), ValueError, "lora_b must be"),
-        "two ranks": (but(lora_b=lora_b[:, :5]), ValueError, r"lora_b must be .*R = 6, got \(24, 5\)"),
+        "two ranks": (but(lora_b=lora_b[:, :5]), ValueError, r"lora_b must be .*R = 6, got shape \(24, 5\)"),
         "rank 0": (but(lora_a=lora_a[:0], lora_b=lora_b[:, :0]), ValueError, "rank must be 1 to 256"),
         "a high rank": (
             but(lora_a=x.new_zeros(257, 40), lora_b=x.new_zeros(24, 257)), ValueError, "functional.linear"

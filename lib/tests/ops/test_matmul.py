@@ -708,7 +708,7 @@ def test_a_refusal_says_what_to_do(module, registered):
         "another K": ((a, b[:3], bias), ValueError, "b must be .* with K = 5, got"),
         "more K": ((a, b.repeat(2, 1), bias), ValueError, "b must be .* with K = 5, got"),
         "a weight as a layer has it": ((a, b.t(), bias), ValueError, r"weight\.t\(\)"),
-        "a short bias": ((a, b, bias[:1]), ValueError, r"N = 6, got \(1,\)"),
+        "a short bias": ((a, b, bias[:1]), ValueError, r"N = 6, got shape \(1,\)"),
         "a bias in a row": ((a, b, bias[None]), ValueError, r"bias must be \(N\)"),
         "an activation": ((a, b, bias, "tanh"), ValueError, "identity, relu, gelu, silu, sigmoid"),
         "a number for a bias": ((a, b, 1.0), TypeError, "bias must be a torch.Tensor"),
