@@ -146,7 +146,11 @@ class Op:
         """{label: the op with that configuration, or that variant, bound}."""
         found = {label: self.configured(label) for label in self.configurations}
         for label, (tensors, arguments) in self.variants.items():
-            variant = dataclasses.replace(self, tensors=tensors, configurations={label: arguments})
+            # a CUDA kernel does what its op does first of all, and no more
+            versions = {n: v for n, v in self.versions.items() if n != "cuda"}
+            variant = dataclasses.replace(
+                self, tensors=tensors, versions=versions, configurations={label: arguments}
+            )
             found[label] = variant.configured()
         return found
 
