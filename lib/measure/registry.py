@@ -545,7 +545,7 @@ LINEAR_GEGLU = Op(
     plans={
         "wide tiles, two strips of several tiles": (
             linear_geglu.Plan(
-                "pointers", linear_geglu.Tile(128, 128, 64, 8, 3), 2, backward=(16, 32, 2)
+                "pointers", linear_geglu.Tile(128, 128, 64, 8, 2), 2, backward=(16, 32, 2)
             ),
             _GATED_SHAPES,
         ),
@@ -607,7 +607,7 @@ _LORA_PLANS = {
         [(130, 72, 136, 5), (70, 80, 72, 100)],
     ),
     "tma, stored in halves": (
-        lora_linear.Plan(lora_linear.Tile(64, 256, 64, 8, 3), "tma"),
+        lora_linear.Plan(lora_linear.Tile(64, 256, 32, 8, 3), "tma"),
         [(66, 72, 264, 20)],
     ),
     "cublas": (lora_linear.Plan(way="cublas"), [(17, 33, 21, 5)]),

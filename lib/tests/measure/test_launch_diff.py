@@ -1,5 +1,6 @@
 """launch_diff: what it sees of a launch, and that another launch or another kernel is a difference."""
 
+from lib import machine
 from lib.measure import launch_diff, registry
 from lib.nogpu.fake_gpu import fake_gpu
 
@@ -30,10 +31,9 @@ def test_launches_are_those_of_an_h200_and_nothing_runs(ops):
 
 def test_the_registry_of_this_process_is_left_alone(ops):
     assert ops.find("add_relu").eager is not registry.find("add_relu").eager
-    x = torch.zeros(2, 3)
-    assert (
-        registry.find("add_relu").versions["triton"](x, torch.ones(3)).tolist() == [[1.0] * 3] * 2
-    )
+    x, bias = torch.zeros(2, 3, device=machine.device()), torch.ones(3, device=machine.device())
+    y = registry.find("add_relu").versions["triton"](x, bias)
+    assert y.tolist() == [[1.0] * 3] * 2
 
 
 @pytest.mark.parametrize(

@@ -70,9 +70,9 @@ def gradients(version, inputs, dys=None, **how):
     return torch.autograd.grad(ys, [t for t in inputs if t.requires_grad], dys, **how)
 
 
-def assert_close(got, want, dtype=torch.float32, what=""):
+def assert_close(got, want, dtype=torch.float32, what="", roundings=64):
     """Equal up to the rounding of sums of some hundred numbers of this dtype."""
-    tolerance = 64 * torch.finfo(dtype).eps
+    tolerance = roundings * torch.finfo(dtype).eps
     for a, b in zip(outputs(got), outputs(want), strict=True):
         torch.testing.assert_close(
             a, b, rtol=tolerance, atol=tolerance, equal_nan=True, msg=lambda m: f"{what}: {m}"
@@ -146,7 +146,7 @@ def gradient_layouts(op, version):
         before = [dy.clone() for dy in dys]
         got, want = gradients(version, inputs, dys), gradients(op.eager, again, dys)
         for a, b in zip(got, want, strict=True):
-            assert_close(a, b, what=f"{what} dy")
+            assert_close(a, b, what=f"{what} dy", roundings=1024 if has_products(op) else 64)
         assert all(map(torch.equal, before, dys)), f"{what} dy was changed"
 
 
@@ -261,14 +261,19 @@ def registered(op, version):
         for function in op.registered:
             bound = _as_eager(op, functools.partial(function, **arguments))
             check(op, bound, inputs_of(op, shape), f"{function._name}, {shape}")
-            torch.library.opcheck(function, inputs_of(op, shape), arguments)
-            torch.library.opcheck(function, detached(inputs_of(op, shape)), arguments)
+            torch.library.opcheck(function, _owners(inputs_of(op, shape)), arguments)
+            torch.library.opcheck(function, _owners(detached(inputs_of(op, shape))), arguments)
         for function in op.mutating:
-            inputs = detached(inputs_of(op, shape))
+            inputs = _owners(detached(inputs_of(op, shape)))
             torch.library.opcheck(function, inputs, arguments)
             want = op.eager(*inputs)
             assert function(*inputs, **arguments) is None
             assert_close(inputs[: op.n_written], want, what=function._name)
+
+
+def _owners(inputs):
+    """Empty views as tensors of their own: torch 2.11's opcheck cannot copy one."""
+    return [t if t.numel() else t.detach().clone().requires_grad_(t.requires_grad) for t in inputs]
 
 
 def _as_eager(op, function):

@@ -337,6 +337,7 @@ def test_compiled(module, activation):
 SIZES = [1, 7, 16, 17, 33, 64, 100, 512, 781, 4096, 65536]
 
 
+@pytest.mark.skipif(machine.HAS_GPU, reason="sizes for the interpreter's four SMs")
 @pytest.mark.parametrize("kind", ["half", "tf32", "tf32x3", "double"])
 @pytest.mark.parametrize("aligned", [True, False], ids=["aligned", "unaligned"])
 def test_choice(module, kind, aligned):

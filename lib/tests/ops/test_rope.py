@@ -566,7 +566,11 @@ def test_tables_and_positions_are_refused_in_a_sentence(module):
         "another length": ((q, k[:, :3], cos, sin), ValueError, "B, S, Hk, D"),
         "another width": ((q, k[..., :8], cos, sin), ValueError, "B, S, Hk, D"),
         "another layout": ((q, k, cos, sin, 0, False, "bhsd"), ValueError, "B, Hk, S, D"),
-        "tables wider than a head": ((q, k, *rope_tables(7, 18)), ValueError, "at most"),
+        "tables wider than a head": (
+            (q, k, *rope_tables(7, 18, device=q.device)),
+            ValueError,
+            "at most",
+        ),
         "tables with a batch": ((q, k, cos[None], sin[None]), ValueError, "positions, R / 2"),
         "tables of two shapes": ((q, k, cos, sin[:, :3]), ValueError, "positions, R / 2"),
         "tables without columns": ((q, k, cos[:, :0], sin[:, :0]), ValueError, "positions, R / 2"),
