@@ -272,8 +272,9 @@ def registered(op, version):
 
 
 def _owners(inputs):
-    """Empty views as tensors of their own: torch 2.11's opcheck cannot copy one."""
-    return [t if t.numel() else t.detach().clone().requires_grad_(t.requires_grad) for t in inputs]
+    """Empty views as tensors of their own: torch's opcheck cannot copy one."""
+    made = [torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in inputs]
+    return [t if t.numel() else own.requires_grad_(t.requires_grad) for t, own in zip(inputs, made)]
 
 
 def _as_eager(op, function):
