@@ -1,4 +1,4 @@
-"""Inputs that hurt: what test_ops runs on every version of every op, and `mutants` on every wrong one."""
+"""Inputs that hurt: what the battery gives to every version of every op, and to every mutant."""
 
 import math
 
