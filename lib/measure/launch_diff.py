@@ -15,7 +15,6 @@ import functools
 import importlib
 import importlib.util
 import re
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -25,7 +24,6 @@ from lib.measure.bench import outputs
 from lib.nogpu.compile_only import Signature, compile_for, signature_of
 from lib.nogpu.fake_gpu import fake_gpu
 from lib.recorded import results
-from lib.recorded.results import ROOT
 
 import torch
 import triton
@@ -104,8 +102,7 @@ def _as_if_undefined():
 
 def _module_at(ref, name, folder):
     """lib/ops/<name>.py as it was at a commit."""
-    show = ["git", "show", f"{ref}:lib/ops/{name}.py"]
-    text = subprocess.run(show, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    text = results.text_at(ref, f"lib/ops/{name}.py")
     return _load(text, Path(folder, f"{name}_at_ref.py"))
 
 

@@ -399,16 +399,19 @@ def _refuse(name, eager, **wanted):
             raise ValueError(f"{name}: {where}; move both to one device")
         names = letters.removeprefix("... ").split()
         shape = t.shape[max(0, t.dim() - len(names)) :] if letters[0] == "." else t.shape
+        known = " and ".join(f"{n} = {sizes[n]}" for n in names if n in sizes)
         same = [sizes.setdefault(n, size) == size for n, size in zip(names, shape)]
         if len(shape) != len(names) or not all(same):
-            known = (
-                " with " + ", ".join(f"{n} = {size}" for n, size in sizes.items()) if sizes else ""
-            )
+            want = f"{label} must be ({letters.replace(' ', ', ')}){known and ' with ' + known}"
             beside = f" beside {first} {tuple(x.shape)}" if t is not x else ""
-            want = f"{label} must be ({letters.replace(' ', ', ')}){known}"
-            raise ValueError(f"{name}: {want}, got shape {tuple(t.shape)}{beside}")
-    where = "on the CPU (TRITON_INTERPRET=1 is set)" if _ON_CPU else "on a GPU"
-    raise ValueError(f"{name}: {first} must be {where}, got {x.device}; use {eager} there")
+            scalar = letters[0] == "." and t.dim() == 0
+            got = f"a scalar; use {label}.view(1)" if scalar else f"shape {tuple(t.shape)}{beside}"
+            raise ValueError(f"{name}: {want}, got {got}")
+    where = "on the CPU, as TRITON_INTERPRET=1 is set" if _ON_CPU else "on a GPU"
+    use = f"use {eager} there" + (
+        "" if _ON_CPU else ", or set TRITON_INTERPRET=1 before the import"
+    )
+    raise ValueError(f"{name}: {first} must be {where}, got {x.device}; {use}")
 
 
 def _needs_grad(*tensors):

@@ -15,7 +15,6 @@ import argparse
 import ast
 import json
 import re
-import subprocess
 import sys
 
 from lib.recorded import notebooks, results
@@ -63,14 +62,6 @@ def same_code(old, new, renames):
     return ast.unparse(trees[0]) == ast.unparse(trees[1])
 
 
-def _at(ref, path):
-    """The text of a file at a commit."""
-    command = ["git", "show", f"{ref}:{path}"]
-    return subprocess.run(
-        command, cwd=results.ROOT, capture_output=True, text=True, check=True
-    ).stdout
-
-
 def _code_cells(notebook):
     return [cell.source for cell in notebook.cells if cell.cell_type == "code"]
 
@@ -78,7 +69,7 @@ def _code_cells(notebook):
 def restamp_notebook(path, ref, renames):
     """Write the hash of a notebook whose cells are those at `ref`; returns whether they are."""
     notebook = nbformat.read(path, as_version=4)
-    text = _at(ref, path.relative_to(results.ROOT))
+    text = results.text_at(ref, path.relative_to(results.ROOT))
     old, new = _code_cells(nbformat.reads(text, as_version=4)), _code_cells(notebook)
     if notebook.metadata[notebooks.KEY]["code_hash"] != results.code_hash(old):
         return False  # stale at `ref` already
@@ -93,7 +84,7 @@ def restamp_record(path, ref, renames):
     """Write sources and hash of a record whose sources are those at `ref`; returns whether they are."""
     record = json.loads(path.read_text())
     old, new = record["sources"], [renames.get(source, source) for source in record["sources"]]
-    texts = [(_at(ref, a), (results.ROOT / b).read_text()) for a, b in zip(old, new)]
+    texts = [(results.text_at(ref, a), (results.ROOT / b).read_text()) for a, b in zip(old, new)]
     if record["source_hash"] != results.code_hash(text for text, _ in texts):
         return False
     if not all(same_code(a, b, renames) for a, b in texts):

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import re
+import subprocess
 from pathlib import Path
 
 from lib import machine
@@ -24,6 +25,12 @@ def gpu_slug(name=None):
     """'NVIDIA H200' -> 'h200': the folder of a GPU's results."""
     words = (name or machine.gpu_name()).lower().replace("nvidia", "").replace("geforce", "")
     return re.sub(r"[^a-z0-9]+", "_", words).strip("_")
+
+
+def text_at(ref, path):
+    """The text of a file of the project at a commit."""
+    show = ["git", "show", f"{ref}:{path}"]
+    return subprocess.run(show, cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
 def source_hash(paths):

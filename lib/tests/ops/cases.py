@@ -10,11 +10,6 @@ def release(package):
     return tuple(map(int, package.__version__.split(".")[:2]))
 
 
-def matrix_like(inputs):
-    """Which of an op's inputs have the shape of the first: they take every layout that it takes."""
-    return [t.shape == inputs[0].shape for t in inputs]
-
-
 def layouts(t):
     """{name: the same numbers as t in a layout that users really pass}; expanded, a part of them repeated."""
     if t.dim() < 2:
@@ -34,21 +29,6 @@ def layouts(t):
         "expanded row": t[..., :1, :].expand_as(t),
         "first dimension last": t.movedim(0, -1).contiguous().movedim(-1, 0),
     }
-
-
-def laid_out(inputs):
-    """{layout: inputs}, with the first, and then each other of its shape, in that layout; all are leaves."""
-    inputs = [t.detach() for t in inputs]
-    found = {}
-    for k, like_x in enumerate(matrix_like(inputs)):
-        if like_x:
-            for layout, strided in layouts(inputs[k]).items():
-                values = [
-                    t.view(strided.shape) if t.shape == inputs[k].shape else t for t in inputs
-                ]
-                values[k] = strided
-                found[f"input {k} {layout}"] = [v.detach().requires_grad_() for v in values]
-    return found
 
 
 def spread(t):
@@ -111,14 +91,6 @@ def spaced(t):
     strides[thin[0]] = 2**30
     storage = torch.empty(2**31 + t.numel(), dtype=t.dtype, device=t.device)
     return storage.as_strided(t.shape, strides).copy_(t)
-
-
-def far_apart(dtype, device):
-    """(3, 16) numbers, rows 2**30 elements apart: 4 GiB of address space, of which three pages are touched."""
-    storage = torch.empty(2**31 + 64, dtype=dtype, device=device)
-    t = storage.as_strided((3, 16), (2**30, 1))
-    t.copy_(torch.arange(-24, 24).view(3, 16) / 8)
-    return t
 
 
 def near(eager):

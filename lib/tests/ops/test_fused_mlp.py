@@ -430,10 +430,9 @@ def test_the_hidden_layer_is_saved_only_where_cublas_made_it(module, way):
 # --- sizes past what 32 bits hold -----------------------------------------------------------------------------
 
 
-def far_in_columns(t):
-    """The numbers of t, (M, 3), columns 2**30 apart."""
-    far = cases.far_apart(t.dtype, t.device)[:, : t.shape[0]].T
-    return far.copy_(t)
+def far_apart(t, by_columns):
+    """The numbers of t, (3, N) or by columns (N, 3), 2**30 elements between rows or columns."""
+    return cases.spaced(t.T).T if by_columns else cases.spaced(t)
 
 
 @pytest.mark.parametrize("by_columns", [False, True])
@@ -443,13 +442,10 @@ def test_offsets_past_two_to_the_31(module, by_columns):
     for k, n in ((0, 1), (1, 1), (3, 1), (0, 3), (1, 3), (3, 3)):
         if by_columns:
             case = (5, 16, 3, n) if k == 3 else (5, 3, 16, n)
-            far = far_in_columns(detached(case, torch.float16)[k])
         else:
-            far = cases.far_apart(torch.float16, machine.device())
             case = {0: (3, 16, 8, n), 1: (5, 16, 3, n), 3: (5, 6, 16, 3)}[k]
         values = detached(case, torch.float16)
-        assert values[k].shape == far.shape
-        values[k] = far
+        values[k] = far_apart(values[k], by_columns)
         leaves = [t.detach().requires_grad_() for t in values]
         check(version, leaves, eager=cases.near(fused_mlp_eager), name=f"{NAMES[k]}, {n} columns")
 
@@ -458,8 +454,8 @@ def test_offsets_past_two_to_the_31(module, by_columns):
 def test_gradient_offsets_past_two_to_the_31(module, by_columns):
     case = (5, 4, 8, 3) if by_columns else (3, 4, 8, 16)
     inputs = tensors(case, torch.float16)
-    dy = cases.far_apart(torch.float16, machine.device())
-    dy = far_in_columns(torch.randn(5, 3).to(dy)) if by_columns else dy
+    dy = torch.randn(5, 3) if by_columns else torch.randn(3, 16)
+    dy = far_apart(dy.to(inputs[0].detach()), by_columns)
     got = torch.autograd.grad(module.fused_mlp_triton(*inputs), inputs, dy)
     want = torch.autograd.grad(fused_mlp_eager(*inputs), inputs, dy.contiguous())
     assert_close(got, want, torch.float16)

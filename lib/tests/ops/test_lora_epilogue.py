@@ -109,8 +109,11 @@ def test_z_is_computed_again_from_any_layout(module):
     how = {"scale": 0.5, "activation": "silu"}
     version = functools.partial(module.lora_epilogue_triton, **how)
     eager = functools.partial(lora_epilogue_eager, **how)
-    for layout, (x, delta, bias) in cases.laid_out(inputs((9, 40))).items():
-        check_against_float64(version, eager, x, delta, cases.spread(bias), name=layout)
+    x, delta, bias = (t.detach() for t in inputs((9, 40)))
+    for layout, strided in cases.layouts(x).items():
+        for given in ((strided, delta), (delta, strided)):
+            leaves = [t.detach().requires_grad_() for t in given]
+            check_against_float64(version, eager, *leaves, cases.spread(bias), name=layout)
 
 
 def test_many_rows_are_summed_by_many_programs():

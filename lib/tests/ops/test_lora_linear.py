@@ -676,9 +676,9 @@ def test_the_pointer_kernel_multiplies_by_the_best_there_is(kind, dtype, arch, p
         assert count(compiled, r"LDGSTS\.E\.BYPASS\.128") >= 2 * tile.num_stages
     assert count(compiled, r"LDGSTS(?!.*128)") == 0
     assert count(compiled, r"STG\.E(?!\.128)") == 0
-    # gelu, and z kept: with Triton 3.6 a word of Hopper's epilogue lies in local memory
-    one_word = (kind, arch) == ("half", 90) and cases.release(triton) < (3, 7)
-    assert compiled.spills <= (4 if one_word else 0)
+    # gelu, and z kept: with Triton 3.6 a word or two of Hopper's epilogue lie in local memory
+    hopper = kind in ("half", "tf32x3") and arch == 90 and cases.release(triton) < (3, 7)
+    assert compiled.spills <= (4 if hopper else 0)
     assert compiled.shared_bytes <= {90: 232_448, 80: 101_376, 75: 65_536}[arch]
 
 

@@ -1,0 +1,36 @@
+"""The sentences of all ops' errors stand in sentences.txt: a change to one is seen, and read, by its author.
+
+Written anew by `python -m lib.tests.ops.test_sentences`, by which a new op comes in.
+"""
+
+from pathlib import Path
+
+from lib import machine
+from lib.measure import registry
+from lib.tests.ops import battery
+
+import pytest
+
+WRITTEN = Path(__file__).with_name("sentences.txt")
+
+
+def _now():
+    """One line each: what is wrong with the call, and what its error says."""
+    found = {
+        op.name: battery.sentences(op.configured(), op.configured().versions["triton"])
+        for op in registry.OPS.values()
+    }
+    return [
+        f"{name}, {what} | {sentence}" for name in found for what, sentence in found[name].items()
+    ]
+
+
+@pytest.mark.skipif(machine.HAS_GPU, reason="the sentences name the device, here the CPU")
+def test_the_sentences_of_errors_are_those_written_down():
+    written = WRITTEN.read_text().splitlines()
+    names = {line.split(",")[0] for line in written}
+    assert [line for line in _now() if line.split(",")[0] in names] == written
+
+
+if __name__ == "__main__":
+    WRITTEN.write_text("\n".join(_now()) + "\n")
