@@ -27,7 +27,8 @@ REF ?= HEAD
 LAB ?=
 # Two workers suit two cores; more need memory for the C++ compiler.
 JOBS ?= 2
-PYTEST = CUDA_VISIBLE_DEVICES= $(PY) -m pytest -n $(JOBS) --dist worksteal
+# One thread each: two workers with two threads each on two cores wait for one another.
+PYTEST = CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) --dist worksteal
 NOTEBOOKS = $(sort $(wildcard notebooks/[0-9]*.ipynb))
 
 .PHONY: help lab test test-all test-gpu sanitize launch-diff run record bench sweep text notebooks progress clean

@@ -12,6 +12,7 @@ from pathlib import PurePath
 from lib import machine
 from lib.course import progress
 from lib.measure import registry
+from lib.nogpu import cuda_build
 
 import pytest
 import torch
@@ -125,6 +126,8 @@ def pytest_configure(config):
     os.environ["FUSED_KERNELS_READER"] = "/dev/null/reader"
     # With no GPU, CUDA kernels run under the checker: a wrong one is an error, not a crash of pytest.
     os.environ["CUDA_ON_CPU_CHECKED"] = "1"
+    if not hasattr(config, "workerinput") and not machine.HAS_GPU:
+        cuda_build.precompile_headers()  # once; half a minute later each build takes half its time
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m reads the marks

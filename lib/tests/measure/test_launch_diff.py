@@ -3,6 +3,7 @@
 from lib import machine
 from lib.measure import launch_diff, registry
 from lib.nogpu.fake_gpu import fake_gpu
+from lib.recorded import results
 
 import pytest
 import torch
@@ -48,7 +49,7 @@ def test_another_tile_and_another_instruction_are_differences(ops, old, new, fou
     op = ops.find("add_relu")
     few = {"bench_shapes": ((64, 4096),), "odd_shapes": (), "dtypes": (torch.float32,)}
     op = launch_diff.dataclasses.replace(op, versions={"triton": op.versions["triton"]}, **few)
-    text = (launch_diff.ROOT / "lib/ops/add_relu.py").read_text()
+    text = (results.ROOT / "lib/ops/add_relu.py").read_text()
     assert text.count(old) == 1
     module = launch_diff._load(text.replace(old, new), tmp_path / "add_relu_changed.py")
     sentences, _ = launch_diff.differences(op, launch_diff._with_module(op, module))

@@ -1,10 +1,13 @@
-"""python -m lib.tests.ops.mutants [op]: one line per mutant. Exit status 1 if one is alive."""
+"""python -m lib.tests.ops.mutants [op] [--jobs 2] [--write]: a line each. Exit status 1 if one is alive."""
 
 import argparse
+import json
+import multiprocessing
 import sys
+from concurrent.futures import ProcessPoolExecutor
 
 from lib import machine
-from lib.tests.ops.mutants import NAMES, mutants_of, what_kills
+from lib.tests.ops.mutants import KILLERS, NAMES, mutants_of, what_kills
 
 
 def main(argv=None):
@@ -12,19 +15,25 @@ def main(argv=None):
     parser.add_argument(
         "op", nargs="?", choices=NAMES, help="one op; default: all that have mutants"
     )
-    chosen = parser.parse_args(argv).op
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--write", action="store_true", help=f"keep what kills in {KILLERS.name}")
+    options = parser.parse_args(argv)
     if machine.HAS_GPU:
         raise SystemExit(
             "a mutant may write anywhere: run this with CUDA_VISIBLE_DEVICES= (the interpreter)"
         )
-    alive = 0
-    for name in [chosen] if chosen else NAMES:
-        for mutant in mutants_of(name):
-            killer = what_kills(name, mutant)
+    tasks = [(n, m) for n in ([options.op] if options.op else NAMES) for m in mutants_of(n)]
+    alive, killers = 0, json.loads(KILLERS.read_text()) if KILLERS.exists() else {}
+    spawn = multiprocessing.get_context("spawn")  # torch's threads do not live through a fork
+    with ProcessPoolExecutor(options.jobs, mp_context=spawn) as pool:
+        for (name, mutant), killer in zip(tasks, pool.map(what_kills, *zip(*tasks))):
             alive += killer is None
             print(f"{name}: {'ALIVE ' if killer is None else 'killed'} {mutant.why}", flush=True)
             if killer:
                 print(f"    by {killer[:140]}")
+                killers.setdefault(name, {})[mutant.why] = killer.split(" | ")[0]
+    if options.write:
+        KILLERS.write_text(json.dumps(killers, indent=1, ensure_ascii=False, sort_keys=True) + "\n")
     return 1 if alive else 0
 
 
