@@ -104,4 +104,4 @@ progress: $(READY)  ## which exercises you have solved
 
 clean:  ## remove the environment, caches and throw-away files; your progress stays
 	rm -rf .venv .venv-versions notebooks/text .pytest_cache .ruff_cache .hypothesis build *.egg-info
-	find . -name __pycache__ -o -name .ipynb_checkpoints | xargs rm -rf
+	find . \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune -exec rm -rf {} +

@@ -1,6 +1,7 @@
 """Where the course keeps what is slow to make: built kernels, precompiled headers, compiled Triton."""
 
 import os
+import stat
 import tempfile
 from pathlib import Path
 
@@ -9,18 +10,30 @@ def cache_dir(*parts: str) -> Path:
     """The folder `parts` of the course's cache, made if need be.
 
     The cache is `$FUSED_KERNELS_CACHE` if that is set, else `~/.cache/fused-kernels`. Where that cannot
-    be written (a read-only home), it is a folder of the user's own among the temporary files.
+    be written (a read-only home), it is a folder among the temporary files. Its name can be guessed, and
+    libraries are loaded from it: so it has to be the user's own, and nobody else may write there.
     """
     preferred = os.environ.get("FUSED_KERNELS_CACHE") or "~/.cache/fused-kernels"
     fallback = Path(tempfile.gettempdir(), f"fused-kernels-{os.getuid()}")
     for root in (Path(preferred).expanduser().absolute(), fallback):
         folder = root.joinpath(*parts)
         try:
+            if root is fallback:
+                _own(fallback)
             folder.mkdir(parents=True, exist_ok=True)
         except OSError:
             continue
         if os.access(folder, os.W_OK):
             return folder
     raise PermissionError(
-        f"neither {preferred} nor {fallback} can be written; set FUSED_KERNELS_CACHE to a folder that can"
+        f"{preferred} cannot be written, and {fallback} can neither or is not yours alone; "
+        "set FUSED_KERNELS_CACHE to a folder of your own"
     )
+
+
+def _own(folder):
+    """Make the folder for this user alone; OSError where it is somebody else's, a link, or open to others."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    state = folder.lstat()
+    if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.getuid() or state.st_mode & 0o022:
+        raise PermissionError(folder)

@@ -47,6 +47,16 @@ def test_make_help_lists_every_target():
     assert told == targets
 
 
+def test_make_clean_leaves_the_readers_folders(tmp_path):
+    mine = tmp_path / "Untitled Folder/mine.ipynb"
+    for path in (mine, mine.parent / "__pycache__/x.pyc", mine.parent / ".ipynb_checkpoints/x"):
+        path.parent.mkdir(exist_ok=True, parents=True)
+        path.touch()
+    (tmp_path / "Untitled").mkdir()
+    subprocess.run(["make", "-f", ROOT / "Makefile", "clean"], cwd=tmp_path, check=True)
+    assert sorted(p.name for p in tmp_path.rglob("*")) == ["Untitled", "Untitled Folder", mine.name]
+
+
 def test_nothing_tracked_names_a_folder_of_one_machine():
     pattern = re.compile(r"(?<![\w.…/~])/(home|root|mnt|work|farm)/\w+")
     for path in tracked():

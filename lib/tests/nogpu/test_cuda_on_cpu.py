@@ -11,7 +11,6 @@ import time
 import types
 from pathlib import Path
 
-from lib.cache import cache_dir
 from lib.machine import HAS_GPU
 from lib.nogpu import cuda, cuda_build, cuda_toolkit
 from lib.nogpu.cuda_translate import namespaces_of, translate
@@ -556,22 +555,6 @@ def test_compiler_errors_of_nvcc_and_ninja():
 def test_a_function_that_is_not_there():
     with pytest.raises(ValueError, match="kernels.cu defines no function g"):
         cuda.load_cuda_on_cpu("void f() {}", ["g"])
-
-
-# ---- Cache folder ----------------------------------------------------------------------------
-
-
-def test_cache_dir_is_where_the_environment_says(monkeypatch, tmp_path):
-    monkeypatch.setenv("FUSED_KERNELS_CACHE", str(tmp_path / "here"))
-    assert cache_dir("a", "b") == tmp_path / "here/a/b"
-    assert (tmp_path / "here/a/b").is_dir()
-
-
-def test_cache_dir_falls_back_to_temporary_files(monkeypatch, tmp_path):
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("FUSED_KERNELS_CACHE", str(tmp_path / "file"))  # no folder can be made there
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
-    assert cache_dir("a") == tmp_path / f"temporary/fused-kernels-{os.getuid()}/a"
 
 
 # ---- What is missing -------------------------------------------------------------------------
