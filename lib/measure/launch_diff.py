@@ -100,10 +100,26 @@ def _as_if_undefined():
     return mock.patch.object(torch.library, "custom_op", return_value=Registered)
 
 
-def _module_at(ref, name, folder):
-    """lib/ops/<name>.py as it was at a commit."""
-    text = results.text_at(ref, f"lib/ops/{name}.py")
-    return _load(text, Path(folder, f"{name}_at_ref.py"))
+def _module_at(ref, op, folder):
+    """lib/ops/<name>.py as it was at a commit, with what another file makes of it (matmul's rungs)."""
+    file = f"lib.ops.{op.name}"
+    module = _text_at(ref, file, folder)
+    for v in op.versions.values():
+        if v.__module__ != file and not hasattr(module, v.__name__):
+            ops = sys.modules["lib.ops"]
+            with (
+                mock.patch.dict(sys.modules, {file: module}),
+                mock.patch.object(ops, op.name, module),
+            ):
+                setattr(
+                    module, v.__name__, getattr(_text_at(ref, v.__module__, folder), v.__name__)
+                )
+    return module
+
+
+def _text_at(ref, module, folder):
+    text = results.text_at(ref, module.replace(".", "/") + ".py")
+    return _load(text, Path(folder, f"{module.split('.')[-1]}_at_ref.py"))
 
 
 def _load(text, path):
@@ -257,7 +273,7 @@ def main(argv=None):
     registry, failed = _fresh_registry(), False
     with tempfile.TemporaryDirectory() as folder:
         for op in [registry.find(options.op)] if options.op else registry.OPS.values():
-            before = _with_module(op, _module_at(options.ref, op.name, folder))
+            before = _with_module(op, _module_at(options.ref, op, folder))
             found, n_kernels = differences(_without_cuda(op), before)
             print(
                 "\n".join(found)

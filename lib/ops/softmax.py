@@ -487,11 +487,8 @@ def _refuse(name, eager, **wanted):
             scalar = letters[0] == "." and t.dim() == 0
             got = f"a scalar; use {label}.view(1)" if scalar else f"shape {tuple(t.shape)}{beside}"
             raise ValueError(f"{name}: {want}, got {got}")
-    where = "on the CPU, as TRITON_INTERPRET=1 is set" if _ON_CPU else "on a GPU"
-    use = f"use {eager} there" + (
-        "" if _ON_CPU else ", or set TRITON_INTERPRET=1 before the import"
-    )
-    raise ValueError(f"{name}: {first} must be {where}, got {x.device}; {use}")
+    on = "the CPU: TRITON_INTERPRET=1 is set" if _ON_CPU else "a GPU, or TRITON_INTERPRET=1 set"
+    raise ValueError(f"{name}: {first} must be on {on}, got {x.device}; use {eager} there")
 
 
 def _needs_grad(*tensors):

@@ -55,3 +55,10 @@ def test_another_tile_and_another_instruction_are_differences(ops, old, new, fou
     sentences, _ = launch_diff.differences(op, launch_diff._with_module(op, module))
     assert bool(sentences) == bool(found)
     assert all(found in sentence for sentence in sentences)
+
+
+@pytest.mark.skipif(not (results.ROOT / ".git").exists(), reason="not a git checkout")
+def test_at_a_commit_the_rungs_run_on_its_kernels(ops, tmp_path):
+    module = launch_diff._module_at("HEAD", ops.find("matmul"), tmp_path)
+    assert module.matmul_naive.__module__ == "matmul_ladder_at_ref"
+    assert module.matmul_naive.__globals__["matmul"] is module
