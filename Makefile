@@ -57,11 +57,11 @@ lab: $(READY)  ## open the course in JupyterLab; extra options in LAB="--no-brow
 test: $(READY)  ## lint, the quick tests, every notebook executed; no GPU needed, ten minutes on two cores
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
-	$(PYTEST) -m "not nightly" --nbmake --nbmake-timeout=300 lib/tests $(NOTEBOOKS)
+	$(PYTEST) -m "not nightly" --nbmake --nbmake-timeout=300 $(NOTEBOOKS) lib/tests
 
 test-all: $(READY)  ## every test, all mutants, every notebook: before a change to lib/ops is done; no GPU needed
 	$(PY) -m ruff check .
-	FUSED_KERNELS_EXAMPLES=400 $(PYTEST) --nbmake --nbmake-timeout=600 lib/tests $(NOTEBOOKS)
+	FUSED_KERNELS_EXAMPLES=400 $(PYTEST) --nbmake --nbmake-timeout=600 $(NOTEBOOKS) lib/tests
 
 test-gpu: $(READY)  ## the tests on this machine's GPU, big sizes included
 	$(PY) -m pytest lib/tests

@@ -237,7 +237,7 @@ ADD_RELU = Op(
     ),
     flops=lambda shape, gradients: (4 if gradients else 2) * _numel(shape),
     bench_shapes=((65536, 4096), (8192, 32768), (1048576, 64), (524288, 781)),
-    small_shape=(257, 781),
+    small_shape=(65, 781),
     plans={"two strips of several tiles": (add_relu.Plan(16, 8, (16, 8, 2)), [(70, 11), (64, 16)])},
     sources=("lib/ops/add_relu.py", "lib/ops/add_relu.cu"),
 )
@@ -259,7 +259,7 @@ GELU = Op(
     # an exponential, an erf and a quotient count as one each; the backward pass comes to twice as many
     flops=lambda shape, gradients, approximate: (24 if gradients else 8) * _numel(shape),
     bench_shapes=((65536, 4096), (8192, 32768), (524288, 781)),
-    small_shape=(257, 781),
+    small_shape=(65, 781),
     plans={"many tiles": (gelu.Plan(4, 8), [(1, 7), (5, 9), (8, 24), (21, 35)])},
     sources=("lib/ops/gelu.py", "lib/ops/gelu.cu"),
 )
@@ -292,7 +292,7 @@ LORA_EPILOGUE = Op(
     ),
     flops=lambda shape, gradients, scale, activation: (7 if gradients else 4) * _numel(shape),
     bench_shapes=((65536, 4096), (8192, 32768), (524288, 781)),
-    small_shape=(257, 781),
+    small_shape=(65, 781),
     variants={
         "scale 1/3": (
             {"x": "... N", "delta": "... N", "bias": "N"},
@@ -320,7 +320,7 @@ SOFTMAX = Op(
     # an exponential and a quotient count as one each
     flops=lambda shape, gradients: (9 if gradients else 5) * _numel(shape),
     bench_shapes=((131072, 1024), (16384, 8192), (4096, 32768), (1024, 131072), (65536, 781)),
-    small_shape=(257, 781),
+    small_shape=(65, 781),
     odd_shapes=(
         (1, 1),
         (5, 7),
@@ -378,7 +378,7 @@ BIAS_GELU_DROPOUT_ADD = Op(
     ),
     flops=lambda shape, gradients, **_: (30 if gradients else 12) * _numel(shape),
     bench_shapes=((16384, 4096), (32768, 8192), (262144, 781)),
-    small_shape=(257, 781),
+    small_shape=(65, 781),
     sources=("lib/ops/bias_gelu_dropout_add.py",),
 )
 

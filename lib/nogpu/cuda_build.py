@@ -198,11 +198,10 @@ def _compile(text: str, library: Path, source: str, flags: list[str], checked: b
         print(f"built {library} in {time.perf_counter() - started:.1f} s")
 
 
-def precompile_headers():
-    """Start precompiling PyTorch's headers for both modes, in the background, where they are not there yet."""
+def precompile_headers(checked: bool):
+    """Start precompiling PyTorch's headers for a mode, in the background, where they are not there yet."""
     if why_no_compiler() is None:
-        for checked in (True, False):
-            _precompiled_header(_mode_flags(checked))
+        _precompiled_header(_mode_flags(checked))
 
 
 def _precompiled_header(flags: list[str]) -> list[str]:

@@ -137,15 +137,15 @@ def test_nothing_of_memory_just_allocated_is_read():
 @pytest.mark.parametrize("plan", [None, pytest.param(TMA, marks=needs_tma)], ids=["chosen", "tma"])
 @activations
 def test_nan_and_infinities_of_the_weights_stay_in_their_columns(module, plan, activation):
-    dtype = torch.bfloat16 if plan else torch.float32
+    exact = machine.HAS_GPU or not cases.products_leak()
+    dtype = torch.bfloat16 if plan and exact else torch.float32
     tensors = inputs((6, 16, 24, 3), dtype)
     with torch.no_grad():
         tensors[0][1, 2] = tensors[1][3, 4] = tensors[3][7, 1] = tensors[4][9] = float("nan")
         if activation != "gelu":  # F.gelu(inf) is NaN on a CPU, as one of seven elements or more
             tensors[0][3, 5], tensors[1][11, 2] = float("inf"), -float("inf")
             tensors[4][13] = -float("inf")
-    eager = lora_linear_eager if machine.HAS_GPU else cases.in_float32(lora_linear_eager)
-    check(module.lora_linear_triton, tensors, eager, activation=activation, plan=plan)
+    check(module.lora_linear_triton, tensors, lora_linear_eager, activation=activation, plan=plan)
     y = module.lora_linear_triton(*tensors, 0.75, activation, plan=plan).detach()
     untouched = [n for n in range(24) if n not in (3, 7, 9, 11, 13)]
     assert torch.isfinite(y[[0, 2, 4, 5]][:, untouched]).all(), "it spreads"

@@ -76,11 +76,8 @@ def load(name, mutant=None):
     path.write_text(source_of(name, mutant))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        del sys.modules[path.stem]
+    sys.modules[path.stem] = module  # torch.compile imports it by that name
+    spec.loader.exec_module(module)
     return module
 
 
