@@ -18,6 +18,7 @@ import importlib.util
 import inspect
 import itertools
 import json
+import re
 import sys
 import tempfile
 import warnings
@@ -155,10 +156,9 @@ def _special(name, module):
         sets = [_arguments(mark) for mark in marks if mark.name == "parametrize"]
         for chosen in itertools.product(*sets):
             arguments = {key: value for part in chosen for key, value in part.items()}
-            yield (
-                f"{test_name} {arguments or ''}",
-                functools.partial(test, module=module, **arguments),
-            )
+            # without addresses: the same label in each process
+            where = re.sub(r" at 0x\w+", "", f"{test_name} {arguments or ''}".strip())
+            yield where, functools.partial(test, module=module, **arguments)
 
 
 def _arguments(mark):
