@@ -26,14 +26,14 @@ def cache_dir(*parts: str) -> Path:
         if os.access(folder, os.W_OK):
             return folder
     raise PermissionError(
-        f"{preferred} cannot be written, and {fallback} can neither or is not yours alone; "
+        f"{preferred} cannot be written, and {fallback} can not either, or is not yours alone; "
         "set FUSED_KERNELS_CACHE to a folder of your own"
     )
 
 
 def _own(folder):
     """Make the folder for this user alone; OSError where it is somebody else's, a link, or open to others."""
-    folder.mkdir(mode=0o700, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     state = folder.lstat()
     if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.getuid() or state.st_mode & 0o022:
         raise PermissionError(folder)

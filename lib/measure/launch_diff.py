@@ -103,23 +103,19 @@ def _as_if_undefined():
 def _module_at(ref, op, folder):
     """lib/ops/<name>.py as it was at a commit, with what another file makes of it (matmul's rungs)."""
     file = f"lib.ops.{op.name}"
-    module = _text_at(ref, file, folder)
-    for v in op.versions.values():
-        if v.__module__ != file and not hasattr(module, v.__name__):
-            ops = sys.modules["lib.ops"]
-            with (
-                mock.patch.dict(sys.modules, {file: module}),
-                mock.patch.object(ops, op.name, module),
-            ):
-                setattr(
-                    module, v.__name__, getattr(_text_at(ref, v.__module__, folder), v.__name__)
-                )
+    module, ops = _loaded_at(ref, file, folder), sys.modules["lib.ops"]
+    elsewhere = [v for v in op.versions.values() if not hasattr(module, v.__name__)]
+    for other in {v.__module__ for v in elsewhere}:
+        with mock.patch.dict(sys.modules, {file: module}), mock.patch.object(ops, op.name, module):
+            made = _loaded_at(ref, other, folder)
+        names = [v.__name__ for v in elsewhere if v.__module__ == other]
+        vars(module).update({name: getattr(made, name) for name in names})
     return module
 
 
-def _text_at(ref, module, folder):
-    text = results.text_at(ref, module.replace(".", "/") + ".py")
-    return _load(text, Path(folder, f"{module.split('.')[-1]}_at_ref.py"))
+def _loaded_at(ref, name, folder):
+    text = results.text_at(ref, name.replace(".", "/") + ".py")
+    return _load(text, Path(folder, f"{name.split('.')[-1]}_at_ref.py"))
 
 
 def _load(text, path):

@@ -127,9 +127,8 @@ def pytest_configure(config):
     # With no GPU, CUDA kernels run under the checker: a wrong one is an error, not a crash of pytest.
     os.environ["CUDA_ON_CPU_CHECKED"] = "1"
     if not hasattr(config, "workerinput") and not machine.HAS_GPU:
-        cuda_build.precompile_headers(
-            checked=True
-        )  # half a minute later a build takes half its time
+        # Once; half a minute later a build takes half its time.
+        cuda_build.precompile_headers(checked=True)
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m reads the marks

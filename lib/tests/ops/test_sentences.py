@@ -14,23 +14,21 @@ import pytest
 WRITTEN = Path(__file__).with_name("sentences.txt")
 
 
-def _now():
+def _now(names):
     """One line each: what is wrong with the call, and what its error says."""
-    found = {
-        op.name: battery.sentences(op.configured(), op.configured().versions["triton"])
-        for op in registry.OPS.values()
-    }
     return [
-        f"{name}, {what} | {sentence}" for name in found for what, sentence in found[name].items()
+        f"{op.name}, {what} | {sentence}"
+        for op in (registry.find(name).configured() for name in names)
+        for what, sentence in battery.sentences(op, op.versions["triton"]).items()
     ]
 
 
 @pytest.mark.skipif(machine.HAS_GPU, reason="the sentences name the device, here the CPU")
 def test_the_sentences_of_errors_are_those_written_down():
     written = WRITTEN.read_text().splitlines()
-    names = {line.split(",")[0] for line in written}
-    assert [line for line in _now() if line.split(",")[0] in names] == written
+    names = dict.fromkeys(line.split(",")[0] for line in written)  # in their order
+    assert _now(names) == written
 
 
 if __name__ == "__main__":
-    WRITTEN.write_text("\n".join(_now()) + "\n")
+    WRITTEN.write_text("\n".join(_now(registry.OPS)) + "\n")

@@ -183,7 +183,7 @@ def what_kills(name, mutant=None):
         return f"loading | {type(error).__name__}: {error}"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        known = _killers().get(name, {}).get(getattr(mutant, "why", None))
+        known = killers().get(name, {}).get(getattr(mutant, "why", None))
         for where, check in sorted(checks_of(name, module), key=lambda pair: pair[0] != known):
             torch.manual_seed(0)
             try:
@@ -197,5 +197,6 @@ def what_kills(name, mutant=None):
 
 
 @functools.cache
-def _killers():
+def killers():
+    """What KILLERS holds."""
     return json.loads(KILLERS.read_text()) if KILLERS.exists() else {}

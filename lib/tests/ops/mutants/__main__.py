@@ -1,13 +1,14 @@
 """python -m lib.tests.ops.mutants [op] [--jobs 2] [--write]: a line each. Exit status 1 if one is alive."""
 
 import argparse
+import copy
 import json
 import multiprocessing
 import sys
 from concurrent.futures import ProcessPoolExecutor
 
 from lib import machine
-from lib.tests.ops.mutants import KILLERS, NAMES, mutants_of, what_kills
+from lib.tests.ops.mutants import KILLERS, NAMES, killers, mutants_of, what_kills
 
 
 def main(argv=None):
@@ -23,7 +24,7 @@ def main(argv=None):
             "a mutant may write anywhere: run this with CUDA_VISIBLE_DEVICES= (the interpreter)"
         )
     tasks = [(n, m) for n in ([options.op] if options.op else NAMES) for m in mutants_of(n)]
-    alive, killers = 0, json.loads(KILLERS.read_text()) if KILLERS.exists() else {}
+    alive, found = 0, copy.deepcopy(killers())
     spawn = multiprocessing.get_context("spawn")  # torch's threads do not live through a fork
     with ProcessPoolExecutor(options.jobs, mp_context=spawn) as pool:
         for (name, mutant), killer in zip(tasks, pool.map(what_kills, *zip(*tasks))):
@@ -31,9 +32,9 @@ def main(argv=None):
             print(f"{name}: {'ALIVE ' if killer is None else 'killed'} {mutant.why}", flush=True)
             if killer:
                 print(f"    by {killer[:140]}")
-                killers.setdefault(name, {})[mutant.why] = killer.split(" | ")[0]
+                found.setdefault(name, {})[mutant.why] = killer.split(" | ")[0]
     if options.write:
-        KILLERS.write_text(json.dumps(killers, indent=1, ensure_ascii=False, sort_keys=True) + "\n")
+        KILLERS.write_text(json.dumps(found, indent=1, ensure_ascii=False, sort_keys=True) + "\n")
     return 1 if alive else 0
 
 
