@@ -16,7 +16,7 @@ runs at once, so a race shows as an error in checked mode and else not at all. O
 for another. Inline PTX, wmma/mma, cp.async and TMA, clusters, cooperative groups and CUB are refused
 (NotOnCpu). In checked mode use small tensors, up to 64 K elements: it is thousands of times slower.
 
-Environment: CUDA_ON_CPU_CHECKED=1 makes checked the default of what load_inline builds;
+Environment: CUDA_ON_CPU_CHECKED=1 makes checked the default of load_inline and load_cuda;
 CUDA_ON_CPU_ORDER=forward, reverse or a seed is the order in which the threads of a block get their turns;
 CUDA_ON_CPU_TIMEOUT ends a launch after that many seconds (300). The rewriting of the source
 is in `cuda_translate.py`, the building in `cuda_build.py`, what runs the threads in `cuda_on_cpu/`.
@@ -79,7 +79,9 @@ class MemoryTraffic(NamedTuple):
 _libraries: dict[str, Path] = {}
 
 
-def load_cuda(source: str, functions: list[str], name="kernels", checked=False, verbose=False):
+def load_cuda(
+    source: str, functions: list[str], name="kernels", checked: bool | None = None, verbose=False
+):
     """Build a CUDA C++ source and return a namespace with its host functions `functions`.
 
     The functions take and return tensors, int64_t, double and bool; the namespace is torch.ops.<name and
@@ -87,17 +89,19 @@ def load_cuda(source: str, functions: list[str], name="kernels", checked=False, 
     The same source is built once: in this process the call then returns at once, in others it loads the
     built library from the course's cache.
 
-    `checked` has no effect with a GPU: there, run `compute-sanitizer python script.py`.
+    `checked`: under the checker or not; None is as CUDA_ON_CPU_CHECKED says. It has no effect with a
+    GPU: there, run `compute-sanitizer python script.py`.
     """
     if HAS_GPU:
         return _load_on_gpu(source, functions, name, verbose)
+    checked = cuda_build.checked_by_default() if checked is None else checked
     return load_cuda_on_cpu(source, functions, name, checked, verbose)
 
 
 def load_cuda_on_cpu(
     source: str, functions: list[str], name="kernels", checked=False, verbose=False
 ):
-    """`load_cuda` for CPU tensors, with or without a GPU in the machine."""
+    """`load_cuda` for CPU tensors, with or without a GPU in the machine; `checked` or not as it is said."""
     _require_functions(source, functions, name)
     namespace = _namespace(name, source, functions, checked, "cpu")
     if namespace not in _libraries:
@@ -181,7 +185,7 @@ def _load_inline_on_cpu(
 
     Returns a namespace with `functions` if they are given, else the path of the loaded library.
     """
-    checked = os.environ.get("CUDA_ON_CPU_CHECKED", "0") not in ("", "0")
+    checked = cuda_build.checked_by_default()
     cpp_source, cuda_source = _joined(cpp_sources), _joined(cuda_sources)
     names = [functions] if isinstance(functions, str) else list(functions or [])
     wanted = [*(extra_cflags or []), *(extra_cuda_cflags or [])]

@@ -157,7 +157,9 @@ def _special(name, module):
         for chosen in itertools.product(*sets):
             arguments = {key: value for part in chosen for key, value in part.items()}
             if missing := inspect.signature(test).parameters.keys() - arguments - {"module"}:
-                raise TypeError(f"{test_name} asks for {missing}; mutants know no fixture but `module`")
+                raise TypeError(
+                    f"{test_name} asks for {missing}; mutants know no fixture but `module`"
+                )
             # without addresses: the same label in each process
             where = re.sub(r" at 0x\w+", "", f"{test_name} {arguments or ''}".strip())
             yield where, functools.partial(test, module=module, **arguments)
