@@ -10,7 +10,8 @@ Repairs         bfloat16 arithmetic (upstream works on the raw 16 bits) · libde
                 `tl.reduce` with Inductor's maximum and minimum (upstream loops over elements in Python) ·
                 loop bounds computed in the kernel (triton 3.6 with NumPy from 2.4 on) ·
                 NaN in `tl.maximum`, `tl.minimum` and `tl.clamp` (compiled they drop it, upstream keeps it) ·
-                the time that random numbers take (two hundred operations for each four).
+                the time that random numbers take (two hundred operations for each four) and every operation
+                (`interpreter_cost.py`).
 Not repaired    float8, inline assembly, `triton.testing.do_bench`.
 """
 
@@ -18,6 +19,8 @@ import contextlib
 import functools
 import sys
 import types
+
+from lib.nogpu import interpreter_cost
 
 import numpy as np
 import torch
@@ -50,6 +53,7 @@ def install():
     _shorten_philox()
     _remember_dtypes()
     _skip_copy_back()
+    interpreter_cost.shorten()
     # At its import the compiler makes a list of triton.language's functions. An interpreted launch replaces
     # some while it runs, tl.static_assert too: were that the first import, the compiler would not know it.
     import triton.compiler.code_generator  # noqa: F401
@@ -207,6 +211,7 @@ def _repair_helper_calls():
             return types.SimpleNamespace(restore=lambda: None)
         scope = patch(types.SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
         active.append(scope)
+        interpreter_cost.reuse_shapes(scope)
         restore = scope.restore
 
         def restore_all():
