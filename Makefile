@@ -54,7 +54,7 @@ lab: $(READY)  ## open the course in JupyterLab; extra options in LAB="--no-brow
 	$(PY) -m jupyter lab --ServerApp.root_dir="$(CURDIR)" \
 		--LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb $(LAB)
 
-test: $(READY)  ## lint, the quick tests, every notebook executed; no GPU needed, a quarter of an hour on two cores
+test: $(READY)  ## lint, the quick tests, every notebook executed; no GPU needed, twelve minutes on two cores
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PYTEST) -m "not nightly" --nbmake --nbmake-timeout=300 $(NOTEBOOKS) lib/tests
