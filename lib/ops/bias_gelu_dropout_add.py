@@ -368,6 +368,36 @@ def _backward(dy, x, bias, p, seed, needs_grad=(True, True), plan=None):
     return dx, _sum_rows(sums[0] if len(sums) == 1 else torch.cat(sums), x.dtype)
 
 
+class _Undifferentiable(torch.autograd.Function):
+    """Gradients as they are, and an error for whoever differentiates them."""
+
+    @staticmethod
+    def forward(ctx, backward, grads, *sources):
+        ctx.op = backward.__module__.rpartition(".")[2]
+        return grads
+
+    @staticmethod
+    def backward(ctx, *_):
+        raise RuntimeError(f"{ctx.op} has no second derivative; for one, use {ctx.op}_eager")
+
+
+def _once(backward):
+    """A Function's backward that runs once: differentiating what it returns raises instead of being wrong.
+
+    The error stands between the gradients and all that they depend on. That of PyTorch's once_differentiable
+    stands beside: autograd.grad(..., inputs) never comes by it.
+    """
+
+    def guarded(ctx, *dys):
+        if not torch.is_grad_enabled():  # the usual case: without create_graph=True
+            return backward(ctx, *dys)
+        with torch.no_grad():
+            grads = backward(ctx, *dys)
+        return _Undifferentiable.apply(backward, grads, *dys, *ctx.saved_tensors)
+
+    return guarded
+
+
 class _BiasGeluDropoutAdd(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, bias, residual, p, seed, plan):
@@ -375,7 +405,7 @@ class _BiasGeluDropoutAdd(torch.autograd.Function):
         return _forward(x, bias, residual, p, seed, plan)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # a second derivative raises instead of being wrong
+    @_once
     def backward(ctx, dy):
         dx, dbias, (x, bias, seed) = None, None, ctx.saved_tensors
         *needs_grad, needs_dresidual = ctx.needs_input_grad[:3]

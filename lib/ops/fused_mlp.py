@@ -488,6 +488,36 @@ def _backward(dy, x, w1, b1, w2, y, hidden, final, allow_tf32, needs_grad=(True,
     return dx, dw1, db1 if has_db1 else None, dw2, db2 if has_db2 else None
 
 
+class _Undifferentiable(torch.autograd.Function):
+    """Gradients as they are, and an error for whoever differentiates them."""
+
+    @staticmethod
+    def forward(ctx, backward, grads, *sources):
+        ctx.op = backward.__module__.rpartition(".")[2]
+        return grads
+
+    @staticmethod
+    def backward(ctx, *_):
+        raise RuntimeError(f"{ctx.op} has no second derivative; for one, use {ctx.op}_eager")
+
+
+def _once(backward):
+    """A Function's backward that runs once: differentiating what it returns raises instead of being wrong.
+
+    The error stands between the gradients and all that they depend on. That of PyTorch's once_differentiable
+    stands beside: autograd.grad(..., inputs) never comes by it.
+    """
+
+    def guarded(ctx, *dys):
+        if not torch.is_grad_enabled():  # the usual case: without create_graph=True
+            return backward(ctx, *dys)
+        with torch.no_grad():
+            grads = backward(ctx, *dys)
+        return _Undifferentiable.apply(backward, grads, *dys, *ctx.saved_tensors)
+
+    return guarded
+
+
 class _FusedMLP(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, w1, b1, w2, b2, final, allow_tf32, plan):
@@ -497,7 +527,7 @@ class _FusedMLP(torch.autograd.Function):
         return y
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # a second derivative raises instead of being wrong
+    @_once
     def backward(ctx, dy):
         needs_grad = ctx.needs_input_grad[:5]
         grads = _backward(dy, *ctx.saved_tensors, *ctx.how, needs_grad, ctx.plan)

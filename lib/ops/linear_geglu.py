@@ -474,17 +474,50 @@ def _backward(dy, x, weight, bias, h, needs_grad, dz=_dz):
     return dx, dw, db if has_db else None
 
 
+class _Undifferentiable(torch.autograd.Function):
+    """Gradients as they are, and an error for whoever differentiates them."""
+
+    @staticmethod
+    def forward(ctx, backward, grads, *sources):
+        ctx.op = backward.__module__.rpartition(".")[2]
+        return grads
+
+    @staticmethod
+    def backward(ctx, *_):
+        raise RuntimeError(f"{ctx.op} has no second derivative; for one, use {ctx.op}_eager")
+
+
+def _once(backward):
+    """A Function's backward that runs once: differentiating what it returns raises instead of being wrong.
+
+    The error stands between the gradients and all that they depend on. That of PyTorch's once_differentiable
+    stands beside: autograd.grad(..., inputs) never comes by it.
+    """
+
+    def guarded(ctx, *dys):
+        if not torch.is_grad_enabled():  # the usual case: without create_graph=True
+            return backward(ctx, *dys)
+        with torch.no_grad():
+            grads = backward(ctx, *dys)
+        return _Undifferentiable.apply(backward, grads, *dys, *ctx.saved_tensors)
+
+    return guarded
+
+
 class _LinearGEGLU(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, bias, recompute, allow_tf32, plan):
         y, h = _forward(x, weight, bias, allow_tf32, not recompute, plan)
         _save(ctx, x, weight, bias, h)
         ctx.plan = plan
-        return y
+        ctx.set_materialize_grads(False)  # no zeros for h's gradient, 2MHs bytes
+        return y, h  # h too: by it a second derivative finds its way to the inputs
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # a second derivative raises instead of being wrong
-    def backward(ctx, dy):
+    @_once
+    def backward(ctx, dy, _):
+        if dy is None:  # y is used, and has no gradient all the same
+            return (None,) * 6
         needs_grad, dz = ctx.needs_input_grad[:3], functools.partial(_dz, plan=ctx.plan)
         return *_backward(dy, *ctx.saved_tensors, needs_grad, dz), None, None, None
 
@@ -580,7 +613,7 @@ def _call(name, x, weight, bias, recompute, allow_tf32, plan):
     if torch.compiler.is_compiling():
         return linear_geglu_op(x, weight, bias, needs_grad and not recompute, allow_tf32)[0]
     if needs_grad:
-        return _LinearGEGLU.apply(x, weight, bias, recompute, allow_tf32, plan)
+        return _LinearGEGLU.apply(x, weight, bias, recompute, allow_tf32, plan)[0]
     return _forward(x, weight, bias, allow_tf32, plan=plan)[0]  # past autograd: less host time
 
 
@@ -633,10 +666,11 @@ def _setup_context(ctx, inputs, output):
     (x, weight, bias, save_h, _), (_, h) = inputs, output
     ctx.mark_non_differentiable(h)
     ctx.set_materialize_grads(False)  # no zeros for h's gradient, 2MHs bytes
-    _save(ctx, x, weight, bias, h if save_h else None)
+    # all inputs: h is no way to them for a second derivative
+    ctx.save_for_backward(x, weight, bias, h if save_h else None)
 
 
-@torch.autograd.function.once_differentiable
+@_once
 def _op_backward(ctx, dy, _):
     if dy is None:  # y is used, and has no gradient all the same
         return (None,) * 5

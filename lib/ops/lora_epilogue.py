@@ -343,6 +343,36 @@ def _backward(dy, saved, scale, activation, needs_grad=(True, True, True), plan=
     return dx, ddelta, _sum_rows(sums[0] if len(sums) == 1 else torch.cat(sums), dy.dtype)
 
 
+class _Undifferentiable(torch.autograd.Function):
+    """Gradients as they are, and an error for whoever differentiates them."""
+
+    @staticmethod
+    def forward(ctx, backward, grads, *sources):
+        ctx.op = backward.__module__.rpartition(".")[2]
+        return grads
+
+    @staticmethod
+    def backward(ctx, *_):
+        raise RuntimeError(f"{ctx.op} has no second derivative; for one, use {ctx.op}_eager")
+
+
+def _once(backward):
+    """A Function's backward that runs once: differentiating what it returns raises instead of being wrong.
+
+    The error stands between the gradients and all that they depend on. That of PyTorch's once_differentiable
+    stands beside: autograd.grad(..., inputs) never comes by it.
+    """
+
+    def guarded(ctx, *dys):
+        if not torch.is_grad_enabled():  # the usual case: without create_graph=True
+            return backward(ctx, *dys)
+        with torch.no_grad():
+            grads = backward(ctx, *dys)
+        return _Undifferentiable.apply(backward, grads, *dys, *ctx.saved_tensors)
+
+    return guarded
+
+
 class _LoRAEpilogue(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, delta, bias, scale, activation, forward, plan, in_place, save_z):
@@ -351,11 +381,14 @@ class _LoRAEpilogue(torch.autograd.Function):
         if in_place:
             ctx.mark_dirty(x)  # autograd: x has a new version, and what saved the old one raises
         _save(ctx, x, delta, bias, scale, activation, y, z, plan)
-        return y
+        ctx.set_materialize_grads(False)  # no zeros for z's gradient
+        return y, z  # z too: by it a second derivative finds its way to the inputs
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # a second derivative raises instead of being wrong
-    def backward(ctx, dy):
+    @_once
+    def backward(ctx, dy, _):
+        if dy is None:  # y is used, and has no gradient all the same
+            return (None,) * 9
         how = ctx.scale, ctx.activation, ctx.needs_input_grad[:3], ctx.plan
         return *_backward(dy, ctx.saved_tensors, *how), *[None] * 6
 
@@ -493,7 +526,7 @@ def _call(name, forward, x, delta, bias, scale, activation, plan, in_place=False
         _check_in_place(name, x, delta, bias)
     if in_place or needs_grad:
         how = scale, activation, forward, plan, in_place, save_z
-        return _LoRAEpilogue.apply(x, delta, bias, *how)
+        return _LoRAEpilogue.apply(x, delta, bias, *how)[0]
     return forward(x, delta, bias, scale, activation, plan)  # past autograd: less time on the host
 
 

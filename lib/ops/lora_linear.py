@@ -507,19 +507,21 @@ def _forward(
     return y, u, z
 
 
-def _save(ctx, tensors, u, y, z, how):
-    """x for dA; W and A for dx; B for both; u for dB; y or z for dz; all that makes z if it is not there."""
+def _save(ctx, tensors, u, y, z, how, all_inputs=False):
+    """x for dA; W and A for dx; B for both; u for dB; y or z for dz.
+
+    all_inputs: they make z again where it is not there, and without it are a second derivative's way to them.
+    """
     x, weight, lora_a, lora_b, bias = tensors
     ctx.how = _, activation, _ = how
     # of the registered op, torch leaves out a bias that is None, the default
     has_dx, _, has_da, has_db, has_dbias = (*ctx.needs_input_grad, False)[:5]
     ctx.needs_grad = [has_dx, has_da, has_db, has_dbias]
     saved = None if activation == "identity" else z if activation in _OF_Z else y
-    again = saved is None and activation != "identity"
     ctx.save_for_backward(
-        x if has_da or again else None, weight if has_dx or again else None,
-        lora_a if has_dx or again else None, lora_b if has_dx or has_da or again else None,
-        u if has_db else None, saved, bias if again else None,
+        x if has_da or all_inputs else None, weight if has_dx or all_inputs else None,
+        lora_a if has_dx or all_inputs else None, lora_b if has_dx or has_da or all_inputs else None,
+        u if has_db else None, saved, bias if all_inputs else None,
     )  # fmt: skip
 
 
@@ -554,6 +556,36 @@ def _dz(dy, saved, activation, has_dz, has_dbias, plan=None):
     return result, _sum_rows(partial, dy.dtype) if has_dbias else None
 
 
+class _Undifferentiable(torch.autograd.Function):
+    """Gradients as they are, and an error for whoever differentiates them."""
+
+    @staticmethod
+    def forward(ctx, backward, grads, *sources):
+        ctx.op = backward.__module__.rpartition(".")[2]
+        return grads
+
+    @staticmethod
+    def backward(ctx, *_):
+        raise RuntimeError(f"{ctx.op} has no second derivative; for one, use {ctx.op}_eager")
+
+
+def _once(backward):
+    """A Function's backward that runs once: differentiating what it returns raises instead of being wrong.
+
+    The error stands between the gradients and all that they depend on. That of PyTorch's once_differentiable
+    stands beside: autograd.grad(..., inputs) never comes by it.
+    """
+
+    def guarded(ctx, *dys):
+        if not torch.is_grad_enabled():  # the usual case: without create_graph=True
+            return backward(ctx, *dys)
+        with torch.no_grad():
+            grads = backward(ctx, *dys)
+        return _Undifferentiable.apply(backward, grads, *dys, *ctx.saved_tensors)
+
+    return guarded
+
+
 class _LoRALinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, lora_a, lora_b, bias, scale, activation, allow_tf32, plan):
@@ -561,11 +593,14 @@ class _LoRALinear(torch.autograd.Function):
         y, u, z = _forward(*tensors, *how, activation in _OF_Z, plan)
         _save(ctx, tensors, u, y, z, how)
         ctx.plan = plan
-        return y
+        ctx.set_materialize_grads(False)  # no zeros for the gradients of u and z
+        return y, u, z  # u and z too: by them a second derivative finds its way to the inputs
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # a second derivative raises instead of being wrong
-    def backward(ctx, dy):
+    @_once
+    def backward(ctx, dy, *_):
+        if dy is None:  # y is used, and has no gradient all the same
+            return (None,) * 9
         how = *ctx.how[:2], ctx.needs_grad, ctx.plan
         dx, da, db, dbias = _backward(dy, *ctx.saved_tensors[:6], *how)
         return dx, None, da, db, dbias, *[None] * 4
@@ -684,7 +719,7 @@ def _call(name, x, weight, lora_a, lora_b, bias, scale, activation, allow_tf32, 
     if torch.compiler.is_compiling():
         return lora_linear_op(*tensors, *how, needs_grad and activation in _OF_Z)[0]
     if needs_grad:
-        return _LoRALinear.apply(*tensors, *how, plan)
+        return _LoRALinear.apply(*tensors, *how, plan)[0]
     return _forward(*tensors, *how, plan=plan)[0]  # past autograd: a third of the host's time less
 
 
@@ -769,9 +804,11 @@ def _setup_context(ctx, inputs, output):
     ctx.mark_non_differentiable(u, z)
     if ctx.needs_input_grad[1]:
         _refuse_to_train_weight("lora_linear_op")
-    _save(ctx, tensors, u, y, z if save_z else None, (scale, activation, allow_tf32))
+    how = scale, activation, allow_tf32
+    _save(ctx, tensors, u, y, z if save_z else None, how, all_inputs=True)
 
 
+@_once
 def _op_backward(ctx, dy, *_):
     *tensors, u, saved, bias = ctx.saved_tensors
     scale, activation, allow_tf32 = ctx.how

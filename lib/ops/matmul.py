@@ -521,14 +521,17 @@ def _forward(a, b, bias, activation, allow_tf32, save_z=False, plan=None, launch
     return y, z
 
 
-def _save(ctx, a, b, bias, y, z, activation, allow_tf32):
-    """a for db, b for da, and y or z for dz; without z, all that makes it."""
+def _save(ctx, a, b, bias, y, z, activation, allow_tf32, all_inputs=False):
+    """a for db, b for da, and y or z for dz.
+
+    all_inputs: they make z again where it is not there, and without it are a second derivative's way to them.
+    """
     ctx.how = activation, allow_tf32
     # compiled, arguments left at their defaults are not counted in needs_input_grad
     ctx.needs_grad = [*ctx.needs_input_grad[:2], bias is not None and ctx.needs_input_grad[2]]
     has_da, has_db, _ = ctx.needs_grad
     saved = None if activation == "identity" else z if activation in _OF_Z else y
-    if saved is not None or activation == "identity":
+    if not all_inputs:
         a, b, bias = a if has_db else None, b if has_da else None, None
     ctx.save_for_backward(a, b, bias, saved)
 
@@ -552,17 +555,50 @@ def _dz(dy, saved, activation, has_dz, has_dbias, plan=None):
     return result, _sum_rows(partial, dy.dtype) if has_dbias else None
 
 
+class _Undifferentiable(torch.autograd.Function):
+    """Gradients as they are, and an error for whoever differentiates them."""
+
+    @staticmethod
+    def forward(ctx, backward, grads, *sources):
+        ctx.op = backward.__module__.rpartition(".")[2]
+        return grads
+
+    @staticmethod
+    def backward(ctx, *_):
+        raise RuntimeError(f"{ctx.op} has no second derivative; for one, use {ctx.op}_eager")
+
+
+def _once(backward):
+    """A Function's backward that runs once: differentiating what it returns raises instead of being wrong.
+
+    The error stands between the gradients and all that they depend on. That of PyTorch's once_differentiable
+    stands beside: autograd.grad(..., inputs) never comes by it.
+    """
+
+    def guarded(ctx, *dys):
+        if not torch.is_grad_enabled():  # the usual case: without create_graph=True
+            return backward(ctx, *dys)
+        with torch.no_grad():
+            grads = backward(ctx, *dys)
+        return _Undifferentiable.apply(backward, grads, *dys, *ctx.saved_tensors)
+
+    return guarded
+
+
 class _Matmul(torch.autograd.Function):
     @staticmethod
     def forward(ctx, a, b, bias, activation, allow_tf32, forward, plan):
         y, z = forward(a, b, bias, activation, allow_tf32, activation in _OF_Z, plan)
         _save(ctx, a, b, bias, y, z, activation, allow_tf32)
         ctx.plan = plan
-        return y
+        ctx.set_materialize_grads(False)  # no zeros for z's gradient
+        return y, z  # z too: by it a second derivative finds its way to the inputs
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # a second derivative raises instead of being wrong
-    def backward(ctx, dy):
+    @_once
+    def backward(ctx, dy, _):
+        if dy is None:  # y is used, and has no gradient all the same
+            return (None,) * 7
         a, b, _, saved = ctx.saved_tensors
         grads = _backward(dy, a, b, saved, *ctx.how, ctx.needs_grad, ctx.plan)
         return *grads, None, None, None, None
@@ -662,7 +698,7 @@ def _call(name, forward, a, b, bias, activation, allow_tf32, plan):
         save_z = needs_grad and activation in _OF_Z
         return matmul_op(a, b, bias, activation, allow_tf32, save_z)[0]
     if needs_grad:
-        return _Matmul.apply(a, b, bias, activation, allow_tf32, forward, plan)
+        return _Matmul.apply(a, b, bias, activation, allow_tf32, forward, plan)[0]
     return forward(a, b, bias, activation, allow_tf32, False, plan)[0]
 
 
@@ -725,9 +761,10 @@ def _setup_context(ctx, inputs, output):
     a, b, bias, activation, allow_tf32, save_z = inputs
     y, z = output
     ctx.mark_non_differentiable(z)
-    _save(ctx, a, b, bias, y, z if save_z else None, activation, allow_tf32)
+    _save(ctx, a, b, bias, y, z if save_z else None, activation, allow_tf32, all_inputs=True)
 
 
+@_once
 def _op_backward(ctx, dy, _):
     a, b, bias, saved = ctx.saved_tensors
     activation, allow_tf32 = ctx.how

@@ -6,6 +6,8 @@ test_battery.py runs them on every op, and `mutants` on every wrong one.
 
 import contextlib
 import functools
+import itertools
+import re
 
 from lib import machine
 from lib.measure.bench import outputs
@@ -183,13 +185,49 @@ def exact(op, version):
 # --- autograd, torch.func, autocast --------------------------------------------------------------------------
 
 
+def second_derivative(op, version):
+    """It raises or is right: of each gradient by each input, all trained or all but one, dy a number or of y.
+
+    Each input has a second way into what is differentiated: a missing part would be a wrong number.
+    """
+    shape = min((s for s in op.odd_shapes if min(s) > 1), key=lambda s: op.flops(s, True))
+    n_trained = sum(t.requires_grad for t in inputs_of(op, shape))
+    for frozen, power in itertools.product([None, *range(n_trained)], [1, 2]):
+        inputs = inputs_of(op, shape)
+        leaves = [t for t in inputs if t.requires_grad]
+        if frozen is not None:
+            leaves.pop(frozen).requires_grad_(False)
+        for k in range(len(leaves)):
+            twice = [_twice(function, inputs, leaves, k, power) for function in (version, op.eager)]
+            for j, (got, want) in enumerate(zip(*twice)):
+                if got is not None:
+                    assert_close(got, want, what=f"second derivative, {k} by {j}", roundings=4096)
+
+
+def _twice(function, inputs, leaves, k, power):
+    """By each leaf, the derivative of the squares of all leaves and of k's gradient; None where it raises."""
+    loss = sum((y**power).sum() for y in outputs(function(*inputs)))
+    (gradient,) = torch.autograd.grad(loss, [leaves[k]], create_graph=True)
+    total = (gradient**2).sum() + sum((t**2).sum() for t in leaves)
+    found = []
+    for leaf in leaves:
+        try:
+            found += torch.autograd.grad(total, [leaf], retain_graph=True)
+        except RuntimeError as error:
+            if not re.search("no second derivative|no autograd formula", str(error)):
+                raise
+            found.append(None)
+    return found
+
+
 def second_derivative_raises(op, version):
+    """Where gradients depend on the inputs: also by backward()."""
     inputs = inputs_of(op)
     ys = outputs(version(*inputs))
     dys = [torch.ones_like(y, requires_grad=True) for y in ys]
     leaves = [t for t in inputs if t.requires_grad]
     grads = torch.autograd.grad(ys, leaves, dys, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
+    with pytest.raises(RuntimeError, match="no second derivative; for one, use"):
         # without the error: the part of it that goes through the inputs
         sum((g * t).sum() for g, t in zip(grads, leaves)).backward()
 
@@ -262,6 +300,8 @@ def registered(op, version):
             want = op.eager(*inputs)
             assert function(*inputs, **arguments) is None
             assert_close(inputs[: op.n_written], want, what=function._name)
+    for function in op.registered:
+        second_derivative(op, _as_eager(op, functools.partial(function, **arguments)))
 
 
 def _owners(inputs):
@@ -439,7 +479,9 @@ def count_compilations():
 
 # The cheap ones first: most mutants die at once.
 VALUES = [values, specials, empty, layouts, leading_sizes, gradient_layouts, gradients_one_by_one]
-AUTOGRAD = [second_backward, second_derivative_raises, same_bits, checkpoint, autocast, vmap_raises]
+AUTOGRAD = [
+    second_backward, second_derivative_raises, second_derivative, same_bits, checkpoint, autocast, vmap_raises,
+]  # fmt: skip
 LIBRARY = [compiled, registered]
 ON_A_GPU = [
     cuda_graph, current_stream, no_host_sync, second_gpu, cpu_input, real_sizes, more_rows_compile_nothing,

@@ -500,7 +500,7 @@ def test_the_registered_op_has_no_second_derivative():
     y = lora_linear.lora_linear_op(*tensors, 0.5, "silu", False, True)[0]
     dy = torch.ones_like(y, requires_grad=True)
     (dx,) = torch.autograd.grad(y, tensors[:1], dy, create_graph=True)
-    with pytest.raises(RuntimeError, match="Trying to backward through fused_kernels"):
+    with pytest.raises(RuntimeError, match="no second derivative"):
         (dx * tensors[0]).sum().backward()
 
 

@@ -297,6 +297,23 @@ def test_the_registered_op_saves_z_if_asked(module):
         check_against_float64(lambda *t, f=version: f(*t)[0], eager, *tensors((9, 11, 10)))
 
 
+@pytest.mark.parametrize("frozen", [None, 0, 1, 2])
+@pytest.mark.parametrize("kind", ["triton", "op, saved", "op, recomputed"])
+def test_a_second_derivative_through_z_raises(module, kind, frozen):
+    """Where dy is a number, gradients depend on the inputs through z alone."""
+    inputs = tensors((5, 6, 7))
+    inputs = [t.detach().requires_grad_(k != frozen) for k, t in enumerate(inputs)]
+    leaves = [t for t in inputs if t.requires_grad]
+    for wanted, leaf in itertools.product(leaves, leaves):
+        if kind == "triton":
+            y = module.matmul_triton(*inputs, "silu")
+        else:
+            y, _ = module.matmul_op(*inputs, "silu", False, kind == "op, saved")
+        (gradient,) = torch.autograd.grad(y.sum(), [wanted], create_graph=True)
+        with pytest.raises(RuntimeError, match="no second derivative"):
+            torch.autograd.grad((gradient**2).sum() + (leaf**2).sum(), [leaf])
+
+
 def test_opcheck_of_other_inputs(module):
     a, b, bias = tensors((5, 6, 7))
     torch.library.opcheck(module.matmul_op, (a, b, None, "relu"))

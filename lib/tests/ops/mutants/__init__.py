@@ -122,16 +122,15 @@ def checks_of(name, module):
     planned = {f"plan {label}": first.planned(label) for label in first.plans}
     yield from _battery([battery.values, battery.specials], configured | planned)
     yield from _special(name, module)
-    others = [
-        c for c in battery.VALUES + battery.AUTOGRAD if c not in (battery.values, battery.specials)
-    ]
+    elsewhere = battery.values, battery.specials, battery.second_derivative
+    others = [c for c in battery.VALUES + battery.AUTOGRAD if c not in elsewhere]
     yield from _battery(
         [*others, battery.far_apart, battery.bad_input, battery.registered], {"": first}
     )
     yield from _battery(
         [battery.gradients_one_by_one, battery.gradient_layouts], configured | planned
     )
-    yield from _battery([battery.exact], configured)
+    yield from _battery([battery.exact, battery.second_derivative], configured)
     yield from _battery([any_call], {"": first} | planned)
 
 

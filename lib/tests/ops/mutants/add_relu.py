@@ -53,8 +53,8 @@ MUTANTS = [
         "only the last rows summed",
     ),
     Mutant(
-        "@torch.autograd.function.once_differentiable",
-        "@staticmethod",
+        "    @_once\n",
+        "    @staticmethod\n",
         "a second derivative that is wrong in silence",
     ),
     Mutant(

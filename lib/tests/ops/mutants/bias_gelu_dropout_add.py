@@ -66,8 +66,8 @@ MUTANTS = [
         "no gradient for bias alone",
     ),
     Mutant(
-        "@torch.autograd.function.once_differentiable",
-        "@staticmethod",
+        "    @_once\n",
+        "    @staticmethod\n",
         "a second derivative that is wrong in silence",
     ),
     Mutant(

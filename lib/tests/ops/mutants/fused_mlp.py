@@ -213,8 +213,8 @@ MUTANTS = [
         "autocast ignored",
     ),
     Mutant(
-        "@torch.autograd.function.once_differentiable",
-        "@staticmethod",
+        "    @_once\n",
+        "    @staticmethod\n",
         "a second derivative that is wrong in silence",
     ),
     Mutant(

@@ -187,9 +187,9 @@ MUTANTS = [
     # --- what is saved, autograd, torch.library
     Mutant("allow_tf32, not recompute,", "allow_tf32, True,", "recompute: h written and kept"),
     Mutant(
-        "_save(ctx, x, weight, bias, h if save_h else None)",
-        "_save(ctx, x, weight, bias, h)",
-        "the op: an h that is not there kept, and x and W not",
+        "ctx.save_for_backward(x, weight, bias, h if save_h else None)",
+        "ctx.save_for_backward(x, weight, bias, h)",
+        "the op: an h that is not there kept",
     ),
     Mutant(
         "x, weight, bias = x if has_dw else None, weight if has_dx else None, None",
@@ -197,13 +197,13 @@ MUTANTS = [
         "x and W kept for gradients that nobody needs",
     ),
     Mutant(
-        "@torch.autograd.function.once_differentiable  # a second derivative raises",
-        "@staticmethod  # a second derivative raises",
+        "    @_once\n",
+        "    @staticmethod\n",
         "a second derivative that is wrong in silence",
     ),
     Mutant(
-        "@torch.autograd.function.once_differentiable\ndef",
-        "def",
+        "\n@_once\ndef",
+        "\ndef",
         "the op: a second derivative wrong in silence",
     ),
     Mutant(

@@ -220,15 +220,15 @@ MUTANTS = [
         "tl.store(partial_ptr + cols, sums, mask=cols < n_cols)",
         "one strip's sums for all",
     ),
-    Mutant("lora_b if has_dx or has_da or again else None", "lora_b", "B saved for nothing"),
+    Mutant("lora_b if has_dx or has_da or all_inputs else None", "lora_b", "B saved for nothing"),
     Mutant(
-        "x if has_da or again else None, weight if has_dx or again else None",
+        "x if has_da or all_inputs else None, weight if has_dx or all_inputs else None",
         "x, weight",
         "x and W saved for nothing",
     ),
     Mutant(
-        "@torch.autograd.function.once_differentiable",
-        "@staticmethod",
+        "    @_once\n",
+        "    @staticmethod\n",
         "a second derivative wrong in silence",
     ),
     # --- checks, autocast, torch.library
@@ -264,10 +264,10 @@ MUTANTS = [
     Mutant(
         'if saved is None and activation != "identity":', "if False:", "op: gelu's slope without z"
     ),
-    Mutant("z if save_z else None, (scale", "z, (scale", "op: gelu's slope of a z that is empty"),
+    Mutant("z if save_z else None, how", "z, how", "op: gelu's slope of a z that is empty"),
     Mutant(
-        'again = saved is None and activation != "identity"',
-        "again = False",
+        "bias if all_inputs else None",
+        "None",
         "op: what makes z again not saved",
     ),
     Mutant(

@@ -231,8 +231,8 @@ MUTANTS = [
     ),
     Mutant('return "tf32" if allow_tf32 else "tf32x3"', 'return "tf32"', "tf32 in silence"),
     Mutant(
-        "@torch.autograd.function.once_differentiable",
-        "@staticmethod",
+        "    @_once\n",
+        "    @staticmethod\n",
         "a second derivative that is wrong in silence",
     ),
     # --- torch.library, torch.compile, autocast
@@ -246,11 +246,6 @@ MUTANTS = [
         "    ctx.how = activation, allow_tf32\n",
         "    ctx.how = activation, True\n",
         "tf32 in silence, both products of the backward pass",
-    ),
-    Mutant(
-        '    if saved is not None or activation == "identity":\n',
-        "    if True:\n",
-        "a, b and bias not kept for a z that is computed again",
     ),
     Mutant(
         "save_z = needs_grad and activation in _OF_Z",
@@ -279,5 +274,11 @@ MUTANTS = [
         "z if bias is None else z + bias)",
         "z if bias is None else z - bias)",
         "eager: the bias taken off",
+    ),
+    Mutant(", all_inputs=True)", ")", "the op: a second derivative without what goes through z"),
+    Mutant(
+        "        return y, z  # z too",
+        "        ctx.mark_non_differentiable(*filter(torch.is_tensor, [z]))\n        return y, z  # z too",
+        "a second derivative without what goes through z",
     ),
 ]

@@ -184,8 +184,8 @@ MUTANTS = [
         "no gradient for k alone",
     ),
     Mutant(
-        "@torch.autograd.function.once_differentiable",
-        "@staticmethod",
+        "    @_once\n",
+        "    @staticmethod\n",
         "a second derivative that is wrong in silence",
     ),
     Mutant(
