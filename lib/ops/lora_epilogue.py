@@ -381,14 +381,20 @@ class _LoRAEpilogue(torch.autograd.Function):
         if in_place:
             ctx.mark_dirty(x)  # autograd: x has a new version, and what saved the old one raises
         _save(ctx, x, delta, bias, scale, activation, y, z, plan)
-        ctx.set_materialize_grads(False)  # no zeros for z's gradient
-        return y, z  # z too: by it a second derivative finds its way to the inputs
+        ctx.saves_z = save_z
+        return y
+
+    @staticmethod
+    def backward(ctx, dy):
+        if ctx.saves_z and torch.is_grad_enabled():  # z is no way to the inputs, and x is gone
+            raise RuntimeError(
+                "lora_epilogue in place has no second derivative; for one, use lora_epilogue_eager"
+            )
+        return _LoRAEpilogue.gradients(ctx, dy)
 
     @staticmethod
     @_once
-    def backward(ctx, dy, _):
-        if dy is None:  # y is used, and has no gradient all the same
-            return (None,) * 9
+    def gradients(ctx, dy):
         how = ctx.scale, ctx.activation, ctx.needs_input_grad[:3], ctx.plan
         return *_backward(dy, ctx.saved_tensors, *how), *[None] * 6
 
@@ -526,7 +532,7 @@ def _call(name, forward, x, delta, bias, scale, activation, plan, in_place=False
         _check_in_place(name, x, delta, bias)
     if in_place or needs_grad:
         how = scale, activation, forward, plan, in_place, save_z
-        return _LoRAEpilogue.apply(x, delta, bias, *how)[0]
+        return _LoRAEpilogue.apply(x, delta, bias, *how)
     return forward(x, delta, bias, scale, activation, plan)  # past autograd: less time on the host
 
 
