@@ -96,7 +96,7 @@ def empty(op, version):
 
 def specials(op, version):
     """NaN, infinities and large numbers stand in the result where eager has them."""
-    leaky = has_products(op) and not machine.HAS_GPU and cases.products_leak()
+    leaky = has_products(op) and cases.products_leak()
     for dtype in (torch.float32,) if leaky else (torch.float32, torch.bfloat16):
         elementwise = op.letters.startswith("...")
         inputs = cases.with_specials(inputs_of(op, dtype=dtype), op.eager, elementwise)
@@ -206,17 +206,22 @@ def second_derivative(op, version):
 
 def _twice(function, inputs, leaves, k, power):
     """By each leaf, the derivative of the squares of all leaves and of k's gradient; None where it raises."""
-    loss, found = sum((y**power).sum() for y in outputs(function(*inputs))), []
-    for leaf in leaves:
-        try:
-            (gradient,) = torch.autograd.grad(loss, [leaves[k]], create_graph=True)
-            total = (gradient**2).sum() + sum((t**2).sum() for t in leaves)
-            found += torch.autograd.grad(total, [leaf], retain_graph=True)
-        except RuntimeError as error:
-            if not re.search("no second derivative|no autograd formula", str(error)):
-                raise
-            found.append(None)
-    return found
+    loss = sum((y**power).sum() for y in outputs(function(*inputs)))
+    gradient = _or_none(loss, leaves[k], create_graph=True)
+    if gradient is None:
+        return [None] * len(leaves)
+    total = (gradient**2).sum() + sum((t**2).sum() for t in leaves)
+    return [_or_none(total, leaf, retain_graph=True) for leaf in leaves]
+
+
+def _or_none(y, leaf, **how):
+    """dy / dleaf; None where the op says that it has no second derivative."""
+    try:
+        return torch.autograd.grad(y, leaf, **how)[0]
+    except RuntimeError as error:
+        if not re.search("no second derivative|no autograd formula", str(error)):
+            raise
+        return None
 
 
 def second_derivative_raises(op, version):
