@@ -1,10 +1,22 @@
 """Is a version of an op right? Compare it with the eager definition computed in float64.
 
-The rule: in every output and every gradient the error against float64 is at most twice the error that the
-eager definition makes in the same dtype, plus 1e-6 of the largest value (or of 1, if that is more): a float32
-sum in another order moves that much. Eager's error counts as half a unit in the last place of the largest
-value where it is less: among few elements eager may be exact by luck. NaN and infinities have to be where eager
-has them. So the tolerance is never a guess: it is what the dtype itself costs.
+Every output and every gradient has to pass two rules. What they allow is never a guess: it is what the dtype
+itself costs, the error that the eager definition makes in the same dtype.
+
+The largest error is at most twice eager's largest, plus 1e-6 of the largest value (or of 1, if that is more),
+as a float32 sum in another order moves that much. Eager's error counts as one unit in the last place of the
+largest value where it is less: among few elements eager may be exact by luck.
+
+The typical error, the median of a row or of a column, is at most four times eager's there, or in most rows,
+plus 1e-6 of the largest value there. Eager's error counts as half a unit in the last place of an element
+where it is less. Zeros that should be zeros take no part, nor do rows of fewer than 32 others.
+
+The largest error alone lets one element speak for all: where eager's rounding flips the sign of one sum
+before a relu, its error is a whole gradient, and a version that returns zeros is no worse. A median knows
+nothing of one element; and a bias forgotten, a scale left out or small entries cut off move every element by
+more than rounding.
+
+NaN and infinities have to be where eager has them, in the same dtype or in float64.
 """
 
 import dataclasses
@@ -12,21 +24,32 @@ import math
 
 import torch
 
+# Rows and columns with fewer elements have no typical error: eager's may be 0 by luck.
+_FEWEST = 32
+# Eager's largest error is worth a word from so many units in the last place of the largest value.
+_MANY_UNITS = 16
+
 
 class CheckError(AssertionError):
-    """A version differs from the float64 definition by more than the rule allows."""
+    """A version differs from the float64 definition by more than the rules allow."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """What was compared: the largest errors against float64, of the version and of eager."""
+    """What was compared: the largest errors against float64, of the version and of eager.
+
+    eager_units: eager's error in units in the last place of the largest value, at most over what was compared.
+    """
 
     name: str
     version_error: float
     eager_error: float
+    eager_units: float = 0.0
 
     def __str__(self):
         own = f"eager's own {self.eager_error:.1e}"
+        if self.eager_units >= _MANY_UNITS:
+            own += f", {self.eager_units:.0f} units in the last place: a sign flipped, or digits cancelled"
         return f"{self.name}: error {self.version_error:.1e} against float64, {own}"
 
 
@@ -34,22 +57,25 @@ def check_against_float64(version, eager, *inputs, gradients=True, slack=1e-6, n
     """Compare `version(*inputs)` with `eager` in float64: outputs, and gradients of all inputs that need one.
 
     inputs: tensors (any float dtype) and other arguments; tensors with requires_grad get their gradient
-    compared under the same random incoming gradient. Inputs must come back unchanged.
+    compared under the same random incoming gradient. Inputs must come back unchanged. slack: the 1e-6 above.
     Returns a Check; raises CheckError with the place and the size of the first difference.
     """
     name = name or getattr(version, "__name__", "version")
     before = [i.detach().clone() if isinstance(i, torch.Tensor) else i for i in inputs]
     incoming = {}  # one random gradient per output, in the dtype of eager's output, for all three runs
-    own = _run(eager, [_fresh(i) for i in inputs], gradients, incoming)
-    want = _run(eager, [_to_float64(i) for i in inputs], gradients, incoming)
-    got = _run(version, [_fresh(i) for i in inputs], gradients, incoming)
+    own = _run("eager", eager, [_fresh(i) for i in inputs], gradients, incoming)
+    want = _run("eager", eager, [_to_float64(i) for i in inputs], gradients, incoming)
+    got = _run(name, version, [_fresh(i) for i in inputs], gradients, incoming)
     for k, (old, new) in enumerate(zip(before, inputs)):
         if isinstance(old, torch.Tensor) and not _same(old, new):
             raise CheckError(f"{name} changed its input {k}")
-    errors = [
-        _compare(f"{name}, {label}", got[label], own[label], want[label], slack) for label in want
-    ]
-    return Check(name, max(e for e, _ in errors), max(e for _, e in errors))
+    errors = []
+    for label in [*want, *(extra for extra in got if extra not in want)]:
+        if label not in got or label not in want:
+            there = "is missing" if label in want else "is one too many"
+            raise CheckError(f"{name}: {label} {there}; eager gives {', '.join(want)}")
+        errors.append(_compare(f"{name}, {label}", got[label], own[label], want[label], slack))
+    return Check(name, *map(max, zip(*errors)))
 
 
 def _same(a, b):
@@ -69,11 +95,14 @@ def _to_float64(value):
     return value.detach().double().requires_grad_(value.requires_grad)
 
 
-def _run(fn, inputs, gradients, incoming):
+def _run(name, fn, inputs, gradients, incoming):
     """{'output': …, 'gradient of input 0': …} of fn(*inputs)."""
     result = fn(*inputs)
     outputs = list(result) if isinstance(result, (tuple, list)) else [result]
     found = {f"output {k}" if len(outputs) > 1 else "output": o for k, o in enumerate(outputs)}
+    for label, o in found.items():
+        if not isinstance(o, torch.Tensor):
+            raise CheckError(f"{name}: {label} must be a tensor, got {type(o).__name__}")
     leaves = {
         f"gradient of input {k}": i
         for k, i in enumerate(inputs)
@@ -81,52 +110,101 @@ def _run(fn, inputs, gradients, incoming):
     }
     if gradients and leaves:
         for k, o in enumerate(outputs):
-            incoming.setdefault(
-                k, torch.randn_like(o, memory_format=torch.contiguous_format).detach()
-            )
-        dys = [incoming[k].to(o.device, o.dtype) for k, o in enumerate(outputs)]
-        if any(dy.shape != o.shape for dy, o in zip(dys, outputs)):
-            return {
-                label: t.detach() for label, t in found.items()
-            }  # the shapes are compared first
-        # where only one of two inputs needs a gradient, eager's other output has none
-        attached = [k for k, o in enumerate(outputs) if o.requires_grad] or [0]
-        some, their_dys = [outputs[k] for k in attached], [dys[k] for k in attached]
-        found |= zip(leaves, torch.autograd.grad(some, list(leaves.values()), their_dys))
+            if o.is_floating_point():
+                like = torch.randn_like(o, memory_format=torch.contiguous_format)
+                incoming.setdefault(k, like.detach())
+        dys = {
+            k: dy.to(outputs[k].device, outputs[k].dtype)
+            for k, dy in incoming.items()
+            if k < len(outputs)
+        }
+        # other shapes: they are compared first
+        if all(dy.shape == outputs[k].shape for k, dy in dys.items()):
+            found |= _gradients(name, outputs, leaves, dys)
     return {label: t.detach() for label, t in found.items()}
 
 
+def _gradients(name, outputs, leaves, dys):
+    """{label: gradient} of the leaves that have one."""
+    # where only one of two inputs needs a gradient, eager's other output has none
+    attached = [k for k in dys if outputs[k].requires_grad]
+    if not attached:
+        why = "it was computed under no_grad or detached, or its kernel has no backward pass"
+        raise CheckError(f"{name}: the output has no gradient; {why}")
+    grads = torch.autograd.grad(
+        [outputs[k] for k in attached],
+        list(leaves.values()),
+        [dys[k] for k in attached],
+        allow_unused=True,
+    )
+    return {label: g for label, g in zip(leaves, grads) if g is not None}
+
+
 def _compare(label, got, own, want, slack):
-    """(error of the version, error of eager) against float64, or CheckError."""
+    """(error of the version, error of eager, the same in units) against float64, or CheckError."""
     if got.shape != want.shape:
         raise CheckError(f"{label}: shape is {tuple(got.shape)}, should be {tuple(want.shape)}")
     if got.dtype != own.dtype:
         raise CheckError(f"{label}: dtype is {got.dtype}, should be {own.dtype}")
     if want.numel() == 0:
-        return 0.0, 0.0
-    epsilon = torch.finfo(own.dtype).eps
-    got, own = got.to(want.device, torch.float64), own.to(want.device, torch.float64)
-    _compare_special(label, got, own)
-    finite = torch.isfinite(own) & torch.isfinite(want)
-    version_error = torch.where(finite, (got - want).abs(), 0.0)
-    eager_error = torch.where(finite, (own - want).abs(), 0.0)
-    largest = float(torch.where(finite, want.abs(), 0.0).max())
-    # half a unit in the last place of largest
-    rounding = epsilon * 2.0 ** (math.frexp(largest)[1] - 2)
-    allowed = 2 * max(float(eager_error.max()), rounding) + slack * max(1.0, largest)
+        return 0.0, 0.0, 0.0
+    info = torch.finfo(own.dtype if own.is_floating_point() else torch.float64)
+    got, own, want = (t.to(want.device, torch.float64) for t in (got, own, want))
+    _compare_special(label, got, own, want)
+    finite = torch.isfinite(want)
+    version_error = torch.where(finite & torch.isfinite(got), (got - want).abs(), 0.0)
+    eager_error = torch.where(finite & torch.isfinite(own), (own - want).abs(), 0.0)
+    sizes = torch.where(finite, want.abs(), 0.0)
+    largest = float(sizes.max())
+    unit = info.eps * 2.0 ** (math.frexp(largest)[1] - 1)  # in the last place of the largest
+    allowed = 2 * max(float(eager_error.max()), unit) + slack * max(1.0, largest)
     worst = int(version_error.argmax())
     if float(version_error.flatten()[worst]) > allowed:
         raise CheckError(
             f"{label}: {_differing(version_error > allowed)} differ by more than {allowed:.1e}; worst at"
             f" {_index(worst, want.shape)}: {got.flatten()[worst]:.6g}, should be {want.flatten()[worst]:.6g}"
         )
-    return float(version_error.max()), float(eager_error.max())
+    rounding = torch.maximum(
+        sizes * info.eps / 2, sizes.new_tensor(info.smallest_normal * info.eps)
+    )
+    taking_part = finite & ((want != 0) | (got != 0))
+    _compare_typical(
+        label, version_error, torch.maximum(eager_error, rounding), sizes, taking_part, slack
+    )
+    return float(version_error.max()), float(eager_error.max()), float(eager_error.max()) / unit
 
 
-def _compare_special(label, got, own):
-    """NaN and ±inf have to stand where eager has them in the same dtype (float16 overflows, float64 not)."""
+def _compare_typical(label, version_error, eager_error, sizes, taking_part, slack):
+    """CheckError where the median of a row's or a column's errors is too large."""
+    shape = (-1, sizes.shape[-1]) if sizes.dim() > 1 else (1, -1)
+    matrices = [t.reshape(shape) for t in (version_error, eager_error, sizes, taking_part)]
+    for what, dim in (("row", 1), ("column", 0)):
+        if matrices[0].shape[dim] < _FEWEST:
+            continue
+        errors, allowed, largest, part = matrices
+        errors, allowed = (
+            torch.where(part, t, math.nan).nanmedian(dim).values for t in (errors, allowed)
+        )
+        # in a row of equal elements all are as lucky: eager's typical error is that of most rows at least
+        most, slacks = allowed.nanmedian(), slack * largest.amax(dim)
+        judged = part.sum(dim) >= _FEWEST
+        wrong = judged & (errors > 4 * torch.maximum(allowed, most) + slacks)
+        # a sign flipped before a product is an error in a whole row, and not in the same rows for all versions
+        flipped = int((judged & (allowed > 4 * most + slacks)).sum())
+        if int(wrong.sum()) > (3 * flipped + 3 if flipped else 0):
+            k = int(wrong.int().argmax())
+            allowed = 4 * torch.maximum(allowed, most) + slacks
+            raise CheckError(
+                f"{label}: the typical error of {int(wrong.sum())} of {wrong.numel()} {what}s is too large; in"
+                f" {what} {k} the median is {errors[k]:.1e}, where {allowed[k]:.1e} is allowed, four times"
+                " eager's own"
+            )
+
+
+def _compare_special(label, got, own, want):
+    """NaN and ±inf have to stand where eager has them, in the same dtype (float16 overflows) or in float64."""
     for what, test in (("NaN", torch.isnan), ("inf", torch.isposinf), ("-inf", torch.isneginf)):
-        wrong = test(got) != test(own)
+        wrong = (test(got) != test(own)) & (test(got) != test(want))
         if wrong.any():
             at = int(wrong.flatten().int().argmax())
             raise CheckError(
