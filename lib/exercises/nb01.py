@@ -70,9 +70,9 @@ def _(bandwidth_gbps):
 # --- 01.3 ----------------------------------------------------------------------------------------------
 
 
-def _time(time_us, us, what, rel, **options):
+def _time(time_us, us, what, rel, data=None, **options):
     gpu = VirtualGPU(**options)
-    got = attempted(time_us(lambda: gpu.launch("kernel", us), gpu))
+    got = attempted(time_us(lambda: gpu.launch("kernel", us, data=data), gpu))
     expect(isinstance(got, (int, float)), f"{what}: should be a number, got {type(got).__name__}")
     expect(abs(got - us) <= rel * us, f"{what}: should be about {us} µs, got {got:.1f}")
 
@@ -82,6 +82,12 @@ def _(time_us):
     _time(time_us, 1000, "a kernel of 1000 µs, compiled already", 0.05, compile_us=0)
     _time(time_us, 2000, "a kernel of 2000 µs, compiled already", 0.05, compile_us=0)
     _time(time_us, 1000, "a kernel of 1000 µs whose first launch compiles", 0.05, compile_us=50_000)
+    what = (
+        "a kernel of 10 µs, twice as long as its launch: events around it, on a device that is busy"
+    )
+    _time(time_us, 10, what, 0.1)
+    what = "a kernel of 100 µs that reads the same data in each run: out of L2 with it before each"
+    _time(time_us, 100, what, 0.05, data="x")
     for seed in range(40):
         what = f"a kernel of 1000 µs, some runs 4 to 8 times as long (noise, seed {seed})"
         _time(time_us, 1000, what, 0.05, noise=0.03, outliers=0.15, seed=seed)

@@ -380,16 +380,20 @@ def check_column_sum(answer):
     expect_op(answer, lambda x: x.sum(0), inputs, (*SHAPES, (1000, 3)), dtypes=(torch.float32,))
     expect_launches(lambda: answer(*inputs((5, 7), torch.float32)))
     for shape in ((5, 7), (65, 3), (129, 70), (1000, 40)):
-        (x,), at = inputs(shape, torch.float32), f"at {shape[0]}×{shape[1]}"
-        found = races(lambda x=x: answer(x))
-        expect(not found, f"{at} programs race ({(found or [''])[0]})")
-        with interpreted_launches():
-            forward = answer(x)
-            for order in ("reverse", 1, 2):
-                with in_order(order):
-                    differ = int((answer(x) != forward).sum())
-                expect(
-                    differ == 0,
-                    f"{at} {differ} of {x.shape[1]} sums have other bits when the programs run in another"
-                    f" order ({order}); float additions must come in a fixed order",
-                )
+        expect_fixed_order(answer, inputs(shape, torch.float32), f"at {shape[0]}×{shape[1]}")
+
+
+def expect_fixed_order(answer, inputs, at):
+    """Wrong if programs of `answer(*inputs)` race, or if the bits depend on the order in which they run."""
+    found = races(lambda: answer(*inputs))
+    expect(not found, f"{at} programs race ({(found or [''])[0]})")
+    with interpreted_launches():
+        forward = answer(*inputs)
+        for order in ("reverse", 1, 2):
+            with in_order(order):
+                differ = int((answer(*inputs) != forward).sum())
+            expect(
+                differ == 0,
+                f"{at} {differ} of {forward.numel()} sums have other bits when the programs run in another"
+                f" order ({order}); float additions must come in a fixed order",
+            )

@@ -13,6 +13,7 @@ from lib.exercises import (
     expect_launches,
     expect_op,
 )
+from lib.exercises.nb23 import expect_fixed_order
 from lib.measure import registry
 from lib.measure.check import CheckError, check_against_float64
 from lib.nogpu import cuda
@@ -78,6 +79,8 @@ def check_bias_gradient(answer):
 
     expect_op(answer, eager, inputs, shapes=(*SHAPES, (1000, 3)))
     expect_launches(lambda: answer(*inputs((5, 7), torch.float32)))
+    for shape in ((5, 7), (129, 70), (1000, 3)):
+        expect_fixed_order(answer, inputs(shape, torch.float32), f"at {shape[0]}×{shape[1]}")
 
 
 @exercise("30.4", "A launch that covers everything", minutes=15, level=3)

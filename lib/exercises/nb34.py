@@ -16,7 +16,8 @@ from lib.ops.bias_gelu_dropout_add import keep_mask
 
 import torch
 
-_SEEDS = (0, 2**40 + 7)
+# of seed 26 element 825 has 16 bits of 0, which are not below the threshold of p = 0
+_SEEDS = (26, 2**40 + 7)
 
 
 @exercise("34.1", "The p that you get", minutes=8, level=1)

@@ -4,6 +4,7 @@ from functools import partial
 
 from lib import machine, profiling
 from lib.exercises import Wrong, attempted, exercise, expect, expect_launches, expect_op
+from lib.exercises.watch import expect_float32_products
 from lib.measure import registry
 from lib.ops.lora_linear import lora_linear_eager
 
@@ -130,11 +131,10 @@ def _products(fn):
 
 @exercise("42.3", "One product", minutes=15, level=2)
 def check_one_product(answer):
-    for scale in (0.5, -2.0):
-        eager = partial(lora_linear_eager, scale=scale, activation="relu")
-        expect_op(partial(answer, scale=scale), eager, _tensors, shapes=SIZES)
     m, k, n, r = 48, 56, 64, 3
-    found = _products(lambda: answer(*_tensors((m, k, n, r), torch.float32), 0.5))
+    tensors = _tensors((m, k, n, r), torch.float32)
+    attempted(answer(*tensors, 0.5))
+    found = _products(lambda: answer(*tensors, 0.5))
     kinds = {m * r: "u", m * n: "y", n * k: "a matrix of W's size"}
     told = ", ".join(f"{op} gives {kinds.get(size, f'{size} elements')}" for op, size, _ in found)
     expect(
@@ -147,6 +147,9 @@ def check_one_product(answer):
         f"the product that gives y reads {read} elements; with an inner dimension of K + r it would read "
         f"{(m + n) * (k + r)}: what it leaves out is multiplied elsewhere",
     )
+    for scale in (0.5, -2.0):
+        eager = partial(lora_linear_eager, scale=scale, activation="relu")
+        expect_op(lambda *given, s=scale: answer(*given, s), eager, _tensors, shapes=SIZES)
 
 
 def _many(sizes, dtype):
@@ -170,10 +173,11 @@ def _many_eager(x, weight, lora_a, lora_b, bias, adapter, scale):
 @exercise("42.4", "A sibling: an adapter for each group of rows", minutes=25, level=3)
 def check_many(answer):
     for scale in (0.5, -2):
-        given, eager = partial(answer, scale=scale), partial(_many_eager, scale=scale)
-        expect_op(given, eager, _many, shapes=SIZES)
+        eager = partial(_many_eager, scale=scale)
+        expect_op(lambda *given, s=scale: answer(*given, s), eager, _many, shapes=SIZES)
     inputs = _many((40, 33, 21, 5), torch.float32)
     expect_launches(lambda: answer(*inputs, 0.5), exactly=1)
+    expect_float32_products(lambda: answer(*inputs, 0.5))
     found = _products(lambda: answer(*inputs, 0.5))
     if found:
         raise Wrong(f"all products belong into the kernel; PyTorch ran {found[0][0]}")

@@ -2,7 +2,7 @@
 
 from lib import machine
 from lib.exercises import attempted, exercise, expect, expect_launches, expect_number, expect_op
-from lib.exercises.watch import expect_kernels_alone_calculate
+from lib.exercises.watch import expect_float32_products, expect_kernels_alone_calculate
 from lib.measure import registry
 from lib.nogpu.memory import count_traffic
 
@@ -117,6 +117,7 @@ def check_parts_of(answer):
     expect_op(answer, _parts, inputs, shapes=shapes, dtypes=(torch.float32,))
     small = inputs((5, 7, 100, 3), torch.float32)
     expect_launches(lambda: answer(*small), exactly=1)
+    expect_float32_products(lambda: answer(*small))
     programs = count_traffic(lambda: answer(*small)).programs
     expect(programs >= 7, f"100 hidden units are 7 tiles, a program has one; it starts {programs}")
 
@@ -135,6 +136,7 @@ def check_residual_mlp(answer):
     small = inputs((37, 24, 50), torch.float32)
     expect_launches(lambda: answer(*small), exactly=1)
     expect_kernels_alone_calculate(lambda: answer(*small))
+    expect_float32_products(lambda: answer(*small))
     traffic, x_bytes = count_traffic(lambda: answer(*small)), small[0].nbytes
     of_x = [a.loaded for a in traffic.by_argument.values() if a.loaded_distinct == x_bytes]
     expect(

@@ -98,6 +98,33 @@ def time_us__no_warm_up(run, gpu):
     return (gpu.clock_us() - begin) / 20
 
 
+def time_us__host_clock(run, gpu):
+    """No events, no flush: the launch counts, and what is in L2 stays there."""
+    run()
+    gpu.synchronize()
+    times = []
+    for _ in range(100):
+        begin = gpu.clock_us()
+        run()
+        gpu.synchronize()
+        times.append(gpu.clock_us() - begin)
+    return statistics.median(times)
+
+
+def time_us__no_flush(run, gpu):
+    run()
+    times = []
+    for _ in range(100):
+        gpu.busy(50)
+        start, end = gpu.event(), gpu.event()
+        start.record()
+        run()
+        end.record()
+        gpu.synchronize()
+        times.append(start.elapsed_us(end))
+    return statistics.median(times)
+
+
 def time_us__mean(run, gpu):
     return statistics.mean(_events(run, gpu, 100))
 

@@ -1,18 +1,12 @@
 """Plausible wrong answers to the exercises of notebook 21, named <answer>__<why>: each must be rejected."""
 
-import importlib.util
-
 from lib.exercises import nb21
-from lib.recorded.results import ROOT
+from lib.tests.exercises.wrong_answers import solution
 
 import torch
 import torch.nn.functional as F
 
-_spec = importlib.util.spec_from_file_location(
-    "right21", ROOT / "notebooks/solutions/21_read_output_code.py"
-)
-_right = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_right)
+_right = solution("21_read_output_code")
 
 facts__rows_and_length_swapped = {**_right.facts, "rows": 3000, "row_length": 48}
 facts__size_rounded_up = {**_right.facts, "row_length": 4096}

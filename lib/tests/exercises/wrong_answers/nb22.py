@@ -1,18 +1,12 @@
 """Plausible wrong answers to the exercises of notebook 22, named <answer>__<why>: each must be rejected."""
 
-import importlib.util
-
 from lib.nogpu.compile_only import compile_for
-from lib.recorded.results import ROOT
+from lib.tests.exercises.wrong_answers import solution
 
 import triton
 import triton.language as tl
 
-_spec = importlib.util.spec_from_file_location(
-    "right22", ROOT / "notebooks/solutions/22_ptx_and_sass.py"
-)
-_right = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_right)
+_right = solution("22_ptx_and_sass")
 
 
 def loads_per_thread__one_per_element(block_size, num_warps, itemsize):

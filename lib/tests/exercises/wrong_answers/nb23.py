@@ -1,18 +1,12 @@
 """Plausible wrong answers to the exercises of notebook 23, named <answer>__<why>: each must be rejected."""
 
-import importlib.util
-
-from lib.recorded.results import ROOT
+from lib.tests.exercises.wrong_answers import solution
 
 import torch
 import triton
 import triton.language as tl
 
-_spec = importlib.util.spec_from_file_location(
-    "right23", ROOT / "notebooks/solutions/23_interpreter_is_not_a_gpu.py"
-)
-_right = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_right)
+_right = solution("23_interpreter_is_not_a_gpu")
 
 
 @triton.jit

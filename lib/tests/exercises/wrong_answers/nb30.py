@@ -1,18 +1,12 @@
 """Plausible wrong answers to the exercises of notebook 30, named <answer>__<why>: each must be rejected."""
 
-import importlib.util
-
-from lib.recorded.results import ROOT
+from lib.tests.exercises.wrong_answers import solution
 
 import torch
 import triton
 import triton.language as tl
 
-_spec = importlib.util.spec_from_file_location(
-    "right30", ROOT / "notebooks/solutions/30_add_relu.py"
-)
-_right = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_right)
+_right = solution("30_add_relu")
 
 
 def add_relu6__without_the_cap(x, bias):
@@ -79,6 +73,30 @@ def bias_gradient__sums_columns(dy, y):
 
 def bias_gradient__first_tile_only(dy, y):
     return _right.bias_gradient(dy[:64].contiguous(), y[:64].contiguous())
+
+
+@triton.jit
+def _racing_kernel(
+    dy_ptr, y_ptr, dbias_ptr, n_rows, n_cols, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
+):
+    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    cols = tl.arange(0, BLOCK_N)
+    mask = (rows < n_rows)[:, None] & (cols < n_cols)[None, :]
+    offsets = rows[:, None] * n_cols + cols[None, :]
+    dy = tl.load(dy_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+    y = tl.load(y_ptr + offsets, mask=mask, other=0.0)
+    total = tl.sum(tl.where(y > 0, dy, 0.0), axis=0)
+    so_far = tl.load(dbias_ptr + cols, mask=cols < n_cols)
+    tl.store(dbias_ptr + cols, so_far + total, mask=cols < n_cols)
+
+
+def bias_gradient__tiles_race(dy, y):
+    n_rows, n_cols = y.shape
+    dbias = torch.zeros(n_cols, dtype=torch.float32, device=y.device)
+    block_n = triton.next_power_of_2(n_cols)
+    grid = (triton.cdiv(n_rows, 16),)
+    _racing_kernel[grid](dy, y, dbias, n_rows, n_cols, BLOCK_M=16, BLOCK_N=block_n)
+    return dbias.to(y.dtype)
 
 
 def bias_gradient__low_precision_sum(dy, y):

@@ -1,17 +1,13 @@
 """Plausible wrong answers to the exercises of notebook 31, named <answer>__<why>: each must be rejected."""
 
-import importlib.util
-
-from lib.recorded.results import ROOT
+from lib.tests.exercises.wrong_answers import solution
 
 import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-_spec = importlib.util.spec_from_file_location("right31", ROOT / "notebooks/solutions/31_gelu.py")
-_right = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_right)
+_right = solution("31_gelu")
 
 
 @triton.jit

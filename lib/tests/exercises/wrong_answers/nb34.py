@@ -34,7 +34,7 @@ rows_that_overflow__float = 524289.0
 @triton.jit
 def _flags_kernel(
     seed_ptr, out_ptr, n_elements, threshold, LOCAL: tl.constexpr, SWAPPED: tl.constexpr,
-    N_ROUNDS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    ABOVE: tl.constexpr, N_ROUNDS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
 ):  # fmt: skip
     first = tl.program_id(0) * BLOCK_SIZE
     seed, calls = tl.load(seed_ptr), tl.arange(0, BLOCK_SIZE // 8)
@@ -48,14 +48,15 @@ def _flags_kernel(
     )
     bits = tl.reshape(tl.join(words & 0xFFFF, words >> 16), (BLOCK_SIZE,))
     offsets = first + tl.arange(0, BLOCK_SIZE)
-    tl.store(out_ptr + offsets, bits >= threshold, mask=offsets < n_elements)
+    kept = bits > threshold if ABOVE else bits >= threshold
+    tl.store(out_ptr + offsets, kept, mask=offsets < n_elements)
 
 
-def _flags(n_elements, p, seed, block_size, local=False, swapped=False, n_rounds=7, above=0):
+def _flags(n_elements, p, seed, block_size, local=False, swapped=False, n_rounds=7, above=False):
     out = torch.empty(n_elements, dtype=torch.bool, device=seed.device)
     _flags_kernel[(triton.cdiv(n_elements, block_size),)](
-        seed, out, n_elements, round(65536 * p) + above,
-        LOCAL=local, SWAPPED=swapped, N_ROUNDS=n_rounds, BLOCK_SIZE=block_size,
+        seed, out, n_elements, round(65536 * p),
+        LOCAL=local, SWAPPED=swapped, ABOVE=above, N_ROUNDS=n_rounds, BLOCK_SIZE=block_size,
     )  # fmt: skip
     return out
 
@@ -74,6 +75,10 @@ def keep_flags__ten_rounds(n_elements, p, seed, block_size):
 
 def keep_flags__dropped_rather_than_kept(n_elements, p, seed, block_size):
     return ~_flags(n_elements, p, seed, block_size)
+
+
+def keep_flags__equal_to_the_threshold_dropped(n_elements, p, seed, block_size):
+    return _flags(n_elements, p, seed, block_size, above=True)
 
 
 def keep_flags__integers(n_elements, p, seed, block_size):

@@ -1,17 +1,13 @@
 """Plausible wrong answers to the exercises of notebook 35, named <answer>__<why>: each must be rejected."""
 
-import importlib.util
-
 from lib.ops.rope import rope_tables, rope_triton
-from lib.recorded.results import ROOT
+from lib.tests.exercises.wrong_answers import solution
 
 import torch
 import triton
 import triton.language as tl
 
-_spec = importlib.util.spec_from_file_location("right35", ROOT / "notebooks/solutions/35_rope.py")
-_right = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_right)
+_right = solution("35_rope")
 
 
 def stretched_tables__not_stretched(n_positions, rotary_dim, stretch, base=10000.0):

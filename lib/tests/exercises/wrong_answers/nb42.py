@@ -1,17 +1,13 @@
 """Plausible wrong answers to the exercises of notebook 42, named <answer>__<why>: each must be rejected."""
 
-import importlib.util
-
-from lib.recorded.results import ROOT
+from lib.tests.exercises.wrong_answers import solution
 
 import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-_spec = importlib.util.spec_from_file_location("right42", ROOT / "notebooks/solutions/42_lora.py")
-_right = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_right)
+_right = solution("42_lora")
 
 
 class _Lecture(torch.nn.Module):
@@ -209,6 +205,9 @@ def _many(x, weight, lora_a, lora_b, bias, adapter, scale, flaw, block_m=16):
         float(scale), FLAW=flaw, BLOCK_R=16, BLOCK_M=block_m, BLOCK_N=64, BLOCK_K=64,
     )  # fmt: skip
     return y
+
+
+lora_many__tf32 = solution("42_lora", 'input_precision="ieee"', 'input_precision="tf32"').lora_many
 
 
 def lora_many__the_first_adapter_for_all(*inputs):

@@ -1,20 +1,15 @@
 """Plausible wrong answers to the exercises of notebook 43, named <answer>__<why>: each must be rejected."""
 
-import importlib.util
 import math
 
-from lib.recorded.results import ROOT
+from lib.tests.exercises.wrong_answers import solution
 
 import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-_spec = importlib.util.spec_from_file_location(
-    "right43", ROOT / "notebooks/solutions/43_whole_mlp.py"
-)
-_right = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_right)
+_right = solution("43_whole_mlp")
 
 
 def tiles_that_lose__counts_the_extra_ones(*case):
@@ -75,6 +70,10 @@ def inputs_that_show_it__not_a_number():
 
 def inputs_that_show_it__a_shape():
     return (1, 1, 17, 1)
+
+
+_tf32 = solution("43_whole_mlp", 'input_precision="ieee"', 'input_precision="tf32"')
+parts_of__tf32, residual_mlp__tf32 = _tf32.parts_of, _tf32.residual_mlp
 
 
 def parts_of__no_kernel(x, w1, b1, w2):
