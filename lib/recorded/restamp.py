@@ -84,10 +84,11 @@ def restamp_record(path, ref, renames):
     """Write sources and hash of a record whose sources are those at `ref`; returns whether they are."""
     record = json.loads(path.read_text())
     old, new = record["sources"], [renames.get(source, source) for source in record["sources"]]
-    texts = [(results.text_at(ref, a), (results.ROOT / b).read_text()) for a, b in zip(old, new)]
-    if record["source_hash"] != results.code_hash(text for text, _ in texts):
+    before = [piece for a in old for piece in results.code_in(a, results.text_at(ref, a))]
+    now = [piece for b in new for piece in results.code_in(b, (results.ROOT / b).read_text())]
+    if record["source_hash"] != results.code_hash(before) or len(before) != len(now):
         return False
-    if not all(same_code(a, b, renames) for a, b in texts):
+    if not all(same_code(a, b, renames) for a, b in zip(before, now)):
         return False
     record |= {"sources": new, "source_hash": results.source_hash(new)}
     path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")

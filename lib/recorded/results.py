@@ -35,7 +35,15 @@ def text_at(ref, path):
 
 def source_hash(paths):
     """Twelve hex digits of the code in `paths` (relative to the project), whatever those paths are called."""
-    return code_hash((ROOT / path).read_text() for path in paths)
+    return code_hash(text for path in paths for text in code_in(path, (ROOT / path).read_text()))
+
+
+def code_in(path, text):
+    """The pieces of code in the text of a file: the code cells of a notebook, else all of it."""
+    if not str(path).endswith(".ipynb"):
+        return [text]
+    cells = json.loads(text)["cells"]
+    return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
 
 
 def code_hash(texts):
@@ -151,4 +159,4 @@ def _record_value(name, notebook, what, value):
     old = load(name, gpu_slug())
     kept = [row for row in (old["rows"] if old else []) if row["key"] != what]
     rows = sorted([*kept, {"key": what, "value": value}], key=lambda row: row["key"])
-    save(name, rows, sources=[])
+    save(name, rows, sources=[f"notebooks/{notebook}.ipynb"])

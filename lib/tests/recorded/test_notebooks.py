@@ -1,9 +1,10 @@
 """The committed notebooks: recorded, current, small, free of this machine; and the tools that make them so."""
 
+import inspect
 import json
 import re
 
-from lib.recorded import notebooks, results
+from lib.recorded import notebooks, results, shown
 from lib.recorded.results import ROOT
 
 import nbformat
@@ -45,6 +46,27 @@ def test_outputs_hold_nothing_of_one_machine(path):
             text = json.dumps([output.get("text", ""), data])
             found = re.search(r"(?<![\w.…/])/(tmp|root|home|opt|usr|work|mnt)/\w+", text)
             assert not found, f"{found[0]} in the output of: {cell.source}"
+
+
+@each
+def test_sources_shown_are_those_of_lib(path):
+    old = [text.strip().splitlines()[0] for _, text, _ in shown.outdated(read(path))]
+    assert not old, f"python -m lib.recorded.shown --write: {old}"
+
+
+def test_an_outdated_source_is_seen_and_mended(tmp_path, monkeypatch):
+    source = inspect.getsource(notebooks.status)
+    cell = nbformat.v4.new_code_cell("show_source(notebooks.status)")
+    for text in (source.replace("path", "road", 1), source, "def status(other):\n    return 3"):
+        data = {"text/markdown": f"```python\n{text.strip()}\n```"}
+        cell.outputs.append(nbformat.v4.new_output("display_data", data))
+    notebook = nbformat.v4.new_notebook(cells=[cell])
+    ((output, old, now),) = shown.outdated(notebook)
+    assert output is cell.outputs[0] and "road" in old and now == source.strip()
+    nbformat.write(notebook, tmp_path / "99_test.ipynb")
+    monkeypatch.setattr(notebooks, "notebooks", lambda: [tmp_path / "99_test.ipynb"])
+    assert shown.main([]) == 1
+    assert shown.main(["--write"]) == 0 and shown.main([]) == 0
 
 
 @each
