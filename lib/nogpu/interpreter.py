@@ -330,9 +330,11 @@ def swapped(fn, old_type, new_type):
     """Inside, every `old_type` function that the Python function `fn` can see is a `new_type` one.
 
     Triton decides at import whether @triton.jit gives a JITFunction (to compile) or an InterpretedFunction.
-    Compiling with no GPU, or interpreting with one, needs the other kind for the kernel's helpers too.
+    Compiling with no GPU, or interpreting with one, needs the other kind for the kernel's helpers too. A global
+    named _INTERPRETED, by which kernels ask for what the interpreter lacks, says what holds inside.
     """
     undo, made, seen = [], {}, set()
+    interpreted = tl.constexpr(new_type is upstream.InterpretedFunction)
     todo = _namespaces(fn)
     while todo:
         space = todo.pop()
@@ -340,6 +342,9 @@ def swapped(fn, old_type, new_type):
             continue
         seen.add(id(space))
         for name, value in list(space.items()):
+            if name == "_INTERPRETED":
+                undo.append((space, name, value))
+                space[name] = interpreted
             if type(value) is not old_type:
                 continue
             if value.fn not in made:
@@ -348,7 +353,7 @@ def swapped(fn, old_type, new_type):
             undo.append((space, name, value))
             space[name] = made[value.fn]
     interpret = triton.knobs.runtime.interpret
-    triton.knobs.runtime.interpret = new_type is upstream.InterpretedFunction
+    triton.knobs.runtime.interpret = interpreted.value
     try:
         yield
     finally:

@@ -1,13 +1,15 @@
 """add_relu: y = relu(x + bias), one pass over memory instead of two.
 
 Shapes    x, y: (..., N), x with any strides, y contiguous; bias: (N,).
-Dtypes    float32, float16, bfloat16 (computed in float32) and float64; x and bias alike.
+Dtypes    float32, float16 and bfloat16 (computed in float32), also mixed, y then as x + bias; and float64.
 Traffic   M rows of N elements of s bytes. Forward: eager moves 4MNs, fused 2MNs.
           Forward and backward: eager 4MNs + 4MNs, fused 2MNs + 3MNs.
 Backward  dx = dy where y > 0 or y is NaN, else 0; dbias = dx summed over rows. Saves y only.
 Copy it   this file for Triton; add_relu.cu beside it for CUDA. MIT licence.
 """
 
+import contextlib
+import fcntl
 import functools
 import math
 from pathlib import Path
@@ -16,6 +18,8 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
+from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
+from torch.autograd import forward_ad
 
 # With TRITON_INTERPRET=1 kernels run on CPU tensors; otherwise they need a GPU.
 _ON_CPU = triton.knobs.runtime.interpret
@@ -204,8 +208,13 @@ def _sum_rows(partial, dtype):
 # --- forward and backward ------------------------------------------------------------------------------------
 
 
+@functools.cache
+def _dtype_of_sum(*dtypes):
+    return functools.reduce(torch.promote_types, dtypes)
+
+
 def _forward(x, bias, plan=None, launch=_launch):
-    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    y = x.new_empty(x.shape, dtype=_dtype_of_sum(x.dtype, bias.dtype))
     if y.numel() == 0:
         return y
     n_cols, bias = x.shape[-1], bias.contiguous()
@@ -216,16 +225,17 @@ def _forward(x, bias, plan=None, launch=_launch):
     return y
 
 
-def _save(ctx, y):
+def _save(ctx, x, bias, y):
     ctx.save_for_backward(y)
+    ctx.dtypes = x.dtype, bias.dtype
 
 
-def _backward(dy, y, needs_grad=(True, True), plan=None):
-    """dx and dbias, each None unless needed."""
+def _backward(dy, y, dtypes, needs_grad=(True, True), plan=None):
+    """dx and dbias, in these dtypes, each None unless needed."""
     n_cols, (has_dx, has_dbias) = y.shape[-1], needs_grad
-    dx = torch.empty_like(y) if has_dx else None
+    dx = torch.empty_like(y, dtype=dtypes[0]) if has_dx else None
     if y.numel() == 0:
-        return dx, y.new_zeros(n_cols) if has_dbias else None
+        return dx, y.new_zeros(n_cols, dtype=dtypes[1]) if has_dbias else None
     # y.sum().backward() sends a dy of strides 0, which is read as it is
     dy, y = dy.reshape(-1, n_cols), y.view(-1, n_cols)
     out = None if dx is None else dx.view(-1, n_cols)
@@ -234,7 +244,7 @@ def _backward(dy, y, needs_grad=(True, True), plan=None):
     if not has_dbias:
         return dx, None
     sums = [s.view(-1, n_cols) for s in sums]
-    return dx, _sum_rows(sums[0] if len(sums) == 1 else torch.cat(sums), y.dtype)
+    return dx, _sum_rows(sums[0] if len(sums) == 1 else torch.cat(sums), dtypes[1])
 
 
 class _Undifferentiable(torch.autograd.Function):
@@ -271,17 +281,23 @@ class _AddReLU(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, bias, forward, plan):
         y = forward(x, bias, plan)
-        _save(ctx, y)
+        _save(ctx, x, bias, y)
         ctx.plan = plan
         return y
 
     @staticmethod
     @_once
     def backward(ctx, dy):
-        return *_backward(dy, *ctx.saved_tensors, ctx.needs_input_grad[:2], ctx.plan), None, None
+        needs_grad = ctx.needs_input_grad[:2]
+        return *_backward(dy, *ctx.saved_tensors, ctx.dtypes, needs_grad, ctx.plan), None, None
 
 
 # --- the calls -----------------------------------------------------------------------------------------------
+
+
+def _mix(*tensors):
+    """Whether their dtypes may differ: under autocast x has 16 bits, and a bias that is a parameter 32."""
+    return all([t.dtype in _DTYPES[:3] for t in tensors])
 
 
 def _fits(x, bias):
@@ -289,7 +305,7 @@ def _fits(x, bias):
     return (
         isinstance(x, torch.Tensor)
         and isinstance(bias, torch.Tensor)
-        and x.dtype == bias.dtype in _DTYPES
+        and (x.dtype == bias.dtype in _DTYPES or _mix(x, bias))
         and x.device == bias.device
         and x.device.type == ("cpu" if _ON_CPU else "cuda")
         and x.dim() > 0
@@ -297,10 +313,11 @@ def _fits(x, bias):
     )
 
 
-def _refuse(name, eager, **wanted):
+def _refuse(name, eager, mixed=(), **wanted):
     """Raise the error that says what is wrong with a call of `name`, and what to do.
 
-    wanted: label=(tensor, its sizes in letters), as x=(x, "... N"); the first one sets dtype and device.
+    wanted: label=(tensor, its sizes in letters), as x=(x, "... N"); the first one sets device and
+    dtype, but for dtypes that may be mixed.
     """
     (first, (x, _)), sizes = next(iter(wanted.items())), {}
     for label, (t, letters) in wanted.items():
@@ -309,7 +326,7 @@ def _refuse(name, eager, **wanted):
         if t.dtype not in _DTYPES:
             wrong = f"{label} must be a floating-point tensor, got {t.dtype}"
             raise TypeError(f"{name}: {wrong}; use .float()")
-        if t.dtype != x.dtype:
+        if t.dtype != x.dtype and not {t.dtype, x.dtype} <= {*mixed}:
             cast = f"cast one of them, as {label}.to({first}.dtype)"
             raise TypeError(f"{name}: {first} is {x.dtype} and {label} {t.dtype}; {cast}")
         if t.device != x.device:
@@ -330,26 +347,40 @@ def _refuse(name, eager, **wanted):
 
 
 def _needs_grad(*tensors):
-    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+    """Whether autograd has to know; of forward-mode AD, too, whose tangents would be lost without a word."""
+    backward = torch.is_grad_enabled() and any([t.requires_grad for t in tensors])
+    return backward or forward_ad._current_level >= 0
+
+
+def _explain(error, name, eager):
+    """In place of an error that comes of torch.func or of forward-mode AD, one that says so and what to do."""
+    if forward_ad._current_level >= 0 or retrieve_all_functorch_interpreters():
+        reach = "torch.func (grad, jvp, vmap) and forward-mode AD do not reach into a kernel"
+        raise RuntimeError(f"{name}: {reach}; under them use {eager}") from error
 
 
 def _call(name, forward, x, bias, plan):
     if not _fits(x, bias):
-        _refuse(name, "add_relu_eager", x=(x, "... N"), bias=(bias, "N"))
+        _refuse(name, "add_relu_eager", _DTYPES[:3], x=(x, "... N"), bias=(bias, "N"))
     if torch.compiler.is_compiling():
         return add_relu_op(x, bias)
-    if _needs_grad(x, bias):
-        return _AddReLU.apply(x, bias, forward, plan)
-    return forward(x, bias, plan)  # past autograd: a third of the host's time less
+    try:
+        if _needs_grad(x, bias):
+            return _AddReLU.apply(x, bias, forward, plan)
+        return forward(x, bias, plan)  # past autograd: a third of the host's time less
+    except RuntimeError as error:
+        _explain(error, name, "add_relu_eager")
+        raise
 
 
 def add_relu_triton(x, bias, *, plan=None):
     """relu(x + bias) in one Triton kernel, with gradients for both.
 
-    x: (..., N), any strides; bias: (N,), same dtype and device. Returns y of x's shape, contiguous.
+    x: (..., N), any strides; bias: (N,), on x's device. Returns y of x's shape, contiguous, in the dtype of
+    x + bias: under autocast x may have 16 bits and bias 32.
     plan: a Plan in place of the one chosen, for tuning; torch.compile leaves it out.
     Works under torch.compile (as the op fused_kernels::add_relu), autocast and CUDA graphs; not under
-    torch.vmap, and not twice differentiable: both raise.
+    torch.func, torch.vmap or forward-mode AD, nor twice differentiable: these raise.
     Raises TypeError for a wrong dtype, ValueError for a wrong shape or device.
     """
     return _call("add_relu_triton", _forward, x, bias, plan)
@@ -359,18 +390,20 @@ def add_relu_triton(x, bias, *, plan=None):
 def add_relu_op(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """add_relu for torch.compile and torch.export: one node of the graph, which nothing looks into."""
     if not _fits(x, bias):
-        _refuse("add_relu_op", "add_relu_eager", x=(x, "... N"), bias=(bias, "N"))
+        _refuse("add_relu_op", "add_relu_eager", _DTYPES[:3], x=(x, "... N"), bias=(bias, "N"))
     return _forward(x, bias)
 
 
 @torch.library.custom_op("fused_kernels::add_relu_backward", mutates_args=())
 def _add_relu_backward_op(dy: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return _backward(dy, y)
+    return _backward(
+        dy, y, (y.dtype, y.dtype)
+    )  # autograd casts them where x and bias are of others
 
 
 @add_relu_op.register_fake
 def _(x, bias):
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    return x.new_empty(x.shape, dtype=_dtype_of_sum(x.dtype, bias.dtype))
 
 
 @_add_relu_backward_op.register_fake
@@ -380,8 +413,27 @@ def _(dy, y):
 
 add_relu_op.register_autograd(
     lambda ctx, dy: _add_relu_backward_op(dy, *ctx.saved_tensors),
-    setup_context=lambda ctx, inputs, output: _save(ctx, output),
+    setup_context=lambda ctx, inputs, output: _save(ctx, *inputs, output),
 )
+
+
+@contextlib.contextmanager
+def _one_build(name, load_inline):
+    """Around load_inline: one process at a time, and none waits for a build that was killed."""
+    if hasattr(load_inline, "builds_for_the_cpu"):  # replaced by what sees to that itself
+        yield
+        return
+    if _ON_CPU:
+        why = "TRITON_INTERPRET=1 runs Triton's kernels on the CPU, and no others"
+        raise ValueError(f"{name}: tensors must be on a GPU; {why}")
+    from torch.utils.cpp_extension import _get_build_directory
+
+    folder = Path(_get_build_directory(name, verbose=False))
+    with open(folder / "one_at_a_time", "w") as file:
+        # ends with its process; PyTorch's own, the file named lock, does not
+        fcntl.flock(file, fcntl.LOCK_EX)
+        (folder / "lock").unlink(missing_ok=True)
+        yield
 
 
 @functools.cache
@@ -391,16 +443,17 @@ def _cuda():
 
     binding = 'TORCH_LIBRARY(add_relu_cuda, m) { m.def("forward", &add_relu_forward); }'
     source = Path(__file__).with_suffix(".cu").read_text() + binding
-    load_inline(
-        "add_relu_cuda", cpp_sources="", cuda_sources=source, extra_cuda_cflags=["-O3"],
-        is_python_module=False, no_implicit_headers=True,
-    )  # fmt: skip
+    with _one_build("add_relu_cuda", load_inline):
+        load_inline(
+            "add_relu_cuda", cpp_sources="", cuda_sources=source, extra_cuda_cflags=["-O3"],
+            is_python_module=False, no_implicit_headers=True,
+        )  # fmt: skip
     return torch.ops.add_relu_cuda
 
 
 def _launch_cuda(plan, x, bias, y):
     x = x if x.stride(1) == 1 else x.contiguous()  # the kernel reads 16 adjacent bytes at a time
-    _cuda().forward(x, bias, y)
+    _cuda().forward(x.to(y.dtype), bias.to(y.dtype), y)  # they differ under autocast
 
 
 def _forward_cuda(x, bias, plan=None):

@@ -1,7 +1,8 @@
 """bias_gelu_dropout_add: y = dropout(gelu(x + bias), p) + residual, one pass over memory instead of four.
 
 Shapes    x, residual, y: (..., N), x and residual with any strides, y contiguous; bias: (N,).
-Dtypes    float32, float16, bfloat16 (computed in float32) and float64; all three alike. GELU is the tanh form.
+Dtypes    float32, float16 and bfloat16 (computed in float32), also mixed, y then as their sum; and float64.
+          GELU is the tanh form.
 Traffic   M rows of N elements of s bytes. Forward: fused 3MNs; eager 9MNs and a mask.
           Backward: fused 3MNs (dy, x, dx); the gradient of residual is dy itself, nothing is moved for it.
 Dropout   Element i, counted row by row, has 16 random bits: lane i % 8 of Philox4x32-7 (Salmon et al.,
@@ -21,6 +22,8 @@ import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
+from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
+from torch.autograd import forward_ad
 from triton.language.extra import libdevice
 
 # With TRITON_INTERPRET=1 kernels run on CPU tensors; otherwise they need a GPU.
@@ -43,7 +46,7 @@ def bias_gelu_dropout_add_eager(x, bias, residual, p=0.1, seed=None):
         return F.dropout(z, p) + residual
     keep = keep_mask(z.shape, p, seed, z.device)
     share_kept = max(1 - _threshold(p) / 65536, 1 / 65536)  # all dropped: any number but 0 does
-    return torch.where(keep, z, 0.0) / share_kept + residual
+    return z * keep / share_kept + residual
 
 
 def keep_mask(shape, p, seed, device="cpu", first=0):
@@ -102,10 +105,12 @@ def _gelu_fast(z):
 @triton.jit
 def _gelu_slope(z):
     # s = sigmoid(2u) = 1 / (1 + e⁻²ᵘ); gelu'(z) = s + z·s·(1 - s)·2u'. 1 - s is s·e⁻²ᵘ, as the difference would
-    # lose its digits where s is near 1; the minimum keeps s·s·e⁻²ᵘ from being 0·inf, and z = -inf stays NaN.
+    # lose its digits where s is near 1; the minima keep s·s·e⁻²ᵘ and e⁻²ᵘ·z² from being
+    # 0·inf, and z = -inf stays NaN.
     e = tl.exp2(tl.minimum(_exponent(z), 100.0))
     s = _reciprocal(1.0 + e)
-    return s + z * (s * s) * e * (1.5957691216057308 + 0.21406444881780076 * (z * z))
+    squared = tl.minimum(z * z, 1e6)
+    return s + z * (s * s) * e * (1.5957691216057308 + 0.21406444881780076 * squared)
 
 
 @triton.jit
@@ -158,12 +163,13 @@ def _bias_gelu_dropout_add_fwd_kernel(
     bias = tl.load(bias_ptr + cols, mask=cols < n_cols)
     z = x.to(COMPUTE) + bias.to(COMPUTE)[None, :]
     y = _gelu_fast(z)
+    # y * 0 and not 0, as in torch: NaN stays NaN, dropped or not; so in the backward pass
     if ALL_DROPPED:
-        y = tl.zeros_like(z)
+        y *= 0.0
     elif SOME_DROPPED:
         scale = 65536.0 / (65536 - threshold).to(COMPUTE)
         kept = _kept(seed_ptr, threshold, rows, first_col, n_cols, first, EIGHTS, BLOCK_N)
-        y = tl.where(kept, y * scale, 0.0)
+        y = tl.where(kept, y, y * 0.0) * scale
     y += residual.to(COMPUTE)
 
     tl.store(y_ptr + rows[:, None] * n_cols + cols[None, :], y, mask=mask)
@@ -193,7 +199,6 @@ def _bias_gelu_dropout_add_bwd_kernel(
         dy = tl.load(dy_ptr + dy_offsets, mask=mask, other=0.0).to(COMPUTE)
         x_offsets = rows[:, None] * stride_xm + cols[None, :] * stride_xn
         x = tl.load(x_ptr + x_offsets, mask=mask, other=0.0).to(COMPUTE)
-        # A factor of 0 and not a choice of 0: where the slope is NaN so is dx, as in torch
         if ALL_DROPPED:
             dy *= 0.0
         elif SOME_DROPPED:
@@ -330,8 +335,13 @@ def _sum_rows(partial, dtype):
 # --- forward and backward ------------------------------------------------------------------------------------
 
 
+@functools.cache
+def _dtype_of_sum(*dtypes):
+    return functools.reduce(torch.promote_types, dtypes)
+
+
 def _forward(x, bias, residual, p, seed, plan=None):
-    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    y = x.new_empty(x.shape, dtype=_dtype_of_sum(x.dtype, bias.dtype, residual.dtype))
     if y.numel() == 0:
         return y
     n_cols, bias, first = x.shape[-1], bias.contiguous(), 0
@@ -344,7 +354,7 @@ def _forward(x, bias, residual, p, seed, plan=None):
 
 
 def _save(ctx, x, bias, residual, p, seed, plan=None):
-    ctx.p, ctx.plan = p, plan
+    ctx.p, ctx.plan, ctx.residual_dtype = p, plan, residual.dtype
     ctx.save_for_backward(x, bias, seed)
 
 
@@ -353,7 +363,7 @@ def _backward(dy, x, bias, p, seed, needs_grad=(True, True), plan=None):
     n_cols, (has_dx, has_dbias) = x.shape[-1], needs_grad
     dx = torch.empty_like(x, memory_format=torch.contiguous_format) if has_dx else None
     if x.numel() == 0:
-        return dx, x.new_zeros(n_cols) if has_dbias else None
+        return dx, torch.zeros_like(bias) if has_dbias else None
     # y.sum().backward() sends a dy of strides 0, which is read as it is
     dy, x, bias = dy.reshape(-1, n_cols), x.reshape(-1, n_cols), bias.contiguous()
     out = None if dx is None else dx.view(-1, n_cols)
@@ -365,7 +375,7 @@ def _backward(dy, x, bias, p, seed, needs_grad=(True, True), plan=None):
     if not has_dbias:
         return dx, None
     sums = [s.view(-1, n_cols) for s in sums]
-    return dx, _sum_rows(sums[0] if len(sums) == 1 else torch.cat(sums), x.dtype)
+    return dx, _sum_rows(sums[0] if len(sums) == 1 else torch.cat(sums), bias.dtype)
 
 
 class _Undifferentiable(torch.autograd.Function):
@@ -411,10 +421,16 @@ class _BiasGeluDropoutAdd(torch.autograd.Function):
         *needs_grad, needs_dresidual = ctx.needs_input_grad[:3]
         if any(needs_grad):
             dx, dbias = _backward(dy, x, bias, ctx.p, seed, needs_grad, ctx.plan)
-        return dx, dbias, dy if needs_dresidual else None, None, None, None
+        dresidual = dy.to(ctx.residual_dtype) if needs_dresidual else None
+        return dx, dbias, dresidual, None, None, None
 
 
 # --- the calls -----------------------------------------------------------------------------------------------
+
+
+def _mix(*tensors):
+    """Whether their dtypes may differ: under autocast x has 16 bits, and a bias that is a parameter 32."""
+    return all([t.dtype in _DTYPES[:3] for t in tensors])
 
 
 def _fits(x, bias, residual, p):
@@ -423,7 +439,7 @@ def _fits(x, bias, residual, p):
         isinstance(x, torch.Tensor)
         and isinstance(bias, torch.Tensor)
         and isinstance(residual, torch.Tensor)
-        and x.dtype == bias.dtype == residual.dtype in _DTYPES
+        and (x.dtype == bias.dtype == residual.dtype in _DTYPES or _mix(x, bias, residual))
         and x.device == bias.device == residual.device
         and x.device.type == ("cpu" if _ON_CPU else "cuda")
         and residual.shape == x.shape != ()
@@ -434,10 +450,11 @@ def _fits(x, bias, residual, p):
     )
 
 
-def _refuse(name, eager, **wanted):
+def _refuse(name, eager, mixed=(), **wanted):
     """Raise the error that says what is wrong with a call of `name`, and what to do.
 
-    wanted: label=(tensor, its sizes in letters), as x=(x, "... N"); the first one sets dtype and device.
+    wanted: label=(tensor, its sizes in letters), as x=(x, "... N"); the first one sets device and
+    dtype, but for dtypes that may be mixed.
     """
     (first, (x, _)), sizes = next(iter(wanted.items())), {}
     for label, (t, letters) in wanted.items():
@@ -446,7 +463,7 @@ def _refuse(name, eager, **wanted):
         if t.dtype not in _DTYPES:
             wrong = f"{label} must be a floating-point tensor, got {t.dtype}"
             raise TypeError(f"{name}: {wrong}; use .float()")
-        if t.dtype != x.dtype:
+        if t.dtype != x.dtype and not {t.dtype, x.dtype} <= {*mixed}:
             cast = f"cast one of them, as {label}.to({first}.dtype)"
             raise TypeError(f"{name}: {first} is {x.dtype} and {label} {t.dtype}; {cast}")
         if t.device != x.device:
@@ -474,11 +491,20 @@ def _refuse_arguments(name, x, bias, residual, p):
     if a != b and () not in (a, b):  # lists and numbers are for _refuse
         raise ValueError(f"{name}: residual must have the shape of x, got x {a} and residual {b}")
     sizes = {"x": (x, "... N"), "bias": (bias, "N"), "residual": (residual, "... N")}
-    _refuse(name, "bias_gelu_dropout_add_eager", **sizes)
+    _refuse(name, "bias_gelu_dropout_add_eager", _DTYPES[:3], **sizes)
 
 
 def _needs_grad(*tensors):
-    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+    """Whether autograd has to know; of forward-mode AD, too, whose tangents would be lost without a word."""
+    backward = torch.is_grad_enabled() and any([t.requires_grad for t in tensors])
+    return backward or forward_ad._current_level >= 0
+
+
+def _explain(error, name, eager):
+    """In place of an error that comes of torch.func or of forward-mode AD, one that says so and what to do."""
+    if forward_ad._current_level >= 0 or retrieve_all_functorch_interpreters():
+        reach = "torch.func (grad, jvp, vmap) and forward-mode AD do not reach into a kernel"
+        raise RuntimeError(f"{name}: {reach}; under them use {eager}") from error
 
 
 def _seed_tensor(name, seed, device):
@@ -504,22 +530,27 @@ def _call(name, x, bias, residual, p, seed, plan):
     seed = _seed_tensor(name, seed, x.device)
     if torch.compiler.is_compiling():
         return bias_gelu_dropout_add_op(x, bias, residual, p, seed)
-    if _needs_grad(x, bias, residual):
-        return _BiasGeluDropoutAdd.apply(x, bias, residual, p, seed, plan)
-    return _forward(x, bias, residual, p, seed, plan)  # past autograd: less time on the host
+    try:
+        if _needs_grad(x, bias, residual):
+            return _BiasGeluDropoutAdd.apply(x, bias, residual, p, seed, plan)
+        return _forward(x, bias, residual, p, seed, plan)  # past autograd: less time on the host
+    except RuntimeError as error:
+        _explain(error, name, "bias_gelu_dropout_add_eager")
+        raise
 
 
 def bias_gelu_dropout_add_triton(x, bias, residual, p=0.1, seed=None, *, plan=None):
     """dropout(gelu(x + bias), p) + residual in one Triton kernel, with gradients for all three tensors.
 
-    x, residual: (..., N), any strides; bias: (N,), all of one dtype and device. p: share of elements that are
-    dropped, 0 to 1, rounded to 1/65536; what is kept is divided by the share kept. seed: None draws a new one
-    from torch's generator of the device, without waiting for the GPU; an int or an int64 tensor of one element
-    fixes the mask. Returns y of x's shape, contiguous. For inference pass p=0.
+    x, residual: (..., N), any strides; bias: (N,), all on one device. p: share of elements that are dropped, 0
+    to 1, rounded to 1/65536; what is kept is divided by the share kept. seed: None draws a new one from torch's
+    generator of the device, without waiting for the GPU; an int or an int64 tensor of one element fixes the
+    mask. Returns y of x's shape, contiguous, in the dtype of the sum: under autocast x may have 16 bits and
+    bias 32. For inference pass p=0.
     plan: a Plan in place of the one chosen, for tuning; torch.compile leaves it out.
     Works under torch.compile (as the op fused_kernels::bias_gelu_dropout_add), autocast, checkpointing and
-    CUDA graphs (each replay drops other elements); not under torch.vmap, and not twice differentiable:
-    both raise.
+    CUDA graphs (each replay drops other elements); not under torch.func, torch.vmap or forward-mode AD, nor
+    twice differentiable: these raise.
     Raises TypeError for a wrong dtype, ValueError for a wrong shape, device, p or seed.
     """
     return _call("bias_gelu_dropout_add_triton", x, bias, residual, p, seed, plan)
@@ -544,7 +575,7 @@ def _bias_gelu_dropout_add_backward_op(
 
 @bias_gelu_dropout_add_op.register_fake
 def _(x, bias, residual, p, seed):
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    return x.new_empty(x.shape, dtype=_dtype_of_sum(x.dtype, bias.dtype, residual.dtype))
 
 
 @_bias_gelu_dropout_add_backward_op.register_fake

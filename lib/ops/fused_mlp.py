@@ -31,9 +31,12 @@ import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
+from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
+from torch.autograd import forward_ad
 
 # With TRITON_INTERPRET=1 kernels run on CPU tensors; otherwise they need a GPU.
 _ON_CPU = triton.knobs.runtime.interpret
+_INTERPRETED = tl.constexpr(_ON_CPU)
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _FINALS = {"sigmoid": torch.sigmoid, "relu": torch.relu, "identity": lambda z: z}
 
@@ -67,6 +70,14 @@ class Plan(NamedTuple):
 def fused_mlp_eager(x, weight1, bias1, weight2, bias2, final="sigmoid"):
     hidden = torch.relu(F.linear(x, weight1, bias1))
     return _FINALS[final](F.linear(hidden, weight2, bias2))
+
+
+@triton.jit
+def _dot(a, b, total, PRECISION: tl.constexpr = None, COMPUTE: tl.constexpr = tl.float32):
+    # total + a b. Triton's interpreter multiplies bfloat16 as the integers that hold its bits: there wider.
+    if _INTERPRETED:
+        a, b = a.to(COMPUTE), b.to(COMPUTE)
+    return tl.dot(a, b, total, input_precision=PRECISION, out_dtype=COMPUTE)
 
 
 @triton.jit
@@ -104,13 +115,13 @@ def _hidden_tile(
     ):  # no loop: the caller's is then the innermost, and it is that which gets a pipeline
         x = tl.load(x_ptrs, mask=row_mask & (inner < n_inner)[None, :], other=0.0)
         w1 = tl.load(w1_ptrs, mask=(inner < n_inner)[:, None] & unit_mask, other=0.0)
-        z = tl.dot(x, w1, z, input_precision=PRECISION, out_dtype=COMPUTE)
+        z = _dot(x, w1, z, PRECISION, COMPUTE)
     else:
         for k in range(0, n_inner, BLOCK_K):
             inside = inner < n_inner - k  # columns that are not there must add 0
             x = tl.load(x_ptrs, mask=row_mask & inside[None, :], other=0.0)
             w1 = tl.load(w1_ptrs, mask=inside[:, None] & unit_mask, other=0.0)
-            z = tl.dot(x, w1, z, input_precision=PRECISION, out_dtype=COMPUTE)
+            z = _dot(x, w1, z, PRECISION, COMPUTE)
             x_ptrs += tl.cast(stride_xk, tl.int64) * BLOCK_K
             w1_ptrs += tl.cast(stride_1k, tl.int64) * BLOCK_K
     z += tl.load(b1_ptr + units, mask=units < n_hidden, other=0.0).to(COMPUTE)[None, :]
@@ -147,7 +158,7 @@ def _fused_mlp_fwd_kernel(
             w2_ptrs = w2_ptr + units[:, None] * stride_2h + cols[None, :] * stride_2n
             mask = (units < n_hidden)[:, None] & (cols < n_cols)[None, :]
             w2 = tl.load(w2_ptrs, mask=mask, other=0.0)
-            z = tl.dot(hidden, w2, z, input_precision=PRECISION, out_dtype=COMPUTE)
+            z = _dot(hidden, w2, z, PRECISION, COMPUTE)
 
     if b2_ptr is not None:
         z += tl.load(b2_ptr + cols, mask=cols < n_cols, other=0.0).to(COMPUTE)[None, :]
@@ -218,7 +229,7 @@ def _fused_mlp_bwd_kernel(
             dh += dz2 * w2.to(COMPUTE)
         else:
             dz2 = dz2.to(w2.dtype)
-            dh = tl.dot(dz2, w2, dh, input_precision=PRECISION, out_dtype=COMPUTE)
+            dh = _dot(dz2, w2, dh, PRECISION, COMPUTE)
 
     # hidden NaN: dh goes through, as in torch.relu. A row that is not there: 0, not 0·inf, where W2 has an inf
     dz1 = tl.where((hidden <= 0) | (rows >= n_rows)[:, None], 0.0, dh)
@@ -392,7 +403,9 @@ def _launch_backward(plan, dy, x, w1, b1, w2, y, final, kind, needs_grad):
         )  # fmt: skip
     if partial is None:
         return dz1, dz2, hidden, None, None
-    return dz1, dz2, hidden, *_sum_rows(partial, x.dtype).split((n_hidden, n_cols))
+    db1, db2 = _sum_rows(partial, x.dtype).split((n_hidden, n_cols))
+    db2 = db2.clone()  # with memory of its own: the one may outlive the other
+    return dz1, dz2, hidden, db1, db2
 
 
 def _sum_rows(partial, dtype):
@@ -553,10 +566,11 @@ def _fits(x, w1, b1, w2, b2, final):
     )
 
 
-def _refuse(name, eager, **wanted):
+def _refuse(name, eager, mixed=(), **wanted):
     """Raise the error that says what is wrong with a call of `name`, and what to do.
 
-    wanted: label=(tensor, its sizes in letters), as x=(x, "... N"); the first one sets dtype and device.
+    wanted: label=(tensor, its sizes in letters), as x=(x, "... N"); the first one sets device and
+    dtype, but for dtypes that may be mixed.
     """
     (first, (x, _)), sizes = next(iter(wanted.items())), {}
     for label, (t, letters) in wanted.items():
@@ -565,7 +579,7 @@ def _refuse(name, eager, **wanted):
         if t.dtype not in _DTYPES:
             wrong = f"{label} must be a floating-point tensor, got {t.dtype}"
             raise TypeError(f"{name}: {wrong}; use .float()")
-        if t.dtype != x.dtype:
+        if t.dtype != x.dtype and not {t.dtype, x.dtype} <= {*mixed}:
             cast = f"cast one of them, as {label}.to({first}.dtype)"
             raise TypeError(f"{name}: {first} is {x.dtype} and {label} {t.dtype}; {cast}")
         if t.device != x.device:
@@ -605,7 +619,16 @@ def _autocast(*tensors):
 
 
 def _needs_grad(*tensors):
-    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+    """Whether autograd has to know; of forward-mode AD, too, whose tangents would be lost without a word."""
+    backward = torch.is_grad_enabled() and any([t.requires_grad for t in tensors])
+    return backward or forward_ad._current_level >= 0
+
+
+def _explain(error, name, eager):
+    """In place of an error that comes of torch.func or of forward-mode AD, one that says so and what to do."""
+    if forward_ad._current_level >= 0 or retrieve_all_functorch_interpreters():
+        reach = "torch.func (grad, jvp, vmap) and forward-mode AD do not reach into a kernel"
+        raise RuntimeError(f"{name}: {reach}; under them use {eager}") from error
 
 
 def _call(name, x, weight1, bias1, weight2, bias2, final, allow_tf32, plan):
@@ -619,10 +642,14 @@ def _call(name, x, weight1, bias1, weight2, bias2, final, allow_tf32, plan):
             # products by cuBLAS: what is between them is the compiler's
             return fused_mlp_eager(*tensors, final)
         return fused_mlp_op(*tensors, final, allow_tf32)
-    if _needs_grad(*tensors):
-        return _FusedMLP.apply(*tensors, final, allow_tf32, plan)
-    # past autograd: a third of the host's time less
-    return _forward(*tensors, final, allow_tf32, plan=plan)[0]
+    try:
+        if _needs_grad(*tensors):
+            return _FusedMLP.apply(*tensors, final, allow_tf32, plan)
+        # past autograd: a third of the host's time less
+        return _forward(*tensors, final, allow_tf32, plan=plan)[0]
+    except RuntimeError as error:
+        _explain(error, name, "fused_mlp_eager")
+        raise
 
 
 def fused_mlp_triton(
@@ -634,8 +661,9 @@ def fused_mlp_triton(
     device, as of two nn.Linear; final: sigmoid, relu or identity; allow_tf32: whether float32 may be rounded to
     tf32 for tensor cores. Returns y, (..., N), contiguous; the same bits in every run.
     plan: a Plan in place of the one chosen, for tuning; torch.compile leaves it out.
-    Works under torch.compile (as the op fused_kernels::fused_mlp), autocast (in its dtype, as torch's products)
-    and CUDA graphs; not under torch.vmap, and not twice differentiable: both raise.
+    Works under torch.compile (as the op fused_kernels::fused_mlp), autocast (in its dtype, as torch's
+    products) and CUDA graphs; not under torch.func, torch.vmap or forward-mode AD, nor twice
+    differentiable: these raise.
     Raises TypeError for a wrong dtype, ValueError for a wrong shape, device or final.
     """
     return _call("fused_mlp_triton", x, weight1, bias1, weight2, bias2, final, allow_tf32, plan)
@@ -660,8 +688,7 @@ def _fused_mlp_backward_op(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     grads = _backward(dy, x, weight1, bias1, weight2, y, None, final, allow_tf32, wanted)
     dx, dw1, db1, dw2, db2 = (dy.new_empty(0) if g is None else g for g in grads)
-    # the two are halves of one tensor, and an op's results must not share memory
-    return dx, dw1, db1.clone(), dw2, db2.clone()
+    return dx, dw1, db1, dw2, db2
 
 
 @fused_mlp_op.register_fake

@@ -51,10 +51,18 @@ __device__ __forceinline__ double gelu_tanh(double x) {
   return x / (1 + exp(-1.5957691216057308 * x * (1 + 0.044715 * x * x)));
 }
 
-// gelu(x) = x · Φ(x), Φ(x) = (1 + erf(x / sqrt(2))) / 2. Literals with f: one without makes its whole line double.
-__device__ __forceinline__ float gelu_erf(float x) { return 0.5f * x * (1.0f + erff(0.70710678f * x)); }
+// gelu(x) = x · Φ(x). (1 + erf(x / sqrt(2))) / 2 has lost its digits where Φ is near 0, and normcdff takes as long
+// as all the rest of the kernel. So Φ(-|x|) = exp(-x² / 2) p(t), t = 1 / (1 + 0.3 |x|), with the p of gelu.py.
+__device__ __forceinline__ float gelu_erf(float x) {
+  const float t = __fdividef(1.0f, 1.0f + 0.3f * fabsf(x));
+  float p = 0.20634661f + t * (-0.15719897f + t * 0.03567376f);
+  p = 0.09991446f + t * (0.12855840f + t * (-0.05367744f + t * p));
+  p = t * (0.11962931f + t * (0.12075380f + t * p));
+  const float tail = exp2f(-0.72134752f * x * x) * p;
+  return x * (x < 0.0f ? tail : 1.0f - tail);
+}
 
-__device__ __forceinline__ double gelu_erf(double x) { return 0.5 * x * (1 + erf(0.7071067811865476 * x)); }
+__device__ __forceinline__ double gelu_erf(double x) { return x * normcdf(x); }
 
 template <bool TANH, typename T>
 __device__ __forceinline__ T gelu(T value) {

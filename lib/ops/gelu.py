@@ -8,6 +8,8 @@ Backward  dx = dy · (Φ(x) + x · Φ'(x)). Saves x only.
 Copy it   this file for Triton; gelu.cu beside it for CUDA. MIT licence.
 """
 
+import contextlib
+import fcntl
 import functools
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +18,8 @@ import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
+from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
+from torch.autograd import forward_ad
 
 # With TRITON_INTERPRET=1 kernels run on CPU tensors; otherwise they need a GPU.
 _ON_CPU = triton.knobs.runtime.interpret
@@ -44,23 +48,43 @@ def _gelu(z):
 def _gelu_grad(z):
     # s = sigmoid(2u); gelu'(z) = s + z·s·(1 - s)·2u'. By e = exp(-|2u|), which cannot overflow, and with
     # s·(1 - s) = e/(1 + e)²: where s is nearly 1, 1 - s has lost its digits, and z·2u' multiplies what is left.
-    e = tl.exp(-1.5957691216057308 * tl.abs(z) * (1.0 + 0.044715 * z * z))
+    # Far out e is 0, and 2u' must not be infinite: 0·inf is NaN.
+    a = tl.minimum(tl.abs(z), 1e3)
+    e = tl.exp2(a * (-2.302208198144325 - 0.1029432395800235 * a * a))  # log₂ e is in the constants
     t = 1.0 / (1.0 + e)
     s = tl.where(z < 0, e * t, t)
-    return s + z * (e * t * t) * (1.5957691216057308 * (1.0 + 0.134145 * z * z))
+    return s + z * (e * t * t) * (1.5957691216057308 + 0.2140644488178008 * a * a)
+
+
+@triton.jit
+def _normal(z):
+    # Φ(z) and exp(-z²/2). (1 + erf(z/√2))/2 has lost its digits where Φ is near 0: in float32 it is a twentieth
+    # off at z = -5. Φ(-|z|) = exp(-z²/2)·p(t), t = 1/(1 + 0.3|z|), keeps them. p, of degree 8, fits by least
+    # squares with weights that even out the error, to 1.5e-7 of Φ for |z| up to 14; further out Φ is 0.
+    e = tl.exp2(-0.7213475204444817 * z * z)
+    if z.dtype == tl.float64:
+        cdf = 0.5 * (1.0 + tl.erf(0.7071067811865476 * z))  # float64 has digits to lose
+    else:
+        t = 1.0 / (1.0 + 0.3 * tl.abs(z))
+        p = 0.2063466079825968 + t * (-0.1571989730676126 + t * 0.035673758297739465)
+        p = 0.09991445642353258 + t * (0.1285584005903845 + t * (-0.053677435119704076 + t * p))
+        tail = e * (t * (0.11962930875828147 + t * (0.12075380295863522 + t * p)))
+        cdf = tl.where(z < 0, tail, 1.0 - tail)
+    return cdf, e
 
 
 @triton.jit
 def _gelu_erf(z):
-    # gelu(z) = z·Φ(z), Φ(z) = (1 + erf(z/√2))/2
-    return 0.5 * z * (1.0 + tl.erf(0.7071067811865476 * z))
+    # gelu(z) = z·Φ(z)
+    cdf, _ = _normal(z)
+    return z * cdf
 
 
 @triton.jit
 def _gelu_erf_grad(z):
     # gelu'(z) = Φ(z) + z·Φ'(z), Φ'(z) = exp(-z²/2)/√(2π)
-    cdf = 0.5 * (1.0 + tl.erf(0.7071067811865476 * z))
-    return cdf + z * (0.3989422804014327 * tl.exp(-0.5 * z * z))
+    cdf, e = _normal(z)
+    return cdf + z * (0.3989422804014327 * e)
 
 
 @triton.jit
@@ -259,10 +283,11 @@ def _fits(x, approximate):
     )
 
 
-def _refuse(name, eager, **wanted):
+def _refuse(name, eager, mixed=(), **wanted):
     """Raise the error that says what is wrong with a call of `name`, and what to do.
 
-    wanted: label=(tensor, its sizes in letters), as x=(x, "... N"); the first one sets dtype and device.
+    wanted: label=(tensor, its sizes in letters), as x=(x, "... N"); the first one sets device and
+    dtype, but for dtypes that may be mixed.
     """
     (first, (x, _)), sizes = next(iter(wanted.items())), {}
     for label, (t, letters) in wanted.items():
@@ -271,7 +296,7 @@ def _refuse(name, eager, **wanted):
         if t.dtype not in _DTYPES:
             wrong = f"{label} must be a floating-point tensor, got {t.dtype}"
             raise TypeError(f"{name}: {wrong}; use .float()")
-        if t.dtype != x.dtype:
+        if t.dtype != x.dtype and not {t.dtype, x.dtype} <= {*mixed}:
             cast = f"cast one of them, as {label}.to({first}.dtype)"
             raise TypeError(f"{name}: {first} is {x.dtype} and {label} {t.dtype}; {cast}")
         if t.device != x.device:
@@ -298,7 +323,16 @@ def _refuse_arguments(name, x, approximate):
 
 
 def _needs_grad(*tensors):
-    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+    """Whether autograd has to know; of forward-mode AD, too, whose tangents would be lost without a word."""
+    backward = torch.is_grad_enabled() and any([t.requires_grad for t in tensors])
+    return backward or forward_ad._current_level >= 0
+
+
+def _explain(error, name, eager):
+    """In place of an error that comes of torch.func or of forward-mode AD, one that says so and what to do."""
+    if forward_ad._current_level >= 0 or retrieve_all_functorch_interpreters():
+        reach = "torch.func (grad, jvp, vmap) and forward-mode AD do not reach into a kernel"
+        raise RuntimeError(f"{name}: {reach}; under them use {eager}") from error
 
 
 def _call(name, forward, x, approximate, plan):
@@ -306,9 +340,13 @@ def _call(name, forward, x, approximate, plan):
         _refuse_arguments(name, x, approximate)
     if torch.compiler.is_compiling():
         return gelu_op(x, approximate)
-    if _needs_grad(x):
-        return _GELU.apply(x, approximate, forward, plan)
-    return forward(x, approximate, plan)  # past autograd: a third of the host's time less
+    try:
+        if _needs_grad(x):
+            return _GELU.apply(x, approximate, forward, plan)
+        return forward(x, approximate, plan)  # past autograd: a third of the host's time less
+    except RuntimeError as error:
+        _explain(error, name, "gelu_eager")
+        raise
 
 
 def gelu_triton(x, approximate="none", *, plan=None):
@@ -317,7 +355,7 @@ def gelu_triton(x, approximate="none", *, plan=None):
     x: any shape and strides. Returns y of x's shape, contiguous.
     plan: a Plan in place of the one chosen, for tuning; torch.compile leaves it out.
     Works under torch.compile (as the op fused_kernels::gelu), autocast and CUDA graphs; not under
-    torch.vmap, and not twice differentiable: both raise.
+    torch.func, torch.vmap or forward-mode AD, nor twice differentiable: these raise.
     Raises TypeError for a wrong dtype, ValueError for a wrong device or an unknown `approximate`.
     """
     return _call("gelu_triton", _forward, x, approximate, plan)
@@ -352,6 +390,25 @@ gelu_op.register_autograd(
 )
 
 
+@contextlib.contextmanager
+def _one_build(name, load_inline):
+    """Around load_inline: one process at a time, and none waits for a build that was killed."""
+    if hasattr(load_inline, "builds_for_the_cpu"):  # replaced by what sees to that itself
+        yield
+        return
+    if _ON_CPU:
+        why = "TRITON_INTERPRET=1 runs Triton's kernels on the CPU, and no others"
+        raise ValueError(f"{name}: tensors must be on a GPU; {why}")
+    from torch.utils.cpp_extension import _get_build_directory
+
+    folder = Path(_get_build_directory(name, verbose=False))
+    with open(folder / "one_at_a_time", "w") as file:
+        # ends with its process; PyTorch's own, the file named lock, does not
+        fcntl.flock(file, fcntl.LOCK_EX)
+        (folder / "lock").unlink(missing_ok=True)
+        yield
+
+
 @functools.cache
 def _cuda():
     """The functions of gelu.cu, compiled at the first call (half a minute, then cached on disk)."""
@@ -359,10 +416,11 @@ def _cuda():
 
     binding = 'TORCH_LIBRARY(gelu_cuda, m) { m.def("forward", &gelu_forward); }'
     source = Path(__file__).with_suffix(".cu").read_text() + binding
-    load_inline(
-        "gelu_cuda", cpp_sources="", cuda_sources=source, extra_cuda_cflags=["-O3"],
-        is_python_module=False, no_implicit_headers=True,
-    )  # fmt: skip
+    with _one_build("gelu_cuda", load_inline):
+        load_inline(
+            "gelu_cuda", cpp_sources="", cuda_sources=source, extra_cuda_cflags=["-O3"],
+            is_python_module=False, no_implicit_headers=True,
+        )  # fmt: skip
     return torch.ops.gelu_cuda
 
 

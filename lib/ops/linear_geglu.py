@@ -30,6 +30,8 @@ import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
+from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
+from torch.autograd import forward_ad
 from triton.language.extra import libdevice
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -66,6 +68,14 @@ def linear_geglu_eager(x, weight, bias=None):
 
 
 @triton.jit
+def _dot(a, b, total, PRECISION: tl.constexpr = None, COMPUTE: tl.constexpr = tl.float32):
+    # total + a b. Triton's interpreter multiplies bfloat16 as the integers that hold its bits: there wider.
+    if _INTERPRETED:
+        a, b = a.to(COMPUTE), b.to(COMPUTE)
+    return tl.dot(a, b, total, input_precision=PRECISION, out_dtype=COMPUTE)
+
+
+@triton.jit
 def _exp(x):
     # One approximate instruction, which makes 0 of results below 1e-38: tl.exp keeps those, at the price of
     # three instructions an element more. Triton's interpreter has no libdevice.
@@ -96,10 +106,12 @@ def _geglu(x1, x2):
 def _geglu_grad(dy, x1, x2):
     # s = sigmoid(2u); gelu'(z) = s + z·s·(1 - s)·2u'. By e = exp(-|2u|), which cannot overflow, and with
     # s·(1 - s) = e/(1 + e)²: where s is nearly 1, 1 - s has lost its digits, and z·2u' multiplies what is left.
-    e = _exp(tl.abs(x2) * (-1.5957691216057308 - 0.07135481627260025 * x2 * x2))
+    # Far out e is 0, and 2u' must not be infinite: 0·inf is NaN.
+    a = tl.minimum(tl.abs(x2), 1e3)
+    e = _exp(a * (-1.5957691216057308 - 0.07135481627260025 * a * a))
     t = _divide(tl.full(x2.shape, 1.0, x2.dtype), 1.0 + e)
     s = tl.where(x2 < 0, e * t, t)
-    slope = s + x2 * (e * t * t) * (1.5957691216057308 + 0.2140644488178008 * x2 * x2)
+    slope = s + x2 * (e * t * t) * (1.5957691216057308 + 0.2140644488178008 * a * a)
     return dy * (x2 * s), dy * x1 * slope
 
 
@@ -174,7 +186,7 @@ def _linear_geglu_fwd_kernel(
         inside = tl.arange(0, BLOCK_K) < n_in - k  # what lies past K must add 0
         x = tl.load(x_ptrs, mask=inside[None, :], other=0.0)
         w = tl.load(w_ptrs, mask=inside[:, None] & (cols < n_hidden)[None, :], other=0.0)
-        total = tl.dot(x, w, total, input_precision=PRECISION, out_dtype=COMPUTE)
+        total = _dot(x, w, total, PRECISION, COMPUTE)
         x_ptrs += tl.cast(stride_xk, tl.int64) * BLOCK_K
         w_ptrs += tl.cast(stride_wk, tl.int64) * BLOCK_K
     bias1, bias2 = 0.0, 0.0
@@ -207,7 +219,7 @@ def _linear_geglu_tma_kernel(
         for k in range(0, n_in, BLOCK_K):
             x = x_desc.load([row, k])
             w = tl.reshape(w_desc.load([0, col, k]), (2 * BLOCK_N, BLOCK_K))
-            total = tl.dot(x, tl.trans(w), total)
+            total = _dot(x, tl.trans(w), total)
         _store_gated(
             total, bias1, bias2, y_out, h_ptr, row, col, n_rows, n_hidden,
             bias_ptr is not None, BY_TMA, BLOCK_M, BLOCK_N,
@@ -449,9 +461,9 @@ def _for_cublas(t):
     return t.contiguous() if any(s * t.itemsize >= 2**31 for s in t.stride()) else t
 
 
-def _dz(dy, h, has_db, plan=None):
-    """dh, the gradient of h, and db if has_db, else None."""
-    n_hidden, dh = dy.shape[-1], torch.empty_like(h)
+def _dz(dy, h, has_db, plan=None, over_h=False):
+    """dh, the gradient of h, in new memory or over h itself, and db if has_db, else None."""
+    n_hidden, dh = dy.shape[-1], h if over_h else torch.empty_like(h)
     if dh.numel() == 0:
         return dh, dh.new_zeros(2 * n_hidden) if has_db else None
     # y.sum().backward() sends a dy of strides 0, which is read as it is
@@ -467,7 +479,6 @@ def _backward(dy, x, weight, bias, h, needs_grad, dz=_dz):
         if h is None:
             h = F.linear(_for_cublas(x), _for_cublas(weight), bias)
         dh, db = dz(dy, h, has_db)
-        h = None  # if computed again, its memory is now free for the gradients
         rows = dh.view(math.prod(dh.shape[:-1]), dh.shape[-1])  # (M, 2H)
         dx = (rows @ _for_cublas(weight)).view(*dy.shape[:-1], weight.shape[1]) if has_dx else None
         dw = rows.t() @ _for_cublas(x.reshape(rows.shape[0], x.shape[-1])) if has_dw else None
@@ -518,8 +529,10 @@ class _LinearGEGLU(torch.autograd.Function):
     def backward(ctx, dy, _):
         if dy is None:  # y is used, and has no gradient all the same
             return (None,) * 6
-        needs_grad, dz = ctx.needs_input_grad[:3], functools.partial(_dz, plan=ctx.plan)
-        return *_backward(dy, *ctx.saved_tensors, needs_grad, dz), None, None, None
+        saved, needs_grad = ctx.saved_tensors, ctx.needs_input_grad[:3]
+        # over an h computed again only: one that was saved may be asked for a second time
+        dz = functools.partial(_dz, plan=ctx.plan, over_h=saved[-1] is None)
+        return *_backward(dy, *saved, needs_grad, dz), None, None, None
 
 
 # --- the calls -----------------------------------------------------------------------------------------------
@@ -546,10 +559,11 @@ def _fits(x, weight, bias):
     )
 
 
-def _refuse(name, eager, **wanted):
+def _refuse(name, eager, mixed=(), **wanted):
     """Raise the error that says what is wrong with a call of `name`, and what to do.
 
-    wanted: label=(tensor, its sizes in letters), as x=(x, "... N"); the first one sets dtype and device.
+    wanted: label=(tensor, its sizes in letters), as x=(x, "... N"); the first one sets device and
+    dtype, but for dtypes that may be mixed.
     """
     (first, (x, _)), sizes = next(iter(wanted.items())), {}
     for label, (t, letters) in wanted.items():
@@ -558,7 +572,7 @@ def _refuse(name, eager, **wanted):
         if t.dtype not in _DTYPES:
             wrong = f"{label} must be a floating-point tensor, got {t.dtype}"
             raise TypeError(f"{name}: {wrong}; use .float()")
-        if t.dtype != x.dtype:
+        if t.dtype != x.dtype and not {t.dtype, x.dtype} <= {*mixed}:
             cast = f"cast one of them, as {label}.to({first}.dtype)"
             raise TypeError(f"{name}: {first} is {x.dtype} and {label} {t.dtype}; {cast}")
         if t.device != x.device:
@@ -593,7 +607,16 @@ def _refuse_arguments(name, x, weight, bias):
 
 
 def _needs_grad(*tensors):
-    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+    """Whether autograd has to know; of forward-mode AD, too, whose tangents would be lost without a word."""
+    backward = torch.is_grad_enabled() and any([t.requires_grad for t in tensors])
+    return backward or forward_ad._current_level >= 0
+
+
+def _explain(error, name, eager):
+    """In place of an error that comes of torch.func or of forward-mode AD, one that says so and what to do."""
+    if forward_ad._current_level >= 0 or retrieve_all_functorch_interpreters():
+        reach = "torch.func (grad, jvp, vmap) and forward-mode AD do not reach into a kernel"
+        raise RuntimeError(f"{name}: {reach}; under them use {eager}") from error
 
 
 def _autocast(*tensors):
@@ -612,9 +635,13 @@ def _call(name, x, weight, bias, recompute, allow_tf32, plan):
     needs_grad = _needs_grad(x, weight) if bias is None else _needs_grad(x, weight, bias)
     if torch.compiler.is_compiling():
         return linear_geglu_op(x, weight, bias, needs_grad and not recompute, allow_tf32)[0]
-    if needs_grad:
-        return _LinearGEGLU.apply(x, weight, bias, recompute, allow_tf32, plan)[0]
-    return _forward(x, weight, bias, allow_tf32, plan=plan)[0]  # past autograd: less host time
+    try:
+        if needs_grad:
+            return _LinearGEGLU.apply(x, weight, bias, recompute, allow_tf32, plan)[0]
+        return _forward(x, weight, bias, allow_tf32, plan=plan)[0]  # past autograd: less host time
+    except RuntimeError as error:
+        _explain(error, name, "linear_geglu_eager")
+        raise
 
 
 def linear_geglu_triton(x, weight, bias=None, recompute=False, allow_tf32=False, *, plan=None):
@@ -624,8 +651,9 @@ def linear_geglu_triton(x, weight, bias=None, recompute=False, allow_tf32=False,
     (..., H), contiguous. recompute: the backward pass computes h again, and nothing keeps it. allow_tf32: this
     kernel may round float32 to tf32; the products of the backward pass go by torch.backends.cuda.matmul.
     plan: a Plan in place of the one chosen, for tuning; torch.compile leaves it out.
-    Works under torch.compile (as the op fused_kernels::linear_geglu), autocast (in its dtype, as F.linear) and
-    CUDA graphs; not under torch.vmap, and not twice differentiable: both raise.
+    Works under torch.compile (as the op fused_kernels::linear_geglu), autocast (in its dtype, as F.linear)
+    and CUDA graphs; not under torch.func, torch.vmap or forward-mode AD, nor twice differentiable: these
+    raise.
     Raises TypeError for a wrong dtype, ValueError for a wrong shape or device, and where 2H would be odd.
     """
     return _call("linear_geglu_triton", x, weight, bias, recompute, allow_tf32, plan)

@@ -3,7 +3,7 @@
 Shapes    x, delta, y: (..., N), with any strides, y contiguous; bias: (N,); scale: a Python float.
           x is what the frozen linear layer gives without its bias, delta the low-rank product (h A) B.
 Act       identity, relu, gelu (tanh form), silu or sigmoid.
-Dtypes    float32, float16, bfloat16 (computed in float32) and float64; x, delta and bias alike.
+Dtypes    float32, float16 and bfloat16 (computed in float32), also mixed, y then as their sum; and float64.
 Traffic   M rows of N elements of s bytes. Forward: eager moves 2 + 3 + 2 + 2 = 9MNs (identity 7MNs), fused
           3MNs, in place too. Backward: dy in, dx and ddelta out are 3MNs, and on top comes what tells act'(z),
           z = x + scale·delta + bias:
@@ -15,6 +15,8 @@ Backward  dx = dy·act'(z), ddelta = scale·dx, dbias = dx summed over rows: one
 Copy it   this file for Triton; lora_epilogue.cu beside it for CUDA. MIT licence.
 """
 
+import contextlib
+import fcntl
 import functools
 import math
 from collections.abc import Sequence
@@ -25,6 +27,8 @@ import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
+from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
+from torch.autograd import forward_ad
 
 # With TRITON_INTERPRET=1 kernels run on CPU tensors; otherwise they need a GPU.
 _ON_CPU = triton.knobs.runtime.interpret
@@ -62,10 +66,12 @@ def _gelu(z):
 def _gelu_grad(z):
     # s = sigmoid(2u); gelu'(z) = s + z·s·(1 - s)·2u'. By e = exp(-|2u|), which cannot overflow, and with
     # s·(1 - s) = e/(1 + e)²: where s is nearly 1, 1 - s has lost its digits, and z·2u' multiplies what is left.
-    e = tl.exp(-1.5957691216057308 * tl.abs(z) * (1.0 + 0.044715 * z * z))
+    # Far out e is 0, and 2u' must not be infinite: 0·inf is NaN.
+    a = tl.minimum(tl.abs(z), 1e3)
+    e = tl.exp2(a * (-2.302208198144325 - 0.1029432395800235 * a * a))  # log₂ e is in the constants
     t = 1.0 / (1.0 + e)
     s = tl.where(z < 0, e * t, t)
-    return s + z * (e * t * t) * (1.5957691216057308 * (1.0 + 0.134145 * z * z))
+    return s + z * (e * t * t) * (1.5957691216057308 + 0.2140644488178008 * a * a)
 
 
 @triton.jit
@@ -89,8 +95,9 @@ def _slope_times(dy, saved, ACTIVATION: tl.constexpr):
     elif ACTIVATION == "gelu":
         dy = dy * _gelu_grad(saved)
     elif ACTIVATION == "silu":
-        s = 1.0 / (1.0 + tl.exp(-saved))
-        dy = dy * (s * (1.0 + saved * (1.0 - s)))
+        e = tl.exp(-tl.abs(saved))  # as in _gelu_grad: s·(1 - s) = e/(1 + e)²
+        t = 1.0 / (1.0 + e)
+        dy = dy * (tl.where(saved < 0, e * t, t) + saved * (e * t * t))
     elif ACTIVATION == "sigmoid":
         dy = dy * (saved * (1.0 - saved))
     return dy
@@ -290,9 +297,18 @@ def _sum_rows(partial, dtype):
 # --- forward and backward ------------------------------------------------------------------------------------
 
 
+@functools.cache
+def _dtype_of_sum(*dtypes):
+    return functools.reduce(torch.promote_types, dtypes)
+
+
 def _forward(x, delta, bias, scale, activation, plan=None, in_place=False, z=None, launch=_launch):
     """y, in place x itself; z = x + scale·delta + bias is written too, contiguous, unless it is None."""
-    y = x if in_place else torch.empty_like(x, memory_format=torch.contiguous_format)
+    y = (
+        x
+        if in_place
+        else x.new_empty(x.shape, dtype=_dtype_of_sum(x.dtype, delta.dtype, bias.dtype))
+    )
     if y.numel() == 0:
         return y
     n_cols, bias = x.shape[-1], bias.contiguous()
@@ -310,23 +326,27 @@ def _forward(x, delta, bias, scale, activation, plan=None, in_place=False, z=Non
 def _save(ctx, x, delta, bias, scale, activation, y, z=None, plan=None):
     """What the table at the top says. z: in place, where x is gone."""
     ctx.scale, ctx.activation, ctx.plan = scale, activation, plan
+    ctx.dtypes = x.dtype, delta.dtype, bias.dtype
     if activation in ("relu", "sigmoid"):
         ctx.save_for_backward(y)
     elif activation != "identity":
         ctx.save_for_backward(*((x, delta, bias) if z is None else (z,)))
 
 
-def _backward(dy, saved, scale, activation, needs_grad=(True, True, True), plan=None):
-    """dx, ddelta and dbias, each None unless needed; saved is (), (y,), (z,) or (x, delta, bias)."""
+def _backward(dy, saved, scale, activation, dtypes, needs_grad=(True, True, True), plan=None):
+    """dx, ddelta and dbias, in these dtypes, each None unless needed.
+
+    saved is (), (y,), (z,) or (x, delta, bias).
+    """
     n_cols, (has_dx, has_ddelta, has_dbias) = dy.shape[-1], needs_grad
-    dx_is_dy = has_dx and activation == "identity"
+    dx_is_dy = has_dx and activation == "identity" and dtypes[0] == dy.dtype
     out, ddelta = (
-        torch.empty_like(dy, memory_format=torch.contiguous_format) if has else None
-        for has in (has_dx and not dx_is_dy, has_ddelta)
+        torch.empty(dy.shape, dtype=dtype, device=dy.device) if has else None
+        for has, dtype in zip((has_dx and not dx_is_dy, has_ddelta), dtypes)
     )
     dx = dy if dx_is_dy else out
     if dy.numel() == 0:
-        return dx, ddelta, dy.new_zeros(n_cols) if has_dbias else None
+        return dx, ddelta, dy.new_zeros(n_cols, dtype=dtypes[2]) if has_dbias else None
     if out is None and ddelta is None and not has_dbias:
         return dx, None, None
     saved, delta, bias = (*saved, None, None, None)[:3]
@@ -340,7 +360,7 @@ def _backward(dy, saved, scale, activation, needs_grad=(True, True, True), plan=
     if not has_dbias:
         return dx, ddelta, None
     sums = [s.view(-1, n_cols) for s in sums]
-    return dx, ddelta, _sum_rows(sums[0] if len(sums) == 1 else torch.cat(sums), dy.dtype)
+    return dx, ddelta, _sum_rows(sums[0] if len(sums) == 1 else torch.cat(sums), dtypes[2])
 
 
 class _Undifferentiable(torch.autograd.Function):
@@ -395,11 +415,16 @@ class _LoRAEpilogue(torch.autograd.Function):
     @staticmethod
     @_once
     def gradients(ctx, dy):
-        how = ctx.scale, ctx.activation, ctx.needs_input_grad[:3], ctx.plan
+        how = ctx.scale, ctx.activation, ctx.dtypes, ctx.needs_input_grad[:3], ctx.plan
         return *_backward(dy, ctx.saved_tensors, *how), *[None] * 6
 
 
 # --- the calls -----------------------------------------------------------------------------------------------
+
+
+def _mix(*tensors):
+    """Whether their dtypes may differ: under autocast x has 16 bits, and a bias that is a parameter 32."""
+    return all([t.dtype in _DTYPES[:3] for t in tensors])
 
 
 def _fits(x, delta, bias, scale, activation):
@@ -408,7 +433,7 @@ def _fits(x, delta, bias, scale, activation):
         isinstance(x, torch.Tensor)
         and isinstance(delta, torch.Tensor)
         and isinstance(bias, torch.Tensor)
-        and x.dtype == delta.dtype == bias.dtype in _DTYPES
+        and (x.dtype == delta.dtype == bias.dtype in _DTYPES or _mix(x, delta, bias))
         and x.device == delta.device == bias.device
         and x.device.type == ("cpu" if _ON_CPU else "cuda")
         and delta.shape == x.shape != ()
@@ -418,10 +443,11 @@ def _fits(x, delta, bias, scale, activation):
     )
 
 
-def _refuse(name, eager, **wanted):
+def _refuse(name, eager, mixed=(), **wanted):
     """Raise the error that says what is wrong with a call of `name`, and what to do.
 
-    wanted: label=(tensor, its sizes in letters), as x=(x, "... N"); the first one sets dtype and device.
+    wanted: label=(tensor, its sizes in letters), as x=(x, "... N"); the first one sets device and
+    dtype, but for dtypes that may be mixed.
     """
     (first, (x, _)), sizes = next(iter(wanted.items())), {}
     for label, (t, letters) in wanted.items():
@@ -430,7 +456,7 @@ def _refuse(name, eager, **wanted):
         if t.dtype not in _DTYPES:
             wrong = f"{label} must be a floating-point tensor, got {t.dtype}"
             raise TypeError(f"{name}: {wrong}; use .float()")
-        if t.dtype != x.dtype:
+        if t.dtype != x.dtype and not {t.dtype, x.dtype} <= {*mixed}:
             cast = f"cast one of them, as {label}.to({first}.dtype)"
             raise TypeError(f"{name}: {first} is {x.dtype} and {label} {t.dtype}; {cast}")
         if t.device != x.device:
@@ -451,7 +477,16 @@ def _refuse(name, eager, **wanted):
 
 
 def _needs_grad(*tensors):
-    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+    """Whether autograd has to know; of forward-mode AD, too, whose tangents would be lost without a word."""
+    backward = torch.is_grad_enabled() and any([t.requires_grad for t in tensors])
+    return backward or forward_ad._current_level >= 0
+
+
+def _explain(error, name, eager):
+    """In place of an error that comes of torch.func or of forward-mode AD, one that says so and what to do."""
+    if forward_ad._current_level >= 0 or retrieve_all_functorch_interpreters():
+        reach = "torch.func (grad, jvp, vmap) and forward-mode AD do not reach into a kernel"
+        raise RuntimeError(f"{name}: {reach}; under them use {eager}") from error
 
 
 def _refuse_arguments(name, x, delta, bias, scale, activation):
@@ -464,7 +499,8 @@ def _refuse_arguments(name, x, delta, bias, scale, activation):
     a, b = (tuple(getattr(t, "shape", ())) for t in (x, delta))
     if a != b and () not in (a, b):  # lists and numbers are for _refuse
         raise ValueError(f"{name}: delta must have the shape of x, got x {a} and delta {b}")
-    _refuse(name, "lora_epilogue_eager", x=(x, "... N"), delta=(delta, "... N"), bias=(bias, "N"))
+    sizes = {"x": (x, "... N"), "delta": (delta, "... N"), "bias": (bias, "N")}
+    _refuse(name, "lora_epilogue_eager", _DTYPES[:3], **sizes)
 
 
 def _check_in_place(name, x, delta, bias):
@@ -477,7 +513,7 @@ def _check_in_place(name, x, delta, bias):
         if t.untyped_storage().data_ptr() == storage and _shares_memory(x, t):
             raise ValueError(f"{name}: {label} shares memory with x; pass {label}.clone()")
     base = x if x._base is None else x._base
-    if base.is_leaf and _needs_grad(base):
+    if base.is_leaf and base.requires_grad and torch.is_grad_enabled():
         why = "x is a leaf that requires grad, or a view of one, and its value would be lost"
         use = "use lora_epilogue_triton, or write under torch.no_grad()"
         raise ValueError(f"{name}: {why}; {use}")
@@ -528,22 +564,28 @@ def _call(name, forward, x, delta, bias, scale, activation, plan, in_place=False
         y = lora_epilogue_op(x.clone() if save_z else x, delta, bias, scale, activation)
         # only ops that change nothing have gradients there; the compiler drops the copies
         return x.copy_(y) if in_place else y
-    if in_place:
-        _check_in_place(name, x, delta, bias)
-    if in_place or needs_grad:
-        how = scale, activation, forward, plan, in_place, save_z
-        return _LoRAEpilogue.apply(x, delta, bias, *how)
-    return forward(x, delta, bias, scale, activation, plan)  # past autograd: less time on the host
+    try:
+        if in_place:
+            _check_in_place(name, x, delta, bias)
+        if in_place or needs_grad:
+            how = scale, activation, forward, plan, in_place, save_z
+            return _LoRAEpilogue.apply(x, delta, bias, *how)
+        # past autograd: less time on the host
+        return forward(x, delta, bias, scale, activation, plan)
+    except RuntimeError as error:
+        _explain(error, name, "lora_epilogue_eager")
+        raise
 
 
 def lora_epilogue_triton(x, delta, bias, scale=1.0, activation="identity", *, plan=None):
     """act(x + scale·delta + bias) in one Triton kernel, with gradients for x, delta and bias.
 
-    x, delta: (..., N), any strides; bias: (N,), all of one dtype and device; scale: a Python number;
-    activation: identity, relu, gelu (tanh form), silu or sigmoid. Returns y of x's shape, contiguous.
+    x, delta: (..., N), any strides; bias: (N,), all on one device; scale: a Python number; activation:
+    identity, relu, gelu (tanh form), silu or sigmoid. Returns y of x's shape, contiguous, in the dtype of the
+    sum: under autocast x may have 16 bits and bias 32.
     plan: a Plan in place of the one chosen, for tuning; torch.compile leaves it out.
-    Works under torch.compile (as the op fused_kernels::lora_epilogue), autocast and CUDA graphs; not
-    under torch.vmap, and not twice differentiable: both raise.
+    Works under torch.compile (as the op fused_kernels::lora_epilogue), autocast and CUDA graphs; not under
+    torch.func, torch.vmap or forward-mode AD, nor twice differentiable: these raise.
     Raises TypeError for a wrong dtype, ValueError for a wrong shape, device or activation.
     """
     return _call("lora_epilogue_triton", _forward, x, delta, bias, scale, activation, plan)
@@ -586,13 +628,14 @@ def lora_epilogue_op_(
 def _lora_epilogue_backward_op(
     dy: torch.Tensor, saved: Sequence[torch.Tensor], scale: float, activation: str
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    dx, ddelta, dbias = _backward(dy, saved, scale, activation)
+    # in dy's dtype; autograd casts them where the inputs are of others
+    dx, ddelta, dbias = _backward(dy, saved, scale, activation, (dy.dtype,) * 3)
     return (dx.clone() if dx is dy else dx), ddelta, dbias  # an op's result may not be its argument
 
 
 @lora_epilogue_op.register_fake
 def _(x, delta, bias, scale=1.0, activation="identity"):
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    return x.new_empty(x.shape, dtype=_dtype_of_sum(x.dtype, delta.dtype, bias.dtype))
 
 
 @_lora_epilogue_backward_op.register_fake
@@ -608,6 +651,25 @@ lora_epilogue_op.register_autograd(
 )  # fmt: skip
 
 
+@contextlib.contextmanager
+def _one_build(name, load_inline):
+    """Around load_inline: one process at a time, and none waits for a build that was killed."""
+    if hasattr(load_inline, "builds_for_the_cpu"):  # replaced by what sees to that itself
+        yield
+        return
+    if _ON_CPU:
+        why = "TRITON_INTERPRET=1 runs Triton's kernels on the CPU, and no others"
+        raise ValueError(f"{name}: tensors must be on a GPU; {why}")
+    from torch.utils.cpp_extension import _get_build_directory
+
+    folder = Path(_get_build_directory(name, verbose=False))
+    with open(folder / "one_at_a_time", "w") as file:
+        # ends with its process; PyTorch's own, the file named lock, does not
+        fcntl.flock(file, fcntl.LOCK_EX)
+        (folder / "lock").unlink(missing_ok=True)
+        yield
+
+
 @functools.cache
 def _cuda():
     """The functions of lora_epilogue.cu, compiled at the first call (half a minute, then cached on disk)."""
@@ -615,15 +677,17 @@ def _cuda():
 
     binding = 'TORCH_LIBRARY(lora_epilogue_cuda, m) { m.def("forward", &lora_epilogue_forward); }'
     source = Path(__file__).with_suffix(".cu").read_text() + binding
-    load_inline(
-        "lora_epilogue_cuda", cpp_sources="", cuda_sources=source, extra_cuda_cflags=["-O3"],
-        is_python_module=False, no_implicit_headers=True,
-    )  # fmt: skip
+    with _one_build("lora_epilogue_cuda", load_inline):
+        load_inline(
+            "lora_epilogue_cuda", cpp_sources="", cuda_sources=source, extra_cuda_cflags=["-O3"],
+            is_python_module=False, no_implicit_headers=True,
+        )  # fmt: skip
     return torch.ops.lora_epilogue_cuda
 
 
 def _launch_cuda(plan, x, bias, delta, y, z, scale, activation):
     x, delta = (m if m.stride(1) == 1 else m.contiguous() for m in (x, delta))  # 16 adjacent bytes
+    x, delta, bias = (t.to(y.dtype) for t in (x, delta, bias))  # which differ under autocast
     _cuda().forward(x, delta, bias, y, scale, list(_ACTIVATIONS).index(activation))
 
 

@@ -33,6 +33,8 @@ import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
+from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
+from torch.autograd import forward_ad
 from triton.language.extra import libdevice
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -85,6 +87,14 @@ def lora_linear_eager(x, weight, lora_a, lora_b, bias=None, scale=1.0, activatio
 
 
 @triton.jit
+def _dot(a, b, total, PRECISION: tl.constexpr = None, COMPUTE: tl.constexpr = tl.float32):
+    # total + a b. Triton's interpreter multiplies bfloat16 as the integers that hold its bits: there wider.
+    if _INTERPRETED:
+        a, b = a.to(COMPUTE), b.to(COMPUTE)
+    return tl.dot(a, b, total, input_precision=PRECISION, out_dtype=COMPUTE)
+
+
+@triton.jit
 def _exp(x):
     # One approximate instruction, which makes 0 of results below 1e-38: tl.exp keeps those, at the price of
     # three instructions an element more. Triton's interpreter has no libdevice.
@@ -117,10 +127,12 @@ def _act(z, ACTIVATION: tl.constexpr):
 def _gelu_grad(z):
     # s = sigmoid(2u); gelu'(z) = s + z·s·(1 - s)·2u'. By e = exp(-|2u|), which cannot overflow, and with
     # s·(1 - s) = e/(1 + e)²: where s is nearly 1, 1 - s has lost its digits, and z·2u' multiplies what is left.
-    e = tl.exp(-1.5957691216057308 * tl.abs(z) * (1.0 + 0.044715 * z * z))
+    # Far out e is 0, and 2u' must not be infinite: 0·inf is NaN.
+    a = tl.minimum(tl.abs(z), 1e3)
+    e = tl.exp2(a * (-2.302208198144325 - 0.1029432395800235 * a * a))  # log₂ e is in the constants
     t = 1.0 / (1.0 + e)
     s = tl.where(z < 0, e * t, t)
-    return s + z * (e * t * t) * (1.5957691216057308 * (1.0 + 0.134145 * z * z))
+    return s + z * (e * t * t) * (1.5957691216057308 + 0.2140644488178008 * a * a)
 
 
 @triton.jit
@@ -131,8 +143,9 @@ def _slope_times(dy, saved, ACTIVATION: tl.constexpr):
     elif ACTIVATION == "gelu":
         dy = dy * _gelu_grad(saved)
     elif ACTIVATION == "silu":
-        s = 1.0 / (1.0 + tl.exp(-saved))
-        dy = dy * (s * (1.0 + saved * (1.0 - s)))
+        e = tl.exp(-tl.abs(saved))  # as in _gelu_grad: s·(1 - s) = e/(1 + e)²
+        t = 1.0 / (1.0 + e)
+        dy = dy * (tl.where(saved < 0, e * t, t) + saved * (e * t * t))
     elif ACTIVATION == "sigmoid":
         dy = dy * (saved * (1.0 - saved))
     return dy
@@ -226,14 +239,14 @@ def _lora_linear_kernel(
         inside = tl.arange(0, BLOCK_K) < n_inner - k  # columns that are not there must add 0
         x = tl.load(x_ptrs, mask=row_mask & inside[None, :], other=0.0)
         w = tl.load(w_ptrs, mask=inside[:, None] & col_mask, other=0.0)
-        total = tl.dot(x, w, total, input_precision=PRECISION, out_dtype=COMPUTE)
+        total = _dot(x, w, total, PRECISION, COMPUTE)
         x_ptrs += tl.cast(stride_xk, tl.int64) * BLOCK_K
         w_ptrs += tl.cast(stride_wk, tl.int64) * BLOCK_K
     for piece in tl.range(0, PIECES, num_stages=1):
         u, b = _low_rank(
             u_ptr, lora_b_ptr, rows, cols, n_rows, n_cols, rank, scale, stride_bn, stride_br, piece, BLOCK_R
         )  # fmt: skip
-        total = tl.dot(u, b, total, input_precision=PRECISION, out_dtype=COMPUTE)
+        total = _dot(u, b, total, PRECISION, COMPUTE)
     _finish(total, bias_ptr, y_ptr, z_ptr, row, col, n_rows, n_cols, ACTIVATION, HALVES, False)
 
 
@@ -251,13 +264,13 @@ def _lora_linear_tma_kernel(
         row, col, rows, cols = _place(tile, n_rows, n_cols, GROUP, BLOCK_M, BLOCK_N)
         total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
         for k in range(0, n_inner, BLOCK_K):
-            total = tl.dot(x_desc.load([row, k]), w_desc.load([col, k]).T, total)
+            total = _dot(x_desc.load([row, k]), w_desc.load([col, k]).T, total)
         # Not before the products, where the sums leave no registers to hold u and B.
         for piece in tl.range(0, PIECES, num_stages=1):
             u, b = _low_rank(
                 u_ptr, lora_b_ptr, rows, cols, n_rows, n_cols, rank, scale, stride_bn, stride_br, piece, BLOCK_R
             )  # fmt: skip
-            total = tl.dot(u, b, total)
+            total = _dot(u, b, total)
         _finish(total, bias_ptr, y_desc, z_desc, row, col, n_rows, n_cols, ACTIVATION, HALVES, True)
 
 
@@ -629,10 +642,11 @@ def _fits(x, weight, lora_a, lora_b, bias, scale, activation):
     )
 
 
-def _refuse(name, eager, **wanted):
+def _refuse(name, eager, mixed=(), **wanted):
     """Raise the error that says what is wrong with a call of `name`, and what to do.
 
-    wanted: label=(tensor, its sizes in letters), as x=(x, "... N"); the first one sets dtype and device.
+    wanted: label=(tensor, its sizes in letters), as x=(x, "... N"); the first one sets device and
+    dtype, but for dtypes that may be mixed.
     """
     (first, (x, _)), sizes = next(iter(wanted.items())), {}
     for label, (t, letters) in wanted.items():
@@ -641,7 +655,7 @@ def _refuse(name, eager, **wanted):
         if t.dtype not in _DTYPES:
             wrong = f"{label} must be a floating-point tensor, got {t.dtype}"
             raise TypeError(f"{name}: {wrong}; use .float()")
-        if t.dtype != x.dtype:
+        if t.dtype != x.dtype and not {t.dtype, x.dtype} <= {*mixed}:
             cast = f"cast one of them, as {label}.to({first}.dtype)"
             raise TypeError(f"{name}: {first} is {x.dtype} and {label} {t.dtype}; {cast}")
         if t.device != x.device:
@@ -708,7 +722,16 @@ def _autocast(*tensors):
 
 
 def _needs_grad(*tensors):
-    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+    """Whether autograd has to know; of forward-mode AD, too, whose tangents would be lost without a word."""
+    backward = torch.is_grad_enabled() and any([t.requires_grad for t in tensors])
+    return backward or forward_ad._current_level >= 0
+
+
+def _explain(error, name, eager):
+    """In place of an error that comes of torch.func or of forward-mode AD, one that says so and what to do."""
+    if forward_ad._current_level >= 0 or retrieve_all_functorch_interpreters():
+        reach = "torch.func (grad, jvp, vmap) and forward-mode AD do not reach into a kernel"
+        raise RuntimeError(f"{name}: {reach}; under them use {eager}") from error
 
 
 def _call(name, x, weight, lora_a, lora_b, bias, scale, activation, allow_tf32, plan):
@@ -718,9 +741,14 @@ def _call(name, x, weight, lora_a, lora_b, bias, scale, activation, allow_tf32, 
     needs_grad = _needs_grad(*(tensors if bias is not None else tensors[:4]))
     if torch.compiler.is_compiling():
         return lora_linear_op(*tensors, *how, needs_grad and activation in _OF_Z)[0]
-    if needs_grad:
-        return _LoRALinear.apply(*tensors, *how, plan)[0]
-    return _forward(*tensors, *how, plan=plan)[0]  # past autograd: a third of the host's time less
+    try:
+        if needs_grad:
+            return _LoRALinear.apply(*tensors, *how, plan)[0]
+        # past autograd: a third of the host's time less
+        return _forward(*tensors, *how, plan=plan)[0]
+    except RuntimeError as error:
+        _explain(error, name, "lora_linear_eager")
+        raise
 
 
 def lora_linear_triton(
@@ -733,7 +761,8 @@ def lora_linear_triton(
     sigmoid; allow_tf32: whether float32 may be rounded to tf32. Returns y, (..., N), contiguous.
     plan: a Plan in place of the one chosen, for tuning; torch.compile leaves it out.
     Works under torch.compile (as the op fused_kernels::lora_linear), autocast (in its dtype, as torch's
-    products) and CUDA graphs; not under torch.vmap, and not twice differentiable: both raise.
+    products) and CUDA graphs; not under torch.func, torch.vmap or forward-mode AD, nor twice
+    differentiable: these raise.
     Raises TypeError for a wrong dtype; ValueError for a wrong shape, rank, device or activation, and for a
     weight that requires grad while gradients are recorded.
     """

@@ -17,6 +17,8 @@ Tuned     on an H200. Other GPUs get two tiles that are correct, and not tuned.
 Copy it   this file for Triton; matmul.cu beside it for CUDA. MIT licence.
 """
 
+import contextlib
+import fcntl
 import functools
 from pathlib import Path
 from typing import NamedTuple
@@ -25,10 +27,13 @@ import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
+from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
+from torch.autograd import forward_ad
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 # With TRITON_INTERPRET=1 kernels run on CPU tensors; otherwise they need a GPU.
 _ON_CPU = triton.knobs.runtime.interpret
+_INTERPRETED = tl.constexpr(_ON_CPU)
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _ACTIVATIONS = {
     "identity": lambda z: z,
@@ -67,6 +72,14 @@ def matmul_eager(a, b, bias=None, activation="identity"):
 
 
 @triton.jit
+def _dot(a, b, total, PRECISION: tl.constexpr = None, COMPUTE: tl.constexpr = tl.float32):
+    # total + a b. Triton's interpreter multiplies bfloat16 as the integers that hold its bits: there wider.
+    if _INTERPRETED:
+        a, b = a.to(COMPUTE), b.to(COMPUTE)
+    return tl.dot(a, b, total, input_precision=PRECISION, out_dtype=COMPUTE)
+
+
+@triton.jit
 def _gelu(z):
     # gelu(z) = z·sigmoid(2u), u = √(2/π)·(z + 0.044715 z³): no overflow, where tanh as (e²ᵘ-1)/(e²ᵘ+1) has one
     return z / (1.0 + tl.exp(-1.5957691216057308 * z * (1.0 + 0.044715 * z * z)))
@@ -76,10 +89,12 @@ def _gelu(z):
 def _gelu_grad(z):
     # s = sigmoid(2u); gelu'(z) = s + z·s·(1 - s)·2u'. By e = exp(-|2u|), which cannot overflow, and with
     # s·(1 - s) = e/(1 + e)²: where s is nearly 1, 1 - s has lost its digits, and z·2u' multiplies what is left.
-    e = tl.exp(-1.5957691216057308 * tl.abs(z) * (1.0 + 0.044715 * z * z))
+    # Far out e is 0, and 2u' must not be infinite: 0·inf is NaN.
+    a = tl.minimum(tl.abs(z), 1e3)
+    e = tl.exp2(a * (-2.302208198144325 - 0.1029432395800235 * a * a))  # log₂ e is in the constants
     t = 1.0 / (1.0 + e)
     s = tl.where(z < 0, e * t, t)
-    return s + z * (e * t * t) * (1.5957691216057308 * (1.0 + 0.134145 * z * z))
+    return s + z * (e * t * t) * (1.5957691216057308 + 0.2140644488178008 * a * a)
 
 
 @triton.jit
@@ -103,8 +118,9 @@ def _slope_times(dy, saved, ACTIVATION: tl.constexpr):
     elif ACTIVATION == "gelu":
         dy = dy * _gelu_grad(saved)
     elif ACTIVATION == "silu":
-        s = 1.0 / (1.0 + tl.exp(-saved))
-        dy = dy * (s * (1.0 + saved * (1.0 - s)))
+        e = tl.exp(-tl.abs(saved))  # as in _gelu_grad: s·(1 - s) = e/(1 + e)²
+        t = 1.0 / (1.0 + e)
+        dy = dy * (tl.where(saved < 0, e * t, t) + saved * (e * t * t))
     elif ACTIVATION == "sigmoid":
         dy = dy * (saved * (1.0 - saved))
     return dy
@@ -168,7 +184,7 @@ def _matmul_kernel(
         a = tl.load(a_ptrs, mask=row_mask & inside[None, :], other=0.0)
         b = tl.load(b_ptrs, mask=inside[:, None] & col_mask, other=0.0)
         if DOT:
-            total = tl.dot(a, b, total, input_precision=PRECISION, out_dtype=COMPUTE)
+            total = _dot(a, b, total, PRECISION, COMPUTE)
         else:
             # Not a[:, :, None] * b[None, :, :] summed over axis 1: Triton makes a dot of that, float32 in tf32
             total += tl.sum(a.to(COMPUTE).T[:, :, None] * b.to(COMPUTE)[:, None, :], axis=0)
@@ -233,7 +249,7 @@ def _matmul_persistent_kernel(
         for k in range(0, n_inner, BLOCK_K):
             a = a_desc.load([k, row]).T if A_TRANSPOSED else a_desc.load([row, k])
             b = b_desc.load([col, k]).T if B_TRANSPOSED else b_desc.load([k, col])
-            total = tl.dot(a, b, total)
+            total = _dot(a, b, total)
         if HALVES:
             left, right = _halves(total)
             _store_by_tma(left, bias_ptr, y_desc, z_desc, row, col, n_cols, ACTIVATION)
@@ -637,10 +653,11 @@ def _fits(a, b, bias, activation):
     )
 
 
-def _refuse(name, eager, **wanted):
+def _refuse(name, eager, mixed=(), **wanted):
     """Raise the error that says what is wrong with a call of `name`, and what to do.
 
-    wanted: label=(tensor, its sizes in letters), as x=(x, "... N"); the first one sets dtype and device.
+    wanted: label=(tensor, its sizes in letters), as x=(x, "... N"); the first one sets device and
+    dtype, but for dtypes that may be mixed.
     """
     (first, (x, _)), sizes = next(iter(wanted.items())), {}
     for label, (t, letters) in wanted.items():
@@ -649,7 +666,7 @@ def _refuse(name, eager, **wanted):
         if t.dtype not in _DTYPES:
             wrong = f"{label} must be a floating-point tensor, got {t.dtype}"
             raise TypeError(f"{name}: {wrong}; use .float()")
-        if t.dtype != x.dtype:
+        if t.dtype != x.dtype and not {t.dtype, x.dtype} <= {*mixed}:
             cast = f"cast one of them, as {label}.to({first}.dtype)"
             raise TypeError(f"{name}: {first} is {x.dtype} and {label} {t.dtype}; {cast}")
         if t.device != x.device:
@@ -686,7 +703,16 @@ def _refuse_arguments(name, a, b, bias, activation):
 
 
 def _needs_grad(*tensors):
-    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+    """Whether autograd has to know; of forward-mode AD, too, whose tangents would be lost without a word."""
+    backward = torch.is_grad_enabled() and any([t.requires_grad for t in tensors])
+    return backward or forward_ad._current_level >= 0
+
+
+def _explain(error, name, eager):
+    """In place of an error that comes of torch.func or of forward-mode AD, one that says so and what to do."""
+    if forward_ad._current_level >= 0 or retrieve_all_functorch_interpreters():
+        reach = "torch.func (grad, jvp, vmap) and forward-mode AD do not reach into a kernel"
+        raise RuntimeError(f"{name}: {reach}; under them use {eager}") from error
 
 
 def _call(name, forward, a, b, bias, activation, allow_tf32, plan):
@@ -697,9 +723,13 @@ def _call(name, forward, a, b, bias, activation, allow_tf32, plan):
     if torch.compiler.is_compiling():
         save_z = needs_grad and activation in _OF_Z
         return matmul_op(a, b, bias, activation, allow_tf32, save_z)[0]
-    if needs_grad:
-        return _Matmul.apply(a, b, bias, activation, allow_tf32, forward, plan)[0]
-    return forward(a, b, bias, activation, allow_tf32, False, plan)[0]
+    try:
+        if needs_grad:
+            return _Matmul.apply(a, b, bias, activation, allow_tf32, forward, plan)[0]
+        return forward(a, b, bias, activation, allow_tf32, False, plan)[0]
+    except RuntimeError as error:
+        _explain(error, name, "matmul_eager")
+        raise
 
 
 def matmul_triton(a, b, bias=None, activation="identity", allow_tf32=False, *, plan=None):
@@ -709,8 +739,9 @@ def matmul_triton(a, b, bias=None, activation="identity", allow_tf32=False, *, p
     relu, gelu (tanh form), silu or sigmoid; allow_tf32: whether tensor cores may round float32 to TF32.
     Returns y, (M, N), contiguous. K = 0 gives act(bias). The same bits in every run.
     plan: a Plan in place of the one chosen, for tuning; torch.compile leaves it out.
-    Works under torch.compile (as the op fused_kernels::matmul), autocast (in its dtype, as torch's products)
-    and CUDA graphs; not under torch.vmap, and not twice differentiable: both raise.
+    Works under torch.compile (as the op fused_kernels::matmul), autocast (in its dtype, as torch's
+    products) and CUDA graphs; not under torch.func, torch.vmap or forward-mode AD, nor twice
+    differentiable: these raise.
     Raises TypeError for a wrong dtype, ValueError for a wrong shape, device or activation.
     """
     return _call("matmul_triton", _forward, a, b, bias, activation, allow_tf32, plan)
@@ -777,6 +808,25 @@ def _op_backward(ctx, dy, _):
 matmul_op.register_autograd(_op_backward, setup_context=_setup_context)
 
 
+@contextlib.contextmanager
+def _one_build(name, load_inline):
+    """Around load_inline: one process at a time, and none waits for a build that was killed."""
+    if hasattr(load_inline, "builds_for_the_cpu"):  # replaced by what sees to that itself
+        yield
+        return
+    if _ON_CPU:
+        why = "TRITON_INTERPRET=1 runs Triton's kernels on the CPU, and no others"
+        raise ValueError(f"{name}: tensors must be on a GPU; {why}")
+    from torch.utils.cpp_extension import _get_build_directory
+
+    folder = Path(_get_build_directory(name, verbose=False))
+    with open(folder / "one_at_a_time", "w") as file:
+        # ends with its process; PyTorch's own, the file named lock, does not
+        fcntl.flock(file, fcntl.LOCK_EX)
+        (folder / "lock").unlink(missing_ok=True)
+        yield
+
+
 @functools.cache
 def _cuda():
     """The functions of matmul.cu, compiled at the first call (half a minute, then cached on disk)."""
@@ -784,10 +834,11 @@ def _cuda():
 
     binding = 'TORCH_LIBRARY(matmul_cuda, m) { m.def("forward", &matmul_forward); }'
     source = Path(__file__).with_suffix(".cu").read_text() + binding
-    load_inline(
-        "matmul_cuda", cpp_sources="", cuda_sources=source, extra_cuda_cflags=["-O3"],
-        is_python_module=False, no_implicit_headers=True,
-    )  # fmt: skip
+    with _one_build("matmul_cuda", load_inline):
+        load_inline(
+            "matmul_cuda", cpp_sources="", cuda_sources=source, extra_cuda_cflags=["-O3"],
+            is_python_module=False, no_implicit_headers=True,
+        )  # fmt: skip
     return torch.ops.matmul_cuda
 
 

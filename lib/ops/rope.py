@@ -16,6 +16,8 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
+from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
+from torch.autograd import forward_ad
 
 # With TRITON_INTERPRET=1 kernels run on CPU tensors; otherwise they need a GPU.
 _ON_CPU = triton.knobs.runtime.interpret
@@ -261,10 +263,11 @@ def _fits(q, k, layout):
     )
 
 
-def _refuse(name, eager, **wanted):
+def _refuse(name, eager, mixed=(), **wanted):
     """Raise the error that says what is wrong with a call of `name`, and what to do.
 
-    wanted: label=(tensor, its sizes in letters), as x=(x, "... N"); the first one sets dtype and device.
+    wanted: label=(tensor, its sizes in letters), as x=(x, "... N"); the first one sets device and
+    dtype, but for dtypes that may be mixed.
     """
     (first, (x, _)), sizes = next(iter(wanted.items())), {}
     for label, (t, letters) in wanted.items():
@@ -273,7 +276,7 @@ def _refuse(name, eager, **wanted):
         if t.dtype not in _DTYPES:
             wrong = f"{label} must be a floating-point tensor, got {t.dtype}"
             raise TypeError(f"{name}: {wrong}; use .float()")
-        if t.dtype != x.dtype:
+        if t.dtype != x.dtype and not {t.dtype, x.dtype} <= {*mixed}:
             cast = f"cast one of them, as {label}.to({first}.dtype)"
             raise TypeError(f"{name}: {first} is {x.dtype} and {label} {t.dtype}; {cast}")
         if t.device != x.device:
@@ -315,11 +318,18 @@ def _check_arguments(name, q, k, cos, sin, position_offset, layout):
         want = f"(positions, R / 2) with R at most q's last size {q.shape[3]}"
         got = f"cos {tuple(cos.shape)} and sin {tuple(sin.shape)}"
         raise ValueError(f"{name}: cos and sin must be {want}, got {got}")
-    if _needs_grad(cos, sin):
+    if torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad):
         raise ValueError(f"{name}: there is no gradient for cos and sin; pass them detached")
     if isinstance(position_offset, bool) or not isinstance(position_offset, int):
         raise TypeError(f"{name}: position_offset must be an int, got {position_offset!r}")
-    last = position_offset + q.shape[layout.index("s")]
+    n_seq, n_heads = (q.shape[layout.index(letter)] for letter in "sh")
+    if n_seq != n_heads == cos.shape[0] and position_offset == 0:
+        other = next(known for known in _LAYOUTS if known != layout)
+        seen = f"cos has {n_heads} rows, and in layout {layout!r} q has {n_seq} positions and {n_heads} heads"
+        raise ValueError(
+            f"{name}: {seen}; pass layout={other!r}, or if that is meant, cos[:{n_seq}]"
+        )
+    last = position_offset + n_seq
     if position_offset < 0 or last > cos.shape[0]:
         asked = f"positions {position_offset} to {last - 1} are asked for"
         there = f"cos has rows 0 to {cos.shape[0] - 1}; make longer tables with rope_tables"
@@ -367,7 +377,7 @@ def _check_writable(name, q, k):
             want = "memory of its own for each element, side by side in the last dimension"
             got = f"{label} has strides {t.stride()}; in place it needs {want}"
             raise ValueError(f"{name}: {got}: pass a contiguous copy, or {use}")
-        if _needs_grad(t) and (t.is_leaf or t._is_view()):
+        if torch.is_grad_enabled() and t.requires_grad and (t.is_leaf or t._is_view()):
             got = f"{label} requires grad and is a {'leaf' if t.is_leaf else 'view'}; autograd"
             raise ValueError(f"{name}: {got} cannot follow a change in place of it: {use}")
     if q.numel() and k.numel() and _shares_memory(q, k):
@@ -375,7 +385,16 @@ def _check_writable(name, q, k):
 
 
 def _needs_grad(*tensors):
-    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+    """Whether autograd has to know; of forward-mode AD, too, whose tangents would be lost without a word."""
+    backward = torch.is_grad_enabled() and any([t.requires_grad for t in tensors])
+    return backward or forward_ad._current_level >= 0
+
+
+def _explain(error, name, eager):
+    """In place of an error that comes of torch.func or of forward-mode AD, one that says so and what to do."""
+    if forward_ad._current_level >= 0 or retrieve_all_functorch_interpreters():
+        reach = "torch.func (grad, jvp, vmap) and forward-mode AD do not reach into a kernel"
+        raise RuntimeError(f"{name}: {reach}; under them use {eager}") from error
 
 
 def _call(name, q, k, cos, sin, how, plan, in_place):
@@ -389,22 +408,29 @@ def _call(name, q, k, cos, sin, how, plan, in_place):
             return q.copy_(q_out), k.copy_(k_out)
         rope_op_(q, k, cos, sin, *how)  # which checks strides and memory
         return q, k
-    if in_place:
-        _check_writable(name, q, k)
-    if in_place or _needs_grad(q, k):  # in place always: autograd counts the versions of q and k
-        return _Rope.apply(q, k, cos, sin, how, plan, in_place)
-    return _forward(q, k, cos, sin, how, plan)  # past autograd: a third of the host's time less
+    try:
+        if in_place:
+            _check_writable(name, q, k)
+        # in place always: autograd counts the versions of q and k
+        if in_place or _needs_grad(q, k):
+            return _Rope.apply(q, k, cos, sin, how, plan, in_place)
+        # past autograd: a third of the host's time less
+        return _forward(q, k, cos, sin, how, plan)
+    except RuntimeError as error:
+        _explain(error, name, "rope_eager")
+        raise
 
 
 def rope_triton(q, k, cos, sin, position_offset=0, interleaved=False, layout="bshd", *, plan=None):
     """q and k rotated by their positions, as new tensors, in one Triton kernel; with gradients for both.
 
     q: (B, S, Hq, D), k: (B, S, Hk, D), or with layout="bhsd" (B, Hq, S, D) and (B, Hk, S, D), any strides.
-    cos, sin: float32 (positions, R / 2), from rope_tables, R at most D. The token at place s has position
+    cos, sin: float32 (positions, R / 2), from rope_tables, R at most D; of a table (positions, R) whose halves
+    are equal, as Hugging Face makes it, pass cos[:, : R // 2]. The token at place s has position
     position_offset + s. interleaved: pairs are neighbours (2i, 2i + 1) instead of halves (i, i + R/2).
     plan: a Plan in place of the one chosen, for tuning; torch.compile leaves it out.
-    Works under torch.compile (as the op fused_kernels::rope), autocast and CUDA graphs; not under torch.vmap,
-    and not twice differentiable: both raise.
+    Works under torch.compile (as the op fused_kernels::rope), autocast and CUDA graphs; not under
+    torch.func, torch.vmap or forward-mode AD, nor twice differentiable: these raise.
     Raises TypeError for a wrong dtype, ValueError for a wrong shape, device or position.
     """
     how = (position_offset, interleaved, layout)

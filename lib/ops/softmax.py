@@ -12,6 +12,8 @@ Backward  dx = y · (dy - sum(y · dy)). Saves y only.
 Copy it   this file for Triton; softmax.cu beside it for CUDA. MIT licence.
 """
 
+import contextlib
+import fcntl
 import functools
 from pathlib import Path
 from typing import NamedTuple
@@ -19,6 +21,8 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
+from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
+from torch.autograd import forward_ad
 from triton.language.extra import libdevice
 
 # With TRITON_INTERPRET=1 kernels run on CPU tensors; otherwise they need a GPU.
@@ -489,10 +493,11 @@ def _fits(x):
     )
 
 
-def _refuse(name, eager, **wanted):
+def _refuse(name, eager, mixed=(), **wanted):
     """Raise the error that says what is wrong with a call of `name`, and what to do.
 
-    wanted: label=(tensor, its sizes in letters), as x=(x, "... N"); the first one sets dtype and device.
+    wanted: label=(tensor, its sizes in letters), as x=(x, "... N"); the first one sets device and
+    dtype, but for dtypes that may be mixed.
     """
     (first, (x, _)), sizes = next(iter(wanted.items())), {}
     for label, (t, letters) in wanted.items():
@@ -501,7 +506,7 @@ def _refuse(name, eager, **wanted):
         if t.dtype not in _DTYPES:
             wrong = f"{label} must be a floating-point tensor, got {t.dtype}"
             raise TypeError(f"{name}: {wrong}; use .float()")
-        if t.dtype != x.dtype:
+        if t.dtype != x.dtype and not {t.dtype, x.dtype} <= {*mixed}:
             cast = f"cast one of them, as {label}.to({first}.dtype)"
             raise TypeError(f"{name}: {first} is {x.dtype} and {label} {t.dtype}; {cast}")
         if t.device != x.device:
@@ -522,7 +527,16 @@ def _refuse(name, eager, **wanted):
 
 
 def _needs_grad(*tensors):
-    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+    """Whether autograd has to know; of forward-mode AD, too, whose tangents would be lost without a word."""
+    backward = torch.is_grad_enabled() and any([t.requires_grad for t in tensors])
+    return backward or forward_ad._current_level >= 0
+
+
+def _explain(error, name, eager):
+    """In place of an error that comes of torch.func or of forward-mode AD, one that says so and what to do."""
+    if forward_ad._current_level >= 0 or retrieve_all_functorch_interpreters():
+        reach = "torch.func (grad, jvp, vmap) and forward-mode AD do not reach into a kernel"
+        raise RuntimeError(f"{name}: {reach}; under them use {eager}") from error
 
 
 def _call(name, forward, x, plan):
@@ -530,9 +544,13 @@ def _call(name, forward, x, plan):
         _refuse(name, "softmax_eager", x=(x, "... N"))
     if torch.compiler.is_compiling():
         return softmax_op(x)
-    if _needs_grad(x):
-        return _Softmax.apply(x, forward, plan)
-    return forward(x, plan)  # past autograd: a third of the host's time less
+    try:
+        if _needs_grad(x):
+            return _Softmax.apply(x, forward, plan)
+        return forward(x, plan)  # past autograd: a third of the host's time less
+    except RuntimeError as error:
+        _explain(error, name, "softmax_eager")
+        raise
 
 
 def softmax_triton(x, *, plan=None):
@@ -541,8 +559,8 @@ def softmax_triton(x, *, plan=None):
     x: (..., N), any strides. Returns y of x's shape, contiguous. Rows with NaN or +inf, and rows of -inf alone,
     are NaN, as in torch.
     plan: a Plan in place of the one chosen, for tuning; torch.compile leaves it out.
-    Works under torch.compile (as the op fused_kernels::softmax), autocast (in x's dtype) and CUDA graphs; not
-    under torch.vmap, and not twice differentiable: both raise.
+    Works under torch.compile (as the op fused_kernels::softmax), autocast (in x's dtype) and CUDA graphs;
+    not under torch.func, torch.vmap or forward-mode AD, nor twice differentiable: these raise.
     Raises TypeError for a wrong dtype, ValueError for a scalar or a wrong device.
     """
     return _call("softmax_triton", _forward, x, plan)
@@ -577,6 +595,25 @@ softmax_op.register_autograd(
 )
 
 
+@contextlib.contextmanager
+def _one_build(name, load_inline):
+    """Around load_inline: one process at a time, and none waits for a build that was killed."""
+    if hasattr(load_inline, "builds_for_the_cpu"):  # replaced by what sees to that itself
+        yield
+        return
+    if _ON_CPU:
+        why = "TRITON_INTERPRET=1 runs Triton's kernels on the CPU, and no others"
+        raise ValueError(f"{name}: tensors must be on a GPU; {why}")
+    from torch.utils.cpp_extension import _get_build_directory
+
+    folder = Path(_get_build_directory(name, verbose=False))
+    with open(folder / "one_at_a_time", "w") as file:
+        # ends with its process; PyTorch's own, the file named lock, does not
+        fcntl.flock(file, fcntl.LOCK_EX)
+        (folder / "lock").unlink(missing_ok=True)
+        yield
+
+
 @functools.cache
 def _cuda():
     """The functions of softmax.cu, compiled at the first call (half a minute, then cached on disk)."""
@@ -584,11 +621,12 @@ def _cuda():
 
     binding = 'TORCH_LIBRARY(softmax_cuda, m) { m.def("forward", &softmax_forward); }'
     source = Path(__file__).with_suffix(".cu").read_text() + binding
-    load_inline(
-        "softmax_cuda", cpp_sources="", cuda_sources=source, is_python_module=False,
-        extra_cuda_cflags=["-O3", "-ftz=true"],  # results below 1e-38 are 0, and exp is one instruction
-        no_implicit_headers=True,
-    )  # fmt: skip
+    with _one_build("softmax_cuda", load_inline):
+        load_inline(
+            "softmax_cuda", cpp_sources="", cuda_sources=source, is_python_module=False,
+            extra_cuda_cflags=["-O3", "-ftz=true"],  # results below 1e-38 are 0, and exp is one instruction
+            no_implicit_headers=True,
+        )  # fmt: skip
     return torch.ops.softmax_cuda
 
 

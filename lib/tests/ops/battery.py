@@ -16,6 +16,7 @@ from lib.tests.ops import cases
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 # What takes the interpreter less than a second or so.
 FEW_FLOPS, FEW_BYTES = 4_000_000, 300_000
@@ -42,6 +43,11 @@ def inputs_of(op, shape=None, dtype=torch.float32):
 def odd(op):
     """One small shape that fills no tile."""
     return op.odd_shapes[min(2, len(op.odd_shapes) - 1)]
+
+
+def takes_any_leading(op):
+    """Whether it adds up tensors element by element, those of any leading sizes and those of a row."""
+    return op.letters == "... N" and len(op.tensors) > 1
 
 
 def has_products(op):
@@ -157,6 +163,12 @@ def second_backward(op, version):
     assert all(map(torch.equal, first, second)), "a second backward differs"
 
 
+def own_memory(op, version):
+    """No two gradients lie in one storage: it would live, and be saved, with either of them."""
+    storages = [g.untyped_storage().data_ptr() for g in gradients(version, inputs_of(op))]
+    assert len({*storages}) == len(storages)
+
+
 def gradients_one_by_one(op, version):
     """Only the gradient of one tensor asked for, and of all but one."""
     inputs = inputs_of(op)
@@ -240,11 +252,33 @@ def second_derivative_raises(op, version):
         twice()
 
 
-def vmap_raises(op, version):
-    x, *rest = detached(inputs_of(op))
-    batched = torch.vmap(version, in_dims=(0, *[None] * len(rest)))
-    with pytest.raises(RuntimeError, match="functorch|vmap|Batch|data pointer"):
-        batched(torch.stack([x, x]), *rest)
+def transforms_raise(op, version):
+    """torch.func, vmap and forward-mode AD, by each input: refused by name, with what to use instead."""
+    inputs = detached(inputs_of(op))
+    for k, t in enumerate(inputs):
+
+        def of_one(value, k=k):
+            return sum(y.sum() for y in outputs(version(*inputs[:k], value, *inputs[k + 1 :])))
+
+        def forward_mode(t=t, of_one=of_one):
+            with forward_ad.dual_level(), torch.no_grad():
+                of_one(forward_ad.make_dual(t, torch.ones_like(t)))
+
+        calls = {
+            "grad": functools.partial(torch.func.grad(of_one), t),
+            "jvp": functools.partial(torch.func.jvp, of_one, (t,), (t,)),
+            "vmap": functools.partial(torch.vmap(of_one), torch.stack([t, t])),
+            "forward mode": forward_mode,
+        }
+        if version not in op.versions.values():
+            del calls["vmap"]  # on_a_copy's own copy would fail
+        for what, call in calls.items():
+            with pytest.raises((RuntimeError, ValueError), match=f"{op.name}.*: ") as caught:
+                call()
+            remedy = "do not reach into a kernel; under them use|no gradient for|require"
+            assert re.search(remedy, str(caught.value)), f"{what} by input {k}: {caught.value}"
+    with forward_ad.dual_level():  # open, and nobody takes part
+        assert_close(version(*inputs), op.eager(*inputs), what="beside a dual level")
 
 
 def checkpoint(op, version):
@@ -259,14 +293,56 @@ def checkpoint(op, version):
 
 
 def autocast(op, version):
-    """Results have the dtypes that eager's have, and gradients those of the inputs."""
-    inputs = inputs_of(op)
-    with torch.autocast(machine.device().type, dtype=torch.bfloat16):
-        got, want = outputs(version(*inputs)), outputs(op.eager(*inputs))
-    assert [y.dtype for y in got] == [y.dtype for y in want]
-    leaves = [t for t in inputs if t.requires_grad]
-    grads = torch.autograd.grad([y.float().sum() for y in got], leaves)
-    assert [g.dtype for g in grads] == [t.dtype for t in leaves]
+    """Results have the dtypes that eager's have, and gradients those of the inputs.
+
+    The first tensors are float32, or 16 bits as the layer before made them; parameters are float32 always.
+    """
+    in_place = version not in op.versions.values()
+    made = inputs_of(op, dtype=torch.bfloat16)
+    for n_narrow in range(len(op.tensors) if takes_any_leading(op) else 1):
+        inputs = [t.detach() if k < n_narrow else t.detach().float() for k, t in enumerate(made)]
+        inputs = [t.requires_grad_(old.requires_grad) for t, old in zip(inputs, made)]
+        leaves = [t for t in inputs if t.requires_grad]
+        with torch.autocast(machine.device().type, dtype=torch.bfloat16):
+            got, want = outputs(version(*inputs)), outputs(op.eager(*inputs))
+        assert in_place or [y.dtype for y in got] == [y.dtype for y in want]
+        grads, wanted = (
+            torch.autograd.grad([y.float().sum() for y in ys], leaves) for ys in (got, want)
+        )
+        assert [g.dtype for g in grads] == [t.dtype for t in leaves]
+        assert_close([g.float() for g in grads], [g.float() for g in wanted], torch.bfloat16)
+
+
+def mixed_dtypes(op, version):
+    """16 bits beside float32, as autocast leaves them: what eager's sum is."""
+    if not takes_any_leading(op):
+        return
+    for narrow, n_narrow in itertools.product(
+        (torch.bfloat16, torch.float16), range(1, len(op.tensors))
+    ):
+        inputs = [t.to(narrow) if k < n_narrow else t for k, t in enumerate(inputs_of(op))]
+        inputs = [t.detach().requires_grad_() for t in inputs]
+        check(op, version, inputs, f"{n_narrow} in {narrow}", _in_place(op, version))
+
+
+def _in_place(op, version):
+    """The definition, with results in the dtype of x where the version writes them into it."""
+    if version in op.versions.values():
+        return op.eager
+    return lambda x, *rest: op.eager(x, *rest).to(x.dtype)
+
+
+def far_out(op, version):
+    """Numbers far out have finite gradients, where float64 has such: no 0·inf on the way."""
+    for dtype in (torch.float32, torch.bfloat16):
+        inputs = [t.detach() for t in inputs_of(op, dtype=dtype)]
+        row = inputs[0][(0,) * (inputs[0].dim() - 1)][:4]
+        row.copy_(torch.tensor([4e19, -4e19, 1e30, -1e30])[: len(row)])
+        inputs = [t.requires_grad_(old.requires_grad) for t, old in zip(inputs, inputs_of(op))]
+        exact = [t.detach().double().requires_grad_(t.requires_grad) for t in inputs]
+        for k, (g, want) in enumerate(zip(gradients(version, inputs), gradients(op.eager, exact))):
+            lost = ~torch.isfinite(g) & (want.abs() < torch.finfo(dtype).max)
+            assert not lost.any(), f"gradient {k}, {dtype}: {g[lost][0]}, should be {want[lost][0]}"
 
 
 # --- torch.compile -------------------------------------------------------------------------------------------
@@ -302,6 +378,8 @@ def registered(op, version):
             check(op, bound, inputs_of(op, shape), f"{function._name}, {shape}")
             torch.library.opcheck(function, _owners(inputs_of(op, shape)), arguments)
             torch.library.opcheck(function, _owners(detached(inputs_of(op, shape))), arguments)
+            required = _required(function, dict(zip(op.tensors, inputs_of(op, shape))) | arguments)
+            torch.library.opcheck(function, _owners(required))
         for function in op.mutating:
             inputs = _owners(detached(inputs_of(op, shape)))
             torch.library.opcheck(function, inputs, arguments)
@@ -312,10 +390,21 @@ def registered(op, version):
         second_derivative(op, _as_eager(op, functools.partial(function, **arguments)))
 
 
+def _required(function, arguments):
+    """Only the arguments that have no default: torch leaves those out of needs_input_grad, and of a graph."""
+    wanted = function._opoverload._schema.arguments
+    return [arguments[a.name] for a in wanted if not a.has_default_value()]
+
+
 def _owners(inputs):
     """Empty views as tensors of their own: torch's opcheck cannot copy one."""
-    made = [torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in inputs]
-    return [t if t.numel() else own.requires_grad_(t.requires_grad) for t, own in zip(inputs, made)]
+
+    def owner(t):
+        if not isinstance(t, torch.Tensor) or t.numel():
+            return t
+        return torch.empty(t.shape, dtype=t.dtype, device=t.device).requires_grad_(t.requires_grad)
+
+    return [owner(t) for t in inputs]
 
 
 def _as_eager(op, function):
@@ -373,7 +462,7 @@ def wrong_calls(op):
         if len(inputs) == 1 or op.tensors[label].endswith("R frozen"):
             continue  # rope's tables have a dtype of their own
         for what, other, kind in (
-            ("dtype", t.half(), TypeError),
+            ("dtype", t.double(), TypeError),
             ("size", t.repeat([2] * t.dim()), ValueError),
             ("device", t.to("meta"), ValueError),
         ):
@@ -486,9 +575,13 @@ def count_compilations():
 
 
 # The cheap ones first: most mutants die at once.
-VALUES = [values, specials, empty, layouts, leading_sizes, gradient_layouts, gradients_one_by_one]
+VALUES = [
+    values, specials, far_out, empty, layouts, leading_sizes, gradient_layouts, gradients_one_by_one,
+    mixed_dtypes,
+]  # fmt: skip
 AUTOGRAD = [
-    second_backward, second_derivative_raises, second_derivative, same_bits, checkpoint, autocast, vmap_raises,
+    own_memory, second_backward, second_derivative_raises, second_derivative, same_bits, checkpoint, autocast,
+    transforms_raise,
 ]  # fmt: skip
 LIBRARY = [compiled, registered]
 ON_A_GPU = [

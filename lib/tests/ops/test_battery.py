@@ -55,7 +55,14 @@ of_each_version = pytest.mark.parametrize(
         [*battery.VALUES, *battery.AUTOGRAD, battery.exact, battery.far_apart, battery.bad_input],
     )
     + _items(
-        OTHERS, [battery.values, battery.specials, battery.gradients_one_by_one, battery.exact]
+        OTHERS,
+        [
+            battery.values,
+            battery.specials,
+            battery.far_out,
+            battery.gradients_one_by_one,
+            battery.exact,
+        ],
     )
     + _items(PLANNED, [battery.values, battery.layouts, battery.gradient_layouts]),
 )

@@ -240,13 +240,14 @@ def _moved(traffic, argument):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_all_dropped_is_the_residual(module, dtype):
-    """Exactly, also where gelu is NaN or infinite; and no gradient goes through."""
+    """Exactly, but for 0 times NaN or infinity; and no gradient goes through."""
     x, bias, residual = inputs((17, 33), dtype)
     with torch.no_grad():
         x[0, :3] = torch.tensor([float("nan"), float("inf"), -float("inf")])
     y = module.bias_gelu_dropout_add_triton(x, bias, residual, 1)
-    assert torch.equal(y, residual)
-    assert torch.equal(module.bias_gelu_dropout_add_eager(x, bias, residual, 1, SEED), residual)
+    for result in (y, module.bias_gelu_dropout_add_eager(x, bias, residual, 1, SEED)):
+        assert result[0, :3].isnan().all()
+        assert torch.equal(result[1:], residual[1:]) and torch.equal(result[:, 3:], residual[:, 3:])
     dy = torch.randn_like(y)
     dx, dbias, dresidual = torch.autograd.grad(y, (x, bias, residual), dy)
     assert not dx[1:].any()
@@ -254,11 +255,15 @@ def test_all_dropped_is_the_residual(module, dtype):
     assert torch.equal(dresidual, dy)
 
 
-def test_a_dropped_nan_is_gone():
+@pytest.mark.parametrize("seed", [SEED, None])
+def test_a_dropped_nan_stays_one(module, seed):
+    """As in torch, whose dropout multiplies: what went wrong before is not hidden in half of the places."""
     x = torch.full((4, 64), float("nan"), device=machine.device())
+    x[1] = float("inf")
     zeros = torch.zeros_like(x)
-    y = bias_gelu_dropout_add_triton(x, zeros[0], zeros, 0.5, SEED)
-    assert torch.equal(y.isnan(), keep_mask(x.shape, 0.5, SEED, x.device))
+    for version in (module.bias_gelu_dropout_add_triton, module.bias_gelu_dropout_add_eager):
+        y = version(x, zeros[0], zeros, 0.5, seed)
+        assert torch.equal(y.isfinite(), zeros.bool())
 
 
 def test_eager_with_no_seed_drops_p(module):

@@ -284,6 +284,20 @@ def test_in_place_refuses_what_must_not_be_written(module):
     assert_close(leaf.detach(), want)
 
 
+@pytest.mark.parametrize(("layout", "other"), [("bshd", "bhsd"), ("bhsd", "bshd")])
+def test_heads_taken_for_positions_are_noticed(module, layout, other):
+    """Hugging Face's q is (B, H, S, D): with as many heads in k it fits the default layout."""
+    q, k, cos, sin = tensors((2, 5, 8, 8, 16, 16), layout=other)
+    for version in (module.rope_triton, module.rope_triton_):
+        with pytest.raises(
+            ValueError, match=rf"cos has 5 rows.*8 positions and 5 heads; pass layout='{other}'"
+        ):
+            version(q.detach(), k.detach(), cos, sin, layout=layout)
+        version(q.detach(), k.detach(), cos, sin, layout=other)
+    longer = tensors((2, 5, 8, 8, 16, 16), layout=other, positions=20)
+    module.rope_triton(*longer, layout=layout)  # this may be meant
+
+
 @pytest.mark.parametrize(
     ("q_heads", "k_heads", "shared"),
     [

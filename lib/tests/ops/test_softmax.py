@@ -289,6 +289,26 @@ def test_no_more_parts_than_run_at_once(module):
             assert n_cols <= 64 * plan.block_n, "some parts may never start"
 
 
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+def test_each_row_has_a_counter_of_its_own(module, backward):
+    """Phase 0, as a GPU runs it. The interpreter's programs cannot wait: the others have arrived beforehand."""
+    (n_rows, n_cols), n_parts, device = (4, 40), 3, machine.device()
+    x, y, out = torch.randn(3, n_rows, n_cols, device=device).unbind()
+    counters = torch.full((n_rows + 1,), n_parts - 1, dtype=torch.int32, device=device)
+    counters[0] = 0
+    words = torch.float32 if backward else torch.int64
+    stats = torch.zeros(2 * n_rows * n_parts, dtype=words, device=device)
+    kernel = module._softmax_parts_bwd_kernel if backward else module._softmax_parts_fwd_kernel
+    kernel[(n_rows * n_parts,)](
+        *((x, y, out) if backward else (x, out)), counters, stats, n_cols, x.stride(0), n_parts,
+        PHASE=0, COMPUTE=tl.float32, PARTS=4, BLOCK_N=16,
+    )  # fmt: skip
+    assert counters.tolist() == [n_rows * n_parts, *[2 * n_parts - 1] * n_rows]
+    if not machine.HAS_GPU:  # in turn: the last part of a row has seen all of it
+        want = y * (x - (x * y).sum(-1, keepdim=True)) if backward else torch.softmax(x, -1)
+        torch.testing.assert_close(out[:, 32:], want[:, 32:])
+
+
 # --- machine code ------------------------------------------------------------------------------------------
 
 

@@ -128,7 +128,8 @@ def checks_of(name, module):
         [*others, battery.far_apart, battery.bad_input, battery.registered], {"": first}
     )
     yield from _battery(
-        [battery.gradients_one_by_one, battery.gradient_layouts], configured | planned
+        [battery.far_out, battery.gradients_one_by_one, battery.gradient_layouts],
+        configured | planned,
     )
     yield from _battery([battery.exact, battery.second_derivative], configured)
     yield from _battery([any_call], {"": first} | planned)

@@ -4,6 +4,11 @@ from lib.tests.ops.mutants import Mutant
 
 MUTANTS = [
     Mutant(
+        "dtype=_dtype_of_sum(x.dtype, bias.dtype))\n    if",
+        "dtype=x.dtype)\n    if",
+        "mixed dtypes: y in that of x",
+    ),
+    Mutant(
         "    tl.store(y_ptr + rows[:, None] * n_cols + cols[None, :], y, mask=mask)\n",
         "    tl.store(y_ptr + rows[:, None] * n_cols + cols[None, :], y, mask=(rows < n_rows)[:, None])\n",
         "the mask of the columns dropped from the store",
@@ -63,8 +68,8 @@ MUTANTS = [
         "floor where ceil was meant: the last strip of rows forgotten",
     ),
     Mutant(
-        "y.new_zeros(n_cols) if has_dbias else None\n",
-        "None\n",
+        "y.new_zeros(n_cols, dtype=dtypes[1]) if has_dbias else None",
+        "None",
         "no gradient of the bias where x is empty",
     ),
 ]

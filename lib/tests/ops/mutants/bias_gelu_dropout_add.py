@@ -2,10 +2,17 @@
 
 from lib.tests.ops.mutants import Mutant
 
-_KEPT = "y = tl.where(kept, y * scale, 0.0)"
+_KEPT = "y = tl.where(kept, y, y * 0.0) * scale"
 _DY_KEPT = "dy *= tl.where(kept, scale, 0.0)"
 
 MUTANTS = [
+    Mutant("squared = tl.minimum(z * z, 1e6)", "squared = z * z", "0·inf in the gradient, far out"),
+    Mutant(_KEPT, "y = tl.where(kept, y * scale, 0.0)", "a NaN dropped is 0"),
+    Mutant(
+        "dtype=_dtype_of_sum(x.dtype, bias.dtype, residual.dtype))\n    if",
+        "dtype=x.dtype)\n    if",
+        "mixed dtypes: y in that of x",
+    ),
     # --- scale and choice
     Mutant(_KEPT, "y = tl.where(kept, y, 0.0)", "1/(1 - p) forgotten"),
     Mutant(
@@ -19,8 +26,7 @@ MUTANTS = [
         "y = tl.where(kept, y * scale, -residual.to(COMPUTE))",
         "the residual dropped too",
     ),
-    Mutant(_KEPT, "y *= tl.where(kept, scale, 0.0)", "a dropped NaN that stays"),
-    Mutant("y = tl.zeros_like(z)", "y *= 0.0", "p = 1: NaN times zero"),
+    Mutant(" y *= 0.0", " y = tl.zeros_like(z)", "p = 1: a NaN dropped is 0"),
     Mutant(
         "SOME_DROPPED=threshold > 0, ALL_DROPPED=threshold == 65536,",
         "SOME_DROPPED=threshold > 0, ALL_DROPPED=False,",
@@ -42,8 +48,8 @@ MUTANTS = [
         "a NaN slope dropped with its element",
     ),
     Mutant(
-        "return dx, dbias, dy if needs_dresidual else None,",
-        "return dx, dbias, dx if needs_dresidual else None,",
+        "dresidual = dy.to(ctx.residual_dtype) if",
+        "dresidual = dx.to(ctx.residual_dtype) if",
         "the gradient of x given to residual",
     ),
     Mutant("total += dx  # 0", "total = dx  # 0", "only the last rows of a program summed"),
@@ -56,7 +62,7 @@ MUTANTS = [
         "floor where ceil was meant: the last strip of rows forgotten",
     ),
     Mutant(
-        "return dx, x.new_zeros(n_cols) if has_dbias else None",
+        "return dx, torch.zeros_like(bias) if has_dbias else None",
         "return dx, None",
         "no gradient of the bias where x is empty",
     ),

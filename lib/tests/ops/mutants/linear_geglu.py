@@ -3,6 +3,8 @@
 from lib.tests.ops.mutants import Mutant
 
 MUTANTS = [
+    Mutant("a = tl.minimum(tl.abs(x2), 1e3)", "a = tl.abs(x2)", "0·inf in the gradient, far out"),
+    Mutant("over_h=saved[-1] is None", "over_h=True", "dh written over an h that was saved"),
     # --- the gate
     Mutant("x1, x2 = F.linear", "x2, x1 = F.linear", "eager: the gate is the first half"),
     Mutant("x1, x2 = tl.split", "x2, x1 = tl.split", "the gate is the first half"),

@@ -4,6 +4,11 @@ from lib.tests.ops.mutants import Mutant
 
 MUTANTS = [
     Mutant(
+        "a = tl.minimum(tl.abs(z), 1e3)",
+        "a = tl.abs(z)",
+        "gelu: 0·inf in the gradient, far out",
+    ),
+    Mutant(
         "z = x.to(COMPUTE) + tl.cast(scale, COMPUTE) * delta.to(COMPUTE)",
         "z = tl.cast(scale, COMPUTE) * (x.to(COMPUTE) + delta.to(COMPUTE))",
         "x scaled too",
@@ -26,8 +31,8 @@ MUTANTS = [
     ),
     Mutant("z = z / (1.0 + tl.exp(-z))", "z = z / (1.0 + tl.exp(z))", "silu: the wrong sign"),
     Mutant(
-        "dy = dy * (s * (1.0 + saved * (1.0 - s)))",
-        "dy = dy * (s * (1.0 + saved * s))",
+        "+ saved * (e * t * t))",
+        "+ saved * (t * t))",
         "silu: a wrong gradient",
     ),
     Mutant(
@@ -35,7 +40,7 @@ MUTANTS = [
         "dy = dy * (saved * (1.0 + saved))",
         "sigmoid: a wrong sign in the gradient",
     ),
-    Mutant("0.134145", "0.13", "gelu: a constant cut off"),
+    Mutant("0.2140644488178008", "0.2074", "gelu: a constant cut off"),
     Mutant(
         "tl.store(ddelta_ptr + offsets, tl.cast(scale, COMPUTE) * dx, mask=mask)",
         "tl.store(ddelta_ptr + offsets, dx, mask=mask)",
@@ -93,7 +98,7 @@ MUTANTS = [
         "in place: an expanded x written",
     ),
     Mutant(
-        "    if base.is_leaf and _needs_grad(base):\n",
+        "    if base.is_leaf and base.requires_grad and torch.is_grad_enabled():\n",
         "    if False:\n",
         "in place: a leaf that requires grad written",
     ),

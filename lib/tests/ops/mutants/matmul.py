@@ -6,6 +6,11 @@ _ROWS = "of bfloat16 on\n    rows = pid_m.to(tl.int64) * BLOCK_M + tl.arange(0, 
 _COLS = "    cols = pid_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)\n"
 
 MUTANTS = [
+    Mutant(
+        "a = tl.minimum(tl.abs(z), 1e3)",
+        "a = tl.abs(z)",
+        "gelu: 0·inf in the gradient, far out",
+    ),
     # --- the epilogue and its gradient
     Mutant("z = tl.where(z < 0, 0.0, z)", "z = tl.maximum(z, 0.0)", "relu that drops NaN"),
     Mutant(
@@ -13,11 +18,13 @@ MUTANTS = [
         "return z / (1.0 + tl.exp(-1.5957691216057308 * z * (1.0 + 0.04 * z * z)))",
         "gelu: a constant cut off",
     ),
-    Mutant("0.134145", "0.044715", "gelu: x³ without its factor 3 in the gradient"),
+    Mutant(
+        "0.2140644488178008", "0.07135481627260025", "gelu: x³ without its factor 3 in the gradient"
+    ),
     Mutant("z * (e * t * t) *", "z * (s * (1.0 - s)) *", "gelu: 1 - s where s is nearly 1"),
     Mutant(
-        "s * (1.0 + saved * (1.0 - s))",
-        "s * (1.0 + saved * s)",
+        "+ saved * (e * t * t))",
+        "+ saved * (t * t))",
         "silu: s for 1 - s in the gradient",
     ),
     Mutant("dy * (saved * (1.0 - saved))", "dy * (1.0 - saved)", "sigmoid: half of its gradient"),

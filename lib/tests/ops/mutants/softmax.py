@@ -7,6 +7,12 @@ _LOAD_PART = (
     'x = tl.load(x_ptr + row * stride_xm + cols, mask=mask, other=-float("inf")).to(COMPUTE)'
 )
 
+_WAIT = (
+    "_wait_for_all(counters_ptr + 1 + row, n_parts)\n"
+    "    if PHASE != 1:\n        ids = tl.arange(0, PARTS)\n        "
+)
+_WAIT_ELSEWHERE = _WAIT.replace("1 + row", "1 - row")
+
 MUTANTS = [
     # --- rows in one tile
     Mutant(_LOAD_X, _LOAD_X.replace('-float("inf")', "0.0"), "the padding counted in the sum"),
@@ -179,6 +185,13 @@ MUTANTS = [
         "max(_PART, _power_of_2(_cdiv(n_cols, _MOST_PARTS)))",
         "_PART",
         "more parts than may run at once",
+    ),
+    Mutant(_WAIT + "tops", _WAIT_ELSEWHERE + "tops", "in parts: waiting at another row's counter"),
+    Mutant(_WAIT + "sums", _WAIT_ELSEWHERE + "sums", "in parts: the same, backward"),
+    Mutant(
+        'ticket = tl.atomic_add(counters_ptr, 1, sem="relaxed")',
+        'ticket = tl.atomic_add(counters_ptr + 1, 1, sem="relaxed")',
+        "in parts: tickets from the counter of a row",
     ),
     # --- the host
     Mutant(
