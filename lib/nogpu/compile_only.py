@@ -57,6 +57,10 @@ _TYPE_NAMES = {
 }
 
 
+# A launch takes them beside the kernel's parameters; compile_for has arguments of its own for them.
+_LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
+
+
 class Signature(NamedTuple):
     """What Triton reads off the arguments of a launch."""
 
@@ -74,7 +78,12 @@ def signature_of(kernel, *args, **constexprs):
     params = _jit_function(kernel).params
     if len(args) > len(params):
         raise ValueError(f"{_name(kernel)} takes {len(params)} arguments, got {len(args)}.")
-    values = dict(zip((p.name for p in params), args)) | constexprs
+    names = [p.name for p in params]
+    if unknown := [n for n in constexprs if n not in names and n not in _LAUNCH_OPTIONS]:
+        raise ValueError(
+            f"{_name(kernel)} has no parameter {unknown[0]!r}; it has {', '.join(names)}."
+        )
+    values = dict(zip(names, args)) | constexprs
     types, fixed, divisible = {}, {}, []
     for p in params:
         if p.name not in values:
@@ -177,7 +186,7 @@ def _types_in_order(function, signature, constexprs):
                 f"give its value in constexprs={{{p.name!r}: ...}}."
             )
         elif p.name in signature:
-            types[p.name] = signature[p.name]
+            types[p.name] = _known_type(p.name, signature[p.name])
         else:
             raise ValueError(
                 f"compile_for: the signature of {function.__name__} lacks {p.name!r}; "
@@ -187,6 +196,16 @@ def _types_in_order(function, signature, constexprs):
     if unknown:
         raise ValueError(f"compile_for: {function.__name__} has no parameter {unknown[0]!r}.")
     return types
+
+
+def _known_type(parameter, name):
+    known = [*_TYPE_NAMES.values(), "u16", "u32", "u64"]
+    if name.removeprefix("*") not in known and not name.startswith("tensordesc"):
+        raise ValueError(
+            f"compile_for: {parameter!r} has the type {name!r}; Triton writes a pointer as '*fp32' and a "
+            f"number as 'i32'. There are: {', '.join(known)}."
+        )
+    return name
 
 
 def _may_assume_16(name, type_name, divisible_by_16):
@@ -245,7 +264,10 @@ class Compiled:
 
     @property
     def spills(self):
-        """32-bit values of one thread that found no register and live in local memory."""
+        """32-bit words of one thread in local memory, as Triton counts them.
+
+        Values that found no register; and arrays, such as sin and cos of large numbers need, which are none.
+        """
         return self._resources["spills"]
 
     @cached_property

@@ -9,7 +9,7 @@ one, Inductor is given fake tensors of the same shapes on a fake H200 (lib/nogpu
 the same text line by line, but for what `normalize` removes.
 
 Where it differs from a GPU:
-    Nothing is computed, so a graph break on a tensor's value (`if x.sum() > 0`) ends the text there.
+    Nothing is computed, so a branch on a tensor's value (`if x.sum() > 0`) ends the text there, and it says so.
     Nothing is timed, so mode="max-autotune" cannot choose, CUDA graphs cannot record, and a matmul of odd
     sizes is never padded (on a GPU Inductor times it both ways).
     An op that torch dispatches by asking the driver (attention) may take another route than on a GPU.
@@ -114,7 +114,25 @@ def _written(fn, inputs, options, dynamic):
             "output_code: Inductor compiled nothing. The function has no tensor ops, or Dynamo fell back "
             "to eager (TORCH_LOGS=graph_breaks says why)."
         )
+    codes = [_with_a_word_on_the_cpu(code) for code in codes]
+    if all(_ON_THE_CPU in code and "async_compile.triton(" not in code for code in codes):
+        raise ValueError(
+            "output_code: this is code for the CPU, as all tensors are made inside the function; make them "
+            "where an input is, as torch.ones(3, device=x.device)"
+        )
     return "\n".join(sorted(codes, key=_is_backward))  # stable: forward graphs first
+
+
+_ON_THE_CPU = "# Part of this is C++ for the CPU"
+
+
+def _with_a_word_on_the_cpu(code):
+    """The text, below its first line a remark where Inductor wrote C++ as well."""
+    if "async_compile.cpp" not in code:
+        return code
+    why = "the function makes a tensor there; with device=x.device it is on the GPU."
+    first, _, rest = code.partition("\n")
+    return f"{first}\n{_ON_THE_CPU}: {why}\n{rest}"
 
 
 def _check_options(options):
@@ -170,16 +188,24 @@ def _write_on_fake_gpu(fn, inputs, options, dynamic):
         # Inductor collects, logs and saves the text itself; only loading it is replaced.
         with (
             mock.patch.object(PyCodeCache, "load_by_key_path", _load_nothing),
-            contextlib.suppress(DataDependentOutputException),
             warnings.catch_warnings(),
         ):
             # torch asks where an input begins, to see if it is aligned: a fake one begins at 0
             warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
             options = {"shape_padding": False, **(options or {})}  # decided by timing
-            torch.compile(fn, dynamic=dynamic, options=options)(*inputs)
+            try:
+                torch.compile(fn, dynamic=dynamic, options=options)(*inputs)
+            except DataDependentOutputException:
+                if codes:
+                    codes[-1] += _ENDS_HERE
     # Each backward graph was written with its forward; on a GPU they come in the order in which they run.
     backward = [code for code in codes if _is_backward(code)]
     return [code for code in codes if not _is_backward(code)] + backward[::-1]
+
+
+_ENDS_HERE = """
+# The text ends here: what follows depends on a tensor's value, and without a GPU nothing is computed.
+"""
 
 
 def _load_nothing(key, path, linemap=None, attrs=None, **_):
@@ -201,7 +227,10 @@ def _needs_grad(t):
 
 
 def _moved(fn, inputs, move):
-    """The inputs with `move` applied to every tensor; so are, in place, a module's parameters and buffers."""
+    """The inputs with every tensor moved, in lists, tuples and dictionaries too.
+
+    So are, in place, a module's parameters and buffers.
+    """
     if isinstance(fn, torch.nn.Module):
         for module in fn.modules():
             for name, parameter in module._parameters.items():
@@ -210,7 +239,7 @@ def _moved(fn, inputs, move):
                     module._parameters[name] = moved
             for name, buffer in module._buffers.items():
                 module._buffers[name] = None if buffer is None else move(buffer)
-    return [move(x) if isinstance(x, torch.Tensor) else x for x in inputs]
+    return torch.utils._pytree.tree_map_only(torch.Tensor, move, inputs)
 
 
 def _to_fake_gpu(t):

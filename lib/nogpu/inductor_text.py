@@ -83,11 +83,20 @@ def _triton_sources(tree):
 
 
 def _calls_of_the_graph(tree):
-    """The calls in `def call(...)`, in the order of their lines."""
-    functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
-    body = next(node for node in functions if node.name == "call")
-    calls = [node for node in ast.walk(body) if isinstance(node, ast.Call)]
-    return sorted(calls, key=lambda node: (node.lineno, node.col_offset))
+    """The calls in `def call(...)`, in the order of their lines, and those of both branches of a torch.cond."""
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    by_name = {node.name: node for node in functions}
+
+    def calls_in(body):
+        calls = [node for node in ast.walk(body) if isinstance(node, ast.Call)]
+        for call in sorted(calls, key=lambda node: (node.lineno, node.col_offset)):
+            branch = by_name.get(ast.unparse(call.func).rpartition(".")[2])
+            if branch is None or branch is body:
+                yield call
+            else:
+                yield from calls_in(branch)
+
+    return list(calls_in(by_name["call"]))
 
 
 def _comment_above(lines, lineno):

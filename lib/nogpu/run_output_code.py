@@ -92,9 +92,36 @@ class Graph:
                 f"The {self.name} graph takes {len(self.arg_names)} inputs "
                 f"({', '.join(self.arg_names)}), got {len(inputs)}."
             )
+        self._compare(inputs)
         inputs = [t.detach() if isinstance(t, torch.Tensor) else t for t in inputs]
         with torch.no_grad():  # the gradients are in the backward graph
             return tuple(self._call(inputs))
+
+    def _compare(self, inputs):
+        """Raise ValueError unless each tensor has the sizes and the dtype that the text was written for."""
+        wanted = {
+            name: (tuple(map(int, re.findall(r"\d+", size))), getattr(torch, dtype))
+            for name, size, dtype in _EXAMPLE.findall(self.text)
+        }
+        # sizes that are arguments themselves may be others
+        fixed = all(isinstance(t, torch.Tensor) for t in inputs)
+        for name, t in zip(self.arg_names, inputs):
+            if not isinstance(t, torch.Tensor) or name not in wanted:
+                continue
+            shape, dtype = wanted[name]
+            same = tuple(t.shape) == shape if fixed else t.dim() == len(shape)
+            if not same or t.dtype != dtype:
+                raise ValueError(
+                    f"The {self.name} graph takes as {name} a tensor {shape} of {dtype}, got {tuple(t.shape)}"
+                    f" of {t.dtype}. Inputs come in the order of its line {', '.join(self.arg_names)} = args,"
+                    " in which the function first uses them."
+                )
+
+
+# arg0_1 = rand_strided((128, 512), (512, 1), device='cuda:0', dtype=torch.float32)
+_EXAMPLE = re.compile(
+    r"(\w+) = rand_strided\(\((.*?)\), \(.*?\), device='\w+(?::\d+)?', dtype=torch\.(\w+)\)"
+)
 
 
 def _load_on_gpu(text):

@@ -312,6 +312,12 @@ def test_missing_and_unknown_parameters():
         signature_of(add_kernel, torch.zeros(4), torch.zeros(4))
     with pytest.raises(ValueError, match="takes 5 arguments, got 6"):
         signature_of(add_kernel, 1, 2, 3, 4, 5, 6)
+    with pytest.raises(ValueError, match="has no parameter 'BLOK_SIZE'; it has x_ptr, "):
+        signature_of(add_kernel, *[torch.zeros(4)] * 3, 4, BLOK_SIZE=16)
+    with pytest.raises(
+        ValueError, match=r"'x_ptr' has the type 'float\*'; .* a pointer as '\*fp32'"
+    ):
+        compile_for(add_kernel, ADD | {"x_ptr": "float*"}, {"BLOCK_SIZE": 1024})
     with pytest.raises(ValueError, match="'x_ptr' is 'text'"):
         signature_of(add_kernel, "text", 2, 3, 4, BLOCK_SIZE=16)
 

@@ -254,7 +254,37 @@ def test_graph_break_on_a_value_ends_the_text():
         y = torch.relu(x)
         return y * 2 if y.sum() > 0 else y
 
-    assert len(graphs(output_code(broken, torch.randn(8, 64)))) == 1
+    code = output_code(broken, torch.randn(8, 64))
+    assert len(graphs(code)) == 1
+    assert "# The text ends here: what follows depends on a tensor's value" in code
+
+
+def test_tensors_in_lists_and_dictionaries_are_on_the_gpu():
+    def total(tensors, more):
+        return sum(tensors) * more["scale"][0]
+
+    x = torch.randn(64, 300)
+    (info,) = kernels(output_code(total, [x, x + 1], {"scale": (x,)}))
+    assert info.kind == "pointwise" and "aten.mul" in info.fused_ops
+
+
+def test_code_for_the_cpu_is_said_to_be_so():
+    with pytest.raises(ValueError, match=r"this is code for the CPU.*device=x\.device"):
+        output_code(lambda n: torch.ones(1000).cumsum(0) * n, 3)
+    both = output_code(lambda x: (x + 1, torch.arange(1000).float().exp()), torch.randn(8, 64))
+    assert "# Part of this is C++ for the CPU: the function makes a tensor there" in both
+    assert [info.kind for info in kernels(both)] == ["pointwise"]
+    here = output_code(lambda x: x + torch.ones(64, device=x.device), torch.randn(8, 64))
+    assert "for the CPU" not in here
+
+
+def test_kernels_of_both_branches_of_a_cond():
+    def branches(x):
+        return torch.cond(x.sum() > 0, lambda x: torch.relu(x), lambda x: torch.tanh(x), (x,))
+
+    names = [info.name for info in kernels(output_code(branches, torch.randn(64, 300)))]
+    assert ["relu" in name for name in names[-2:]] == [True, False]
+    assert ["tanh" in name for name in names[-2:]] == [False, True]
 
 
 # --- reading the text -------------------------------------------------------------------------------------
@@ -317,6 +347,12 @@ def test_running_the_wrong_number_of_inputs_or_graphs(code_of):
         run_output_code(code_of("bias_relu_training"), torch.randn(128, 512), torch.randn(512))
     with pytest.raises(ValueError, match="has: inference"):
         run_training_code(code_of("bias_relu"), torch.randn(128, 512), torch.randn(512))
+    x, bias = torch.randn(128, 512), torch.randn(512)
+    for inputs in ((bias, x), (x.double(), bias.double()), (x, bias.bfloat16()), (x[:5], bias)):
+        with pytest.raises(
+            ValueError, match=r"takes as \w+ a tensor \(.*the order of its line arg0_1"
+        ):
+            run_output_code(code_of("bias_relu"), *inputs)
 
 
 def test_a_function_without_ops():
