@@ -44,14 +44,15 @@ $(STAMP): pyproject.toml
 	$(VENV)/bin/python -m pip install --quiet --upgrade pip
 	@# A CUDA compiler comes along where there is a GPU and no toolkit.
 	@extras=course; if $(HAS_GPU) && ! command -v nvcc >/dev/null; then extras=course,nvcc; fi; \
-	echo "installing the packages of pyproject.toml [$$extras]"; \
+	echo "installing the packages of pyproject.toml [$$extras]: some minutes, and some GB on disk"; \
 	$(VENV)/bin/python -m pip install --quiet -e ".[$$extras]"
 	$(if $(VERSIONS),$(VENV)/bin/python -m pip install --quiet $(VERSIONS))
 	@touch $@
 
 lab: $(READY)  ## open the course in JupyterLab; extra options in LAB="--no-browser --port 8889"
 	@# The root is the project, so that links from notebooks into lib work.
-	$(PY) -m jupyter lab --ServerApp.root_dir="$(CURDIR)" \
+	@# Containers run as root, and Jupyter asks to be told so.
+	$(PY) -m jupyter lab --ServerApp.root_dir="$(CURDIR)" $(if $(filter 0,$(shell id -u)),--allow-root) \
 		--LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb $(LAB)
 
 test: $(READY)  ## lint, the quick tests, every notebook executed; no GPU needed, twelve minutes on two cores

@@ -139,7 +139,10 @@ def _tables(path, report, on_bad, progress):
             for block in _blocks(gzip.GzipFile(fileobj=file) if zipped else file):
                 table, bad = _parsed(block)
                 for line in sorted(bad):
-                    report.add(n_lines + line, *bad[line])
+                    kind, why = bad[line]
+                    if n_lines + line == 1 and kind == "label":
+                        why += "; is it a header? Criteo's files have none"
+                    report.add(n_lines + line, kind, why)
                     if on_bad == "error":
                         raise CriteoError(
                             f"{path.name}, {report.examples[0]}. Mend the file, or read it with "
@@ -172,8 +175,11 @@ def _parsed(block):
 
     def skip(row):
         width = row.actual_columns
-        unlabelled = "; has it no label, as Kaggle's test.txt?" if width == len(COLUMNS) - 1 else ""
-        why = f"{width} columns instead of {len(COLUMNS)}{unlabelled}"
+        why = f"{width} columns instead of {len(COLUMNS)}"
+        if width == len(COLUMNS) - 1:
+            why += "; has it no label, as Kaggle's test.txt?"
+        elif width == 1 and "," in row.text:
+            why += "; columns are separated by tabs, not by commas"
         bad[row.number] = "column count", why
         return "skip"
 
@@ -257,8 +263,10 @@ def _quoted(value):
 
 def _existing(path):
     path = Path(path)
+    if path.is_dir():
+        raise FileNotFoundError(f"{path} is a folder; name the file in it")
     if not path.is_file():
-        raise FileNotFoundError(f"there is no file {path.name}; where is it?")
+        raise FileNotFoundError(f"there is no file {path.name} in {path.parent.resolve()}")
     return path
 
 

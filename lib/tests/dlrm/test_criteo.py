@@ -143,6 +143,23 @@ def test_a_bad_row_is_counted_when_skipped(tmp_path, name):
     assert str(report).startswith("day_0: 3 rows read, 1 bad lines left out")
 
 
+def test_a_header_and_commas_are_named(tmp_path):
+    header = "\t".join(criteo.COLUMNS)
+    with pytest.raises(
+        criteo.CriteoError, match="line 1: label is 'label', not 0 or 1; is it a header"
+    ):
+        read(write(tmp_path, f"{header}\n{row()}\n"))
+    with pytest.raises(criteo.CriteoError, match="1 columns instead of 40; .* tabs, not by commas"):
+        read(write(tmp_path, row().replace("\t", ",")))
+
+
+def test_where_a_file_was_looked_for(tmp_path):
+    with pytest.raises(FileNotFoundError, match=f"no file day_9 in {tmp_path}"):
+        read(tmp_path / "day_9")
+    with pytest.raises(FileNotFoundError, match="is a folder; name the file in it"):
+        read(tmp_path)
+
+
 def test_bytes_that_are_no_text(tmp_path):
     bad = row_with(20, "?").encode().replace(b"?", b"\xff\xfe\x00")
     table, report = read(write(tmp_path, row().encode() + b"\n" + bad), on_bad="skip")
