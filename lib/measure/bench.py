@@ -229,12 +229,12 @@ def measure(op, shape, dtype, gradients, versions=None, progress=None, timed=Non
     for name, version in (versions or versions_of(op)).items():
         if progress is not None:
             progress.set_postfix_str(f"{op.name} {name} {tuple(shape)}")
-        inputs = op.inputs(shape, dtype, machine.device())
-        checked = inputs
-        if (fewer := _fewer_rows(shape, op.checked_elements)) != tuple(shape):
-            checked = op.inputs(fewer, dtype, machine.device())
+        few = _fewer_rows(shape, op.checked_elements)
+        checked = op.checked_inputs(few, dtype, machine.device())
         with _really_compiled(op.not_compiled):
             error, note = _checked(name, version, op, checked, gradients)
+            del checked
+            inputs = op.inputs(shape, dtype, machine.device())
             row = {
                 "version": name,
                 "where": "measured here",

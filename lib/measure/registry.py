@@ -6,6 +6,7 @@ One entry per file of lib/ops, under the file's name. An op with keyword argumen
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 
 from lib.measure.matmul_ladder import RUNGS
@@ -100,6 +101,22 @@ class Op:
         sizes = self.sizes(shape)
         return tuple(_tensor(spec, sizes, draw) for spec in self.tensors.values())
 
+    def checked_inputs(self, shape, dtype, device):
+        """The tensors to check a version on, of few digits where a relu would make a lottery of it.
+
+        In 16 bits, and among millions of sums, rounding decides which sums near 0 are positive; a sign that
+        flips is an error of a whole gradient, and each version has its own.
+        """
+        inputs = self.inputs(shape, dtype, device)
+        relu = self.arguments.get("activation") == "relu" or "relu" in self.title
+        lottery = dtype.itemsize == 2 or self.flops(shape, False) > 1e9
+        return tuple(map(coarse, inputs)) if relu and self.has_products and lottery else inputs
+
+    @property
+    def has_products(self):
+        """Whether it adds up products over K."""
+        return "K" in self.letters.split()
+
     def sizes(self, shape):
         """{letter: size} of a shape; '...' is a tuple."""
         letters = self.letters.split()
@@ -167,6 +184,13 @@ class Op:
         how = (self.n_written, self.whole_rows)
         copying = {name: on_a_copy(version, *how) for name, version in self.in_place.items()}
         return self.versions | copying
+
+
+def coarse(t):
+    """t in three numbers, 0 and a power of 2 of either sign: 16 bits hold most sums of products of them."""
+    size = t.detach().float().square().mean().sqrt().item() if t.numel() else 1.0
+    step = 2.0 ** round(math.log2(max(size, 1e-6)))
+    return ((t.detach() / step).round().clamp(-1, 1) * step).requires_grad_(t.requires_grad)
 
 
 def bind(function, arguments):

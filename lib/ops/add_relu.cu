@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+// Copyright (c) 2026 The Fused Kernels authors; Fused Kernels 0.1.0, lib/ops/add_relu.cu
 // add_relu: y = relu(x + bias), the forward pass in CUDA C++, with 16-byte loads.
 //
 // Shapes    x, y: (M, N); bias: (N,); float, double, half, bfloat16. The columns of x are contiguous.

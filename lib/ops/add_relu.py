@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: MIT
+# Copyright (c) 2026 The Fused Kernels authors; Fused Kernels 0.1.0, lib/ops/add_relu.py
 """add_relu: y = relu(x + bias), one pass over memory instead of two.
 
 Shapes    x, y: (..., N), x with any strides, y contiguous; bias: (N,).

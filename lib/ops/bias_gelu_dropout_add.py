@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: MIT
+# Copyright (c) 2026 The Fused Kernels authors; Fused Kernels 0.1.0, lib/ops/bias_gelu_dropout_add.py
 """bias_gelu_dropout_add: y = dropout(gelu(x + bias), p) + residual, one pass over memory instead of four.
 
 Shapes    x, residual, y: (..., N), x and residual with any strides, y contiguous; bias: (N,).

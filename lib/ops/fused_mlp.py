@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: MIT
+# Copyright (c) 2026 The Fused Kernels authors; Fused Kernels 0.1.0, lib/ops/fused_mlp.py
 """fused_mlp: y = sigmoid(relu(x W1ᵀ + b1) W2ᵀ + b2), two layers in one kernel; the hidden one stays on chip.
 
 Shapes    x: (..., K); W1: (H, K); b1: (H,); W2: (N, H); b2: (N,), any strides; y: (..., N), contiguous.

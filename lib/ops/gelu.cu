@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+// Copyright (c) 2026 The Fused Kernels authors; Fused Kernels 0.1.0, lib/ops/gelu.cu
 // gelu: y = x · Φ(x), the forward pass in CUDA C++, with single loads and with 16-byte loads.
 //
 // Shapes    x, y: n elements, contiguous; float, double, half, bfloat16 (computed in float).

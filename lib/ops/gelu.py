@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: MIT
+# Copyright (c) 2026 The Fused Kernels authors; Fused Kernels 0.1.0, lib/ops/gelu.py
 """gelu: y = x · Φ(x), one pass over memory, with the normal distribution's Φ exact (erf) or by tanh.
 
 Shapes    x, y: any shape; x with any strides, y contiguous.

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: MIT
+# Copyright (c) 2026 The Fused Kernels authors; Fused Kernels 0.1.0, lib/ops/linear_geglu.py
 """linear_geglu: y = x1 · gelu(x2), [x1, x2] = x Wᵀ + b: a linear layer, its bias and its gate in one kernel.
 
 Shapes    x: (..., K), W: (2H, K), any strides; b: (2H,) or None; y: (..., H), contiguous. x1 is the first half

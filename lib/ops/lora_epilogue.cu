@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+// Copyright (c) 2026 The Fused Kernels authors; Fused Kernels 0.1.0, lib/ops/lora_epilogue.cu
 // lora_epilogue: y = act(x + scale · delta + bias), the forward pass in CUDA C++, with 16-byte loads.
 //
 // Shapes    x, delta, y: (M, N); bias: (N,); float, double, half, bfloat16. The columns of x and delta are

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: MIT
+# Copyright (c) 2026 The Fused Kernels authors; Fused Kernels 0.1.0, lib/ops/lora_epilogue.py
 """lora_epilogue: y = act(x + scale·delta + bias), what follows the products of a LoRA layer, in one pass.
 
 Shapes    x, delta, y: (..., N), with any strides, y contiguous; bias: (N,); scale: a Python float.

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: MIT
+# Copyright (c) 2026 The Fused Kernels authors; Fused Kernels 0.1.0, lib/ops/lora_linear.py
 """lora_linear: y = act(x Wᵀ + b + s (x Aᵀ) Bᵀ), a frozen linear layer and its low-rank update, in two kernels.
 
 Shapes    x: (..., K); W: (N, K), frozen; A: (R, K); B: (N, R), rank R up to 256; b: (N,) or None; any strides.

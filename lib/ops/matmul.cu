@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+// Copyright (c) 2026 The Fused Kernels authors; Fused Kernels 0.1.0, lib/ops/matmul.cu
 // matmul: y = a b in CUDA C++, tiled through shared memory and registers, without tensor cores.
 //
 // Shapes    a: (M, K), b: (K, N), y: (M, N), all contiguous; float, half and bfloat16 (summed in float), double.

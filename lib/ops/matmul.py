@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: MIT
+# Copyright (c) 2026 The Fused Kernels authors; Fused Kernels 0.1.0, lib/ops/matmul.py
 """matmul: y = act(a b + bias), one product by tensor cores whose result is finished before it is stored.
 
 Shapes    a: (M, K), b: (K, N), any strides; bias: (N,) or None; y: (M, N), contiguous.

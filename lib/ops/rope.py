@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: MIT
+# Copyright (c) 2026 The Fused Kernels authors; Fused Kernels 0.1.0, lib/ops/rope.py
 """rope: rotary position embedding of q and k in one launch, in place or out of place.
 
 Shapes    q: (B, S, Hq, D), k: (B, S, Hk, D), any strides; layout="bhsd" takes (B, H, S, D).

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+// Copyright (c) 2026 The Fused Kernels authors; Fused Kernels 0.1.0, lib/ops/softmax.cu
 // softmax: y = exp(x - max) / sum over the last dimension, the forward pass in CUDA C++.
 //
 // Shapes    x, y: (M, N); float, double, half (computed in float), bfloat16 (in float). Columns are contiguous.

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: MIT
+# Copyright (c) 2026 The Fused Kernels authors; Fused Kernels 0.1.0, lib/ops/softmax.py
 """softmax: y = exp(x - max) / sum over the last dimension, one pass over memory instead of five.
 
 Shapes    x, y: (..., N) of any rank, any strides; y contiguous.

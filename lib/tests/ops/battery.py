@@ -33,11 +33,7 @@ def is_small(op, shape):
 
 
 def inputs_of(op, shape=None, dtype=torch.float32):
-    """In 16 bits before a relu, numbers of few digits: else rounding decides which sums near 0 are positive."""
-    inputs = list(op.inputs(shape or odd(op), dtype, machine.device()))
-    relu = op.arguments.get("activation") == "relu" or "relu" in op.title
-    steep = relu and has_products(op) and dtype.itemsize == 2
-    return [cases.coarse(t) for t in inputs] if steep else inputs
+    return list(op.checked_inputs(shape or odd(op), dtype, machine.device()))
 
 
 def odd(op):
@@ -50,18 +46,13 @@ def takes_any_leading(op):
     return op.letters == "... N" and len(op.tensors) > 1
 
 
-def has_products(op):
-    """Whether it adds up products over K."""
-    return "K" in op.letters.split()
-
-
 def check(op, version, inputs, name, eager=None):
     check_against_float64(version, eager or op.eager, *inputs, slack=slack(op, inputs), name=name)
 
 
 def slack(op, inputs):
     """Of a product of few numbers eager's largest error is a matter of luck: one rounding is granted."""
-    few = has_products(op) and inputs[0].numel() <= 4096
+    few = op.has_products and inputs[0].numel() <= 4096
     return max(1e-6, torch.finfo(inputs[0].dtype).eps) if few else 1e-6
 
 
@@ -102,7 +93,7 @@ def empty(op, version):
 
 def specials(op, version):
     """NaN, infinities and large numbers stand in the result where eager has them."""
-    leaky = has_products(op) and cases.products_leak()
+    leaky = op.has_products and cases.products_leak()
     for dtype in (torch.float32,) if leaky else (torch.float32, torch.bfloat16):
         elementwise = op.letters.startswith("...")
         inputs = cases.with_specials(inputs_of(op, dtype=dtype), op.eager, elementwise)
@@ -147,7 +138,7 @@ def gradient_layouts(op, version):
         before = [dy.clone() for dy in dys]
         got, want = gradients(version, inputs, dys), gradients(op.eager, again, dys)
         for a, b in zip(got, want, strict=True):
-            assert_close(a, b, what=f"{what} dy", roundings=1024 if has_products(op) else 64)
+            assert_close(a, b, what=f"{what} dy", roundings=1024 if op.has_products else 64)
         assert all(map(torch.equal, before, dys)), f"{what} dy was changed"
 
 

@@ -1,7 +1,6 @@
 """Inputs that hurt: what the battery gives to every version of every op, and to every mutant."""
 
 import functools
-import math
 
 from lib import machine
 
@@ -37,13 +36,6 @@ def layouts(t):
 def spread(t):
     """The same numbers with a gap behind each: a parameter that is a column of something."""
     return torch.stack([t, t], dim=-1)[..., 0].detach().requires_grad_()
-
-
-def coarse(t):
-    """t in three numbers, 0 and a power of 2 of either sign: 16 bits hold most sums of products of them."""
-    size = t.detach().float().square().mean().sqrt().item() if t.numel() else 1.0
-    step = 2.0 ** round(math.log2(max(size, 1e-6)))
-    return ((t.detach() / step).round().clamp(-1, 1) * step).requires_grad_(t.requires_grad)
 
 
 @functools.cache

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 
 from lib import machine
 from lib.measure import registry
@@ -34,6 +35,18 @@ def test_imports_only_torch_triton_and_the_standard_library(path):
             names = [node.module]
         for name in names:
             assert name.split(".")[0] in ALLOWED, f"line {node.lineno}: {name}"
+
+
+def test_a_copy_says_whose_it_is_and_which():
+    """MIT asks for the notice; a version tells what has changed since."""
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    for path in [*FILES, *(ROOT / "lib/ops").glob("*.cu")]:
+        mark = "#" if path.suffix == ".py" else "//"
+        licence, copyright_, *_ = path.read_text().splitlines()
+        assert licence == f"{mark} SPDX-License-Identifier: MIT"
+        authors = "Copyright (c) 2026 The Fused Kernels authors"
+        assert copyright_ == f"{mark} {authors}; Fused Kernels {version}, lib/ops/{path.name}"
+        assert authors in (ROOT / "LICENSE").read_text()
 
 
 SCRIPT = """

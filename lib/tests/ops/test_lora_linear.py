@@ -39,7 +39,7 @@ needs_tma = pytest.mark.skipif(not HAS_TMA, reason="needs a GPU that has TMA")
 def inputs(shape=SMALL, dtype=torch.float32, coarse=False, seed=0):
     """x, weight, lora_a, lora_b, bias: all but weight are leaves that require grad."""
     tensors = OP.inputs(shape, dtype, machine.device(), seed)
-    return [cases.coarse(t) if coarse else t for t in tensors]
+    return [registry.coarse(t) if coarse else t for t in tensors]
 
 
 def detached(*args, **how):

@@ -19,12 +19,12 @@ OWN -= {"_refuse"}  # the same in all files
 CLASSES = {"_Undifferentiable"}
 MOST_LINES = 600
 LONGER = {
-    "lora_linear": 967,
-    "matmul": 858,
-    "fused_mlp": 721,
-    "linear_geglu": 710,
-    "lora_epilogue": 706,
-    "softmax": 646,
+    "lora_linear": 969,
+    "matmul": 860,
+    "fused_mlp": 718,
+    "linear_geglu": 712,
+    "lora_epilogue": 705,
+    "softmax": 648,
 }  # to get shorter
 
 
