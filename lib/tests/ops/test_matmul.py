@@ -104,7 +104,9 @@ def test_tma_of_every_orientation(module, plan, transposed):
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
-@pytest.mark.parametrize("part", [battery.layouts, battery.far_apart], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "part", [battery.layouts, battery.far_apart, battery.far_out], ids=lambda f: f.__name__
+)
 def test_battery_with_a_bias(module, part, activation):
     op = dataclasses.replace(
         OP,
