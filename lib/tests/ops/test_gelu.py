@@ -71,7 +71,9 @@ def test_tails_of_the_gradient_keep_their_digits(module, approximate):
 @versions
 def test_negative_tails_keep_their_digits(module, version, approximate):
     """Where Φ is near 0, (1 + erf(x/√2))/2 has few digits: at -5 it is a twentieth off, and at -6 it is 0."""
-    far = 5 if approximate == "tanh" else 9  # further out float64's own 1 + tanh has few digits
+    far = (
+        5 if approximate == "tanh" else 6
+    )  # further out the definition's own 1 + tanh, 1 + erf, has few
     x = -torch.linspace(1.5, far, 2000, device=machine.device())
     exact = x.double().requires_grad_()
     want = OP.eager(exact, approximate)
