@@ -36,6 +36,18 @@ def inputs_of(op, shape=None, dtype=torch.float32):
     return list(op.checked_inputs(shape or odd(op), dtype, machine.device()))
 
 
+def writes_in_place(op, version):
+    """Whether it is an in-place version, which `version` calls with a copy."""
+    return version not in op.versions.values()
+
+
+def trained_as(inputs, like):
+    """Leaves of these values, trained where those of `like` are."""
+    return [
+        t.detach().requires_grad_(old.requires_grad) for t, old in zip(inputs, like, strict=True)
+    ]
+
+
 def odd(op):
     """One small shape that fills no tile."""
     return op.odd_shapes[min(2, len(op.odd_shapes) - 1)]
@@ -261,7 +273,7 @@ def transforms_raise(op, version):
             "vmap": functools.partial(torch.vmap(of_one), torch.stack([t, t])),
             "forward mode": forward_mode,
         }
-        if version not in op.versions.values():
+        if writes_in_place(op, version):
             del calls["vmap"]  # on_a_copy's own copy would fail
         for what, call in calls.items():
             with pytest.raises((RuntimeError, ValueError), match=f"{op.name}.*: ") as caught:
@@ -288,15 +300,13 @@ def autocast(op, version):
 
     The first tensors are float32, or 16 bits as the layer before made them; parameters are float32 always.
     """
-    in_place = version not in op.versions.values()
     made = inputs_of(op, dtype=torch.bfloat16)
     for n_narrow in range(len(op.tensors) if takes_any_leading(op) else 1):
-        inputs = [t.detach() if k < n_narrow else t.detach().float() for k, t in enumerate(made)]
-        inputs = [t.requires_grad_(old.requires_grad) for t, old in zip(inputs, made)]
+        inputs = trained_as(made[:n_narrow] + [t.float() for t in made[n_narrow:]], made)
         leaves = [t for t in inputs if t.requires_grad]
         with torch.autocast(machine.device().type, dtype=torch.bfloat16):
             got, want = outputs(version(*inputs)), outputs(op.eager(*inputs))
-        assert in_place or [y.dtype for y in got] == [y.dtype for y in want]
+        assert writes_in_place(op, version) or [y.dtype for y in got] == [y.dtype for y in want]
         grads, wanted = (
             torch.autograd.grad([y.float().sum() for y in ys], leaves) for ys in (got, want)
         )
@@ -308,29 +318,25 @@ def mixed_dtypes(op, version):
     """16 bits beside float32, as autocast leaves them: what eager's sum is."""
     if not takes_any_leading(op):
         return
-    for narrow, n_narrow in itertools.product(
-        (torch.bfloat16, torch.float16), range(1, len(op.tensors))
-    ):
-        inputs = [t.to(narrow) if k < n_narrow else t for k, t in enumerate(inputs_of(op))]
-        inputs = [t.detach().requires_grad_() for t in inputs]
-        check(op, version, inputs, f"{n_narrow} in {narrow}", _in_place(op, version))
 
+    def into_x(x, *rest):
+        return op.eager(x, *rest).to(x.dtype)
 
-def _in_place(op, version):
-    """The definition, with results in the dtype of x where the version writes them into it."""
-    if version in op.versions.values():
-        return op.eager
-    return lambda x, *rest: op.eager(x, *rest).to(x.dtype)
+    eager = into_x if writes_in_place(op, version) else op.eager
+    made = inputs_of(op)
+    for narrow in (torch.bfloat16, torch.float16):
+        for n_narrow in range(1, len(made)):
+            inputs = trained_as([t.to(narrow) for t in made[:n_narrow]] + made[n_narrow:], made)
+            check(op, version, inputs, f"{n_narrow} in {narrow}", eager)
 
 
 def far_out(op, version):
     """Numbers far out have finite gradients, where float64 has such: no 0·inf on the way."""
     for dtype in (torch.float32, torch.bfloat16):
-        inputs = [t.detach() for t in inputs_of(op, dtype=dtype)]
-        row = inputs[0][(0,) * (inputs[0].dim() - 1)][:4]
+        inputs = inputs_of(op, dtype=dtype)
+        row = inputs[0].detach()[(0,) * (inputs[0].dim() - 1)][:4]
         row.copy_(torch.tensor([4e19, -4e19, 1e30, -1e30])[: len(row)])
-        inputs = [t.requires_grad_(old.requires_grad) for t, old in zip(inputs, inputs_of(op))]
-        exact = [t.detach().double().requires_grad_(t.requires_grad) for t in inputs]
+        exact = trained_as([t.double() for t in inputs], inputs)
         for k, (g, want) in enumerate(zip(gradients(version, inputs), gradients(op.eager, exact))):
             lost = ~torch.isfinite(g) & (want.abs() < torch.finfo(dtype).max)
             assert not lost.any(), f"gradient {k}, {dtype}: {g[lost][0]}, should be {want[lost][0]}"
@@ -342,7 +348,7 @@ def far_out(op, version):
 def compiled(op, version, backend="aot_eager"):
     """One graph, forward and backward, at two sizes; in place, on a tensor that it may change."""
     torch._dynamo.reset()  # the function below is one to it, with all versions of all ops
-    n_written = op.n_written if version not in op.versions.values() else 1
+    n_written = op.n_written if writes_in_place(op, version) else 1
     original = {v.__name__: v for v in op.in_place.values()}.get(version.__name__, version)
 
     def doubled(function):
