@@ -13,7 +13,7 @@ from lib.exercises import (
     expect_launches,
     expect_op,
 )
-from lib.exercises.nb23 import expect_fixed_order
+from lib.exercises.watch import expect_fixed_order
 from lib.measure import registry
 from lib.measure.check import CheckError, check_against_float64
 from lib.nogpu import cuda

@@ -1,4 +1,4 @@
-"""What checkers watch while an answer runs: who calculates, in which precision, and who passes over memory."""
+"""What checkers watch while an answer runs: who calculates, how precisely, who reads memory, who races."""
 
 import contextlib
 from unittest import mock
@@ -6,6 +6,7 @@ from unittest import mock
 from lib import profiling
 from lib.exercises import Wrong, expect
 from lib.nogpu.interpreter import interpreted_launches
+from lib.nogpu.races import in_order, races
 
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime import interpreter as upstream
@@ -70,3 +71,19 @@ def expect_no_pass(launch, n_bytes, at):
             max(op.bytes_read, op.bytes_written) < n_bytes,
             f"{at}: torch's {op.op} passes over a whole tensor; let the kernel do it",
         )
+
+
+def expect_fixed_order(answer, inputs, at):
+    """Wrong if programs of `answer(*inputs)` race, or if the bits depend on the order in which they run."""
+    found = races(lambda: answer(*inputs))
+    expect(not found, f"{at} programs race ({(found or [''])[0]})")
+    with interpreted_launches():
+        forward = answer(*inputs)
+        for order in ("reverse", 1, 2):
+            with in_order(order):
+                differ = int((answer(*inputs) != forward).sum())
+            expect(
+                differ == 0,
+                f"{at} {differ} of {forward.numel()} sums have other bits when the programs run in another"
+                f" order ({order}); float additions must come in a fixed order",
+            )
