@@ -8,13 +8,16 @@ With a GPU that is nvcc, through PyTorch's load_inline. Without one, each CUDA t
 blocks run one after another, and the threads of a block take turns at barriers and warp intrinsics, so the
 results are those of a GPU up to rounding. `checked=True` watches every load and store and raises, naming
 kernel, line and thread, for: an access out of bounds of a tensor or of shared memory, a race (a missing
-barrier), shared memory that was never written, a misaligned vector load, a barrier or a shuffle that only
-some threads reach, and a thread that waits for ever.
+barrier), a read of shared memory or of torch::empty's that nobody has written, a tensor that was freed
+before the launch, a misaligned vector load, a barrier or a shuffle that only some threads reach, and a
+thread that waits for ever. Without it, an access to memory that is not there ends the kernel with an error
+of less detail, where the processor notices it at all.
 
 Where it differs from a GPU: it says nothing about speed, coalescing, bank conflicts or occupancy. Nothing
 runs at once, so a race shows as an error in checked mode and else not at all. One thread block cannot wait
-for another. Inline PTX, wmma/mma, cp.async and TMA, clusters, cooperative groups and CUB are refused
-(NotOnCpu). In checked mode use small tensors, up to 64 K elements: it is thousands of times slower.
+for another. Not found: an index that hits another tensor of the same launch, and two arrays that a kernel
+itself carves out of one. Inline PTX, wmma/mma, cp.async and TMA, clusters, cooperative groups and CUB are
+refused (NotOnCpu). In checked mode use small tensors, up to 64 K elements: it is thousands of times slower.
 
 Environment: CUDA_ON_CPU_CHECKED=1 makes checked the default of load_inline and load_cuda;
 CUDA_ON_CPU_ORDER=forward, reverse or a seed is the order in which the threads of a block get their turns;

@@ -139,6 +139,20 @@ def compiler_errors(output: str, limit: int = 40) -> str:
     return "\n".join(kept[:limit] + rest)
 
 
+def _missing_here(errors: str) -> str:
+    """A sentence on the first name in a compiler's errors that looks like one of CUDA's; else nothing."""
+    name = r"cuda[A-Z]\w*|__\w+"
+    unknown = re.search(
+        rf"error: .*?['‘`]({name})['’].*(?:not declared|undeclared|not name)", errors
+    )
+    if not unknown:
+        return ""
+    return (
+        f"\nIf {unknown[1]} is CUDA's, the CPU build does not have it: put it under `#ifndef CUDA_ON_CPU` "
+        "with a plain version beside it, or use a machine with a GPU."
+    )
+
+
 def checked_by_default() -> bool:
     """Whether CUDA_ON_CPU_CHECKED asks for the checker where nobody says otherwise."""
     return os.environ.get("CUDA_ON_CPU_CHECKED", "0") not in ("", "0")
@@ -152,8 +166,9 @@ def _mode_flags(checked: bool) -> list[str]:
     if checked:
         # These make the compiler call the functions in hooks.h; nothing is linked for them.
         sanitizers = [f"-fsanitize={name}" for name in ("thread", "alignment", "bounds")]
-        return [*flags, "-O1", "-g1", *sanitizers]
-    return [*flags, "-O1"]  # -O2 takes the compiler half as long again
+        flags += sanitizers
+    # -g1: lines in errors, for nothing. -O2 takes the compiler half as long again.
+    return [*flags, "-O1", "-g1"]
 
 
 def _beginning(checked: bool) -> str:
@@ -189,7 +204,8 @@ def _compile(text: str, library: Path, source: str, flags: list[str], checked: b
         if done.returncode and prelude and re.search(r"pch|PCH|precompiled", done.stdout):
             done = _run(command, folder, verbose)  # a precompiled header that does not load here
         if done.returncode:
-            raise RuntimeError(f"{name}.cu does not compile:\n{compiler_errors(done.stdout)}")
+            errors = compiler_errors(done.stdout)
+            raise RuntimeError(f"{name}.cu does not compile:\n{errors}{_missing_here(errors)}")
         link = [*compiler, "-shared", f"{part}.o", "-o", f"{part}.so", f"-L{TORCH / 'lib'}"]
         # -Bsymbolic: two builds in one process that define the same name each keep their own.
         link += ["-lc10", "-ltorch_cpu", "-ltorch", "-Wl,-Bsymbolic", "-ldl", "-lrt", "-lpthread"]

@@ -1,9 +1,10 @@
-"""CUDA C++ as a C++ compiler can read it: five small rewrites, and every line keeps its number.
+"""CUDA C++ as a C++ compiler can read it: some small rewrites, and every line keeps its number.
 
     kernel<<<grid, block>>>(x)     ::cuda_on_cpu::Launch(grid, block).kernel("kernel", ...)(x)
     __shared__ float part[32];     a reference to memory that the runtime hands out
     x.data_ptr<float>()            ::cuda_on_cpu::noted(x).data_ptr<float>()
-    x.is_cuda(), kCUDA             x.is_cpu(), kCPU
+    torch::empty_like(x)           ::cuda_on_cpu::made_empty(torch::empty_like(x))
+    x.is_cuda(), kCUDA, NULL       x.is_cpu(), kCPU, nullptr
     __noinline__                   __attribute__((noinline))
 
 All else that CUDA adds to C++ is in the headers of `cuda_on_cpu/`. What those lack (PTX, tensor cores,
@@ -33,7 +34,12 @@ _NOT_ON_CPU = [
     (r"\bcuda::(?:std|barrier|atomic\w*|pipeline|ptx)\b|<cuda/", "libcu++ (cuda::)"),
     (r"\bcutlass::|<cutlass/|\bcute::|<cute/", "CUTLASS"),
     (r"\bcurand\w*", "cuRAND"),
-    (r"\bcublas\w*", "cuBLAS"),
+    (
+        r"\b(?:cublas|cudnn|cufft|cusparse|cusolver|nccl)[A-Z]\w*|[<\"](?:cublas|cudnn|cufft|nccl)\w*\.h",
+        "a CUDA library",
+    ),
+    (r"\bcudaGraph\w*|\bcuda\w*BeginCapture\w*", "a CUDA graph"),
+    (r"\b__v[a-z]+[24]\b", "arithmetic on packed bytes (__vadd4 ...)"),
     (r"\bcuda(?:Texture|Surface)Object_t\b|\btex[123]D\w*\s*[<(]", "a texture or surface"),
     (r"__nv_fp8\w*|cuda_fp8\.h", "an 8-bit float (cuda_fp8.h)"),
     (r"__match_(?:any|all)_sync|__reduce_\w+_sync", "a warp match or reduce intrinsic"),
@@ -44,7 +50,7 @@ _NOT_ON_CPU = [
 def translate(source: str, name: str = "kernels") -> str:
     """The C++ of a CUDA source, for `cuda_on_cpu.h`. Raises NotOnCpu for what that cannot run."""
     refuse_what_needs_a_gpu(source, name)
-    for rewrite in (_shared_memory, _launches, _data_pointers, _device_names):
+    for rewrite in (_shared_memory, _launches, _data_pointers, _empty_tensors, _device_names):
         source = rewrite(source)
     return source
 
@@ -170,7 +176,8 @@ def _start_of_bracket(code: str, end: int, opening: str, closing: str) -> int:
 
 _ALIGNMENT = r"(?:__align__|alignas)\s*\(([^()]*)\)"
 _SHARED = re.compile(
-    rf"((?:(?:extern|static|volatile|{_ALIGNMENT})\s+)*)\b__shared__\b\s*([^;]*);", re.S
+    rf"((?:(?:extern|static|volatile|{_ALIGNMENT})\s+)*)\b__shared__\b\s*((?:\{{[^{{}}]*\}}|[^;{{}}])*);",
+    re.S,
 )
 
 
@@ -189,8 +196,13 @@ def _shared_declaration(match: re.Match) -> str:
     tails = [re.fullmatch(rf"\s*{array}", other, re.S) for other in others]
     if not head or None in tails:
         raise NotOnCpu(f"cannot read the declaration `__shared__ {' '.join(match[3].split())};`")
-    element = " ".join(head[1].split()) + (" volatile" if "volatile" in before else "")
-    result = []
+    element, result = " ".join(head[1].split()), []
+    if "{" in element:  # a struct or union defined here, with or without a name
+        kind, _, body = element.partition("{")
+        words = kind.split()
+        element = words[1] if len(words) > 1 else f"{head[2]}_type_"
+        result.append(f"{words[0]} {element} {{{body};")
+    element += " volatile" if "volatile" in before else ""
     for name, sizes in [(head[2], head[3]), *(tail.groups() for tail in tails)]:
         if "extern" in before:
             get = f'::cuda_on_cpu::dynamic_slot.get_dynamic<{element}>("{name}")'
@@ -243,11 +255,39 @@ def _start_of_expression(code: str, end: int) -> int:
         at -= member
 
 
+# ---- torch::empty ----------------------------------------------------------------------------
+
+_EMPTY = re.compile(
+    r"\b(?:torch|at)::empty(?:_like|_strided)?\s*\(|\s*\.\s*new_empty(?:_strided)?\s*\("
+)
+
+
+def _empty_tensors(source: str) -> str:
+    """Tensors that nobody has written are marked: checked mode says so where a kernel reads one."""
+    code, edits = _without_comments(source), []
+    for match in _EMPTY.finditer(code):
+        member = match[0].lstrip().startswith(".")
+        start = _start_of_expression(code, match.start()) if member else match.start()
+        end = _end_of_bracket(code, match.end())
+        edits += [(start, start, "::cuda_on_cpu::made_empty("), (end, end, ")")]
+    return _replace(source, sorted(edits))
+
+
+def _end_of_bracket(code: str, start: int) -> int:
+    """Behind the bracket that is open before `start`."""
+    depth, at = 1, start
+    while depth and at < len(code):
+        depth += (code[at] in "([{") - (code[at] in ")]}")
+        at += 1
+    return at
+
+
 # ---- Names -----------------------------------------------------------------------------------
 
 _NAMES = [
     (r"\.\s*is_cuda\s*\(\s*\)", ".is_cpu()"),
     (r"\bkCUDA\b", "kCPU"),
+    (r"\bNULL\b", "nullptr"),  # NULL is a number to the lambda that a launch becomes
     (r"\b(DeviceType|DispatchKey|Backend)::CUDA\b", r"\1::CPU"),
     (r"(\bTORCH_LIBRARY_IMPL\s*\(\s*\w+\s*,\s*(?:Autograd)?)CUDA\b", r"\1CPU"),
     (r"(?<!\(\()\b__noinline__\b", "__attribute__((noinline))"),

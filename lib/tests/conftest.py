@@ -93,6 +93,7 @@ NIGHTLY = {
         with_plain_builds,
         named("test_speed_of_a_cold_build", "test_nvcc_compiles_the_same_sources"),
     ],
+    "nogpu/test_cuda_programs.py": [with_plain_builds, named("test_nvcc_compiles_them_too")],
     "nogpu/test_inductor.py": [
         named(
             "test_layer_norm_of_many_rows_sums_in_a_workspace",

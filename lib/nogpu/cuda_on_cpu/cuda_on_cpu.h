@@ -29,6 +29,7 @@
 #define CUDA_ON_CPU 1  // a source can ask: `#ifdef CUDA_ON_CPU`
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/StorageImpl.h>
 #include <c10/util/BFloat16.h>
 #include <c10/util/Exception.h>
 #include <c10/util/Half.h>

@@ -3,7 +3,8 @@
 #pragma once
 namespace cuda_on_cpu {
 
-CUDA_ON_CPU_RUNTIME static void fiber_main();  // launch.h
+CUDA_ON_CPU_RUNTIME static void fiber_main();               // launch.h
+CUDA_ON_CPU_RUNTIME static inline void settle_suspicion();  // checker.h
 
 #if defined(__x86_64__) && !defined(CUDA_ON_CPU_UCONTEXT)
 
@@ -87,6 +88,7 @@ CUDA_ON_CPU_RUNTIME static void restart_all_fibers() {
 // The current thread stops; the scheduler (launch.h) comes back to it when its state allows.
 CUDA_ON_CPU_RUNTIME static void wait_for_next_turn() {
   in_kernel = false;
+  settle_suspicion();
   switch_fiber(*runtime.current->fiber, runtime.host);
   in_kernel = true;
 }

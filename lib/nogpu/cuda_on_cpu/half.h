@@ -104,6 +104,61 @@ static inline bool __hisnan(cuda_on_cpu::Float16<C10> a) {
   return std::isnan(float(a));
 }
 
+// Functions of one value, hexp, and of both of a pair, h2exp.
+#define CUDA_ON_CPU_FLOAT16_1(name, expression)                                           \
+  template <class C10>                                                                    \
+  static inline cuda_on_cpu::Float16<C10> h##name(cuda_on_cpu::Float16<C10> value) {      \
+    float a = float(value);                                                               \
+    return cuda_on_cpu::Float16<C10>(expression);                                         \
+  }                                                                                       \
+  template <class C10>                                                                    \
+  static inline cuda_on_cpu::Float16Pair<C10> h2##name(cuda_on_cpu::Float16Pair<C10> a) { \
+    return {h##name(a.x), h##name(a.y)};                                                  \
+  }
+CUDA_ON_CPU_FLOAT16_1(exp, expf(a))
+CUDA_ON_CPU_FLOAT16_1(exp2, exp2f(a))
+CUDA_ON_CPU_FLOAT16_1(log, logf(a))
+CUDA_ON_CPU_FLOAT16_1(log2, log2f(a))
+CUDA_ON_CPU_FLOAT16_1(sqrt, sqrtf(a))
+CUDA_ON_CPU_FLOAT16_1(rsqrt, 1.f / sqrtf(a))
+CUDA_ON_CPU_FLOAT16_1(rcp, 1.f / a)
+CUDA_ON_CPU_FLOAT16_1(sin, sinf(a))
+CUDA_ON_CPU_FLOAT16_1(cos, cosf(a))
+CUDA_ON_CPU_FLOAT16_1(tanh, tanhf(a))
+CUDA_ON_CPU_FLOAT16_1(floor, floorf(a))
+CUDA_ON_CPU_FLOAT16_1(ceil, ceilf(a))
+CUDA_ON_CPU_FLOAT16_1(rint, nearbyintf(a))
+template <class C10>
+static inline cuda_on_cpu::Float16<C10> __habs(cuda_on_cpu::Float16<C10> a) {
+  return cuda_on_cpu::Float16<C10>(fabsf(float(a)));
+}
+template <class C10>
+static inline cuda_on_cpu::Float16Pair<C10> __habs2(cuda_on_cpu::Float16Pair<C10> a) {
+  return {__habs(a.x), __habs(a.y)};
+}
+template <class C10>
+static inline cuda_on_cpu::Float16Pair<C10> __hneg2(cuda_on_cpu::Float16Pair<C10> a) {
+  return {__hneg(a.x), __hneg(a.y)};
+}
+template <class C10>
+static inline int __hisinf(cuda_on_cpu::Float16<C10> a) {
+  return std::isinf(float(a)) ? (float(a) < 0 ? -1 : 1) : 0;
+}
+template <class To>
+static inline To __cuda_on_cpu_half_of_bits(std::uint16_t bits) {
+  To value;
+  value.bits = bits;
+  return value;
+}
+static inline __half __ushort_as_half(unsigned short a) {
+  return __cuda_on_cpu_half_of_bits<__half>(a);
+}
+static inline unsigned short __half_as_ushort(__half a) { return a.bits; }
+static inline __nv_bfloat16 __ushort_as_bfloat16(unsigned short a) {
+  return __cuda_on_cpu_half_of_bits<__nv_bfloat16>(a);
+}
+static inline unsigned short __bfloat16_as_ushort(__nv_bfloat16 a) { return a.bits; }
+
 // Conversions. CUDA names them after the type, and the pairs not quite regularly.
 static inline float __half2float(__half a) { return float(a); }
 static inline __half __float2half(float a) { return __half(a); }
@@ -115,6 +170,13 @@ static inline float2 __half22float2(__half2 a) { return {float(a.x), float(a.y)}
 static inline __half2 __half2half2(__half a) { return {a, a}; }
 static inline __half2 __halves2half2(__half a, __half b) { return {a, b}; }
 static inline __half2 make_half2(__half a, __half b) { return {a, b}; }
+static inline int __half2int_rn(__half a) { return static_cast<int>(nearbyintf(float(a))); }
+static inline int __half2int_rz(__half a) { return static_cast<int>(float(a)); }
+static inline __half __int2half_rn(int a) { return __half(static_cast<float>(a)); }
+static inline __half __low2half(__half2 a) { return a.x; }
+static inline __half __high2half(__half2 a) { return a.y; }
+static inline __half2 __lows2half2(__half2 a, __half2 b) { return {a.x, b.x}; }
+static inline __half2 __highs2half2(__half2 a, __half2 b) { return {a.y, b.y}; }
 
 static inline float __bfloat162float(__nv_bfloat16 a) { return float(a); }
 static inline __nv_bfloat16 __float2bfloat16(float a) { return __nv_bfloat16(a); }
@@ -132,6 +194,8 @@ static inline float2 __bfloat1622float2(__nv_bfloat162 a) { return {float(a.x), 
 static inline __nv_bfloat162 __bfloat162bfloat162(__nv_bfloat16 a) { return {a, a}; }
 static inline __nv_bfloat162 __halves2bfloat162(__nv_bfloat16 a, __nv_bfloat16 b) { return {a, b}; }
 static inline __nv_bfloat162 make_bfloat162(__nv_bfloat16 a, __nv_bfloat16 b) { return {a, b}; }
+static inline __nv_bfloat16 __low2bfloat16(__nv_bfloat162 a) { return a.x; }
+static inline __nv_bfloat16 __high2bfloat16(__nv_bfloat162 a) { return a.y; }
 
 template <class C10>
 static inline float __low2float(cuda_on_cpu::Float16Pair<C10> a) {

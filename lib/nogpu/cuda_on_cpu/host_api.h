@@ -11,9 +11,87 @@ static inline cudaError_t cudaGetLastError() {
 }
 
 static inline cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
-static inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
 static inline cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
+static inline cudaError_t cudaGetDeviceCount(int* count) { return *count = 1, cudaSuccess; }
 static inline cudaError_t cudaSetDevice(int) { return cudaSuccess; }
+
+static inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+static inline cudaError_t cudaStreamCreate(cudaStream_t* stream) {
+  return *stream = nullptr, cudaSuccess;
+}
+enum { cudaStreamDefault = 0, cudaStreamNonBlocking = 1 };
+static inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+  return cudaStreamCreate(stream);
+}
+static inline cudaError_t cudaStreamDestroy(cudaStream_t) { return cudaSuccess; }
+
+// An event is the time at which it was recorded; all before it has been done by then.
+struct CUevent_st {
+  double milliseconds = -1;
+};
+typedef CUevent_st* cudaEvent_t;
+enum { cudaEventDefault = 0, cudaEventDisableTiming = 2 };
+static inline cudaError_t cudaEventCreate(cudaEvent_t* event) {
+  return *event = new CUevent_st, cudaSuccess;
+}
+static inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  return cudaEventCreate(event);
+}
+static inline cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  delete event;
+  return cudaSuccess;
+}
+static inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t = nullptr) {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  event->milliseconds =
+      static_cast<double>(now.tv_sec) * 1e3 + static_cast<double>(now.tv_nsec) * 1e-6;
+  return cudaSuccess;
+}
+static inline cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
+static inline cudaError_t cudaEventQuery(cudaEvent_t) { return cudaSuccess; }
+static inline cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned = 0) {
+  return cudaSuccess;
+}
+static inline cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start,
+                                               cudaEvent_t end) {
+  if (start->milliseconds < 0 || end->milliseconds < 0) return cudaErrorInvalidValue;
+  return *milliseconds = static_cast<float>(end->milliseconds - start->milliseconds), cudaSuccess;
+}
+
+// Memory without a tensor. It is watched like one that torch::empty made.
+namespace cuda_on_cpu {
+static std::unordered_map<void*, c10::intrusive_ptr<c10::StorageImpl>> allocated;
+}  // namespace cuda_on_cpu
+template <class T>
+static cudaError_t cudaMalloc(T** pointer, size_t bytes) {
+  using Element = std::conditional_t<std::is_void_v<T>, char, T>;
+  auto storage = c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), bytes, c10::GetAllocator(c10::DeviceType::CPU), false);
+  *pointer = static_cast<T*>(storage->mutable_data());
+  cuda_on_cpu::fill_never_written(reinterpret_cast<char*>(*pointer), bytes, sizeof(Element));
+  cuda_on_cpu::note_memory(storage, cuda_on_cpu::Address(*pointer), bytes, sizeof(Element), true);
+  cuda_on_cpu::allocated[*pointer] = std::move(storage);
+  return cudaSuccess;
+}
+template <class T>
+static inline cudaError_t cudaMallocAsync(T** pointer, size_t bytes, cudaStream_t) {
+  return cudaMalloc(pointer, bytes);
+}
+template <class T>
+static inline cudaError_t cudaMallocManaged(T** pointer, size_t bytes, unsigned = 1) {
+  return cudaMalloc(pointer, bytes);
+}
+static inline cudaError_t cudaFree(void* pointer) {
+  bool known = !pointer || cuda_on_cpu::allocated.erase(pointer);
+  return known ? cudaSuccess : cudaErrorInvalidValue;
+}
+static inline cudaError_t cudaFreeAsync(void* pointer, cudaStream_t) { return cudaFree(pointer); }
+template <class T>
+static inline cudaError_t cudaMallocHost(T** pointer, size_t bytes) {
+  return *pointer = static_cast<T*>(malloc(bytes)), cudaSuccess;
+}
+static inline cudaError_t cudaFreeHost(void* pointer) { return free(pointer), cudaSuccess; }
 
 enum cudaMemcpyKind {
   cudaMemcpyHostToHost,
@@ -36,9 +114,26 @@ static inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t byt
                                           cudaMemcpyKind kind, cudaStream_t = nullptr) {
   return cudaMemcpy(to, from, bytes, kind);
 }
+static inline cudaError_t cudaMemcpy2D(void* to, size_t to_pitch, const void* from,
+                                       size_t from_pitch, size_t width, size_t height,
+                                       cudaMemcpyKind) {
+  for (size_t row = 0; row < height; ++row) {
+    std::memcpy(static_cast<char*>(to) + row * to_pitch,
+                static_cast<const char*>(from) + row * from_pitch, width);
+  }
+  return cudaSuccess;
+}
 template <class Symbol>
-static inline cudaError_t cudaMemcpyToSymbol(Symbol& to, const void* from, size_t bytes) {
-  return std::memcpy(&to, from, bytes), cudaSuccess;
+static inline cudaError_t cudaMemcpyToSymbol(Symbol& to, const void* from, size_t bytes,
+                                             size_t offset = 0,
+                                             cudaMemcpyKind = cudaMemcpyHostToDevice) {
+  return std::memcpy(reinterpret_cast<char*>(&to) + offset, from, bytes), cudaSuccess;
+}
+template <class Symbol>
+static inline cudaError_t cudaMemcpyFromSymbol(void* to, const Symbol& from, size_t bytes,
+                                               size_t offset = 0,
+                                               cudaMemcpyKind = cudaMemcpyDeviceToHost) {
+  return std::memcpy(to, reinterpret_cast<const char*>(&from) + offset, bytes), cudaSuccess;
 }
 
 // More than 48 KB of dynamic shared memory: a GPU keeps the limit for each kernel, we keep one.
@@ -68,9 +163,68 @@ struct cudaDeviceProp {
   size_t sharedMemPerBlockOptin = cuda_on_cpu::kMaxSharedMemoryBytes;
   size_t sharedMemPerMultiprocessor = 228 << 10;
   int l2CacheSize = 50 << 20;
+  size_t totalGlobalMem = size_t(80) << 30;
+  int maxThreadsDim[3] = {1024, 1024, 64};
+  int maxGridSize[3] = {2147483647, 65535, 65535};
+  int maxBlocksPerMultiProcessor = 32;
+  int regsPerMultiprocessor = 65536;
 };
 static inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
   return *properties = cudaDeviceProp(), cudaSuccess;
+}
+enum cudaDeviceAttr {
+  cudaDevAttrMaxThreadsPerBlock = 1,
+  cudaDevAttrMaxSharedMemoryPerBlock = 8,
+  cudaDevAttrWarpSize = 10,
+  cudaDevAttrMultiProcessorCount = 16,
+  cudaDevAttrL2CacheSize = 38,
+  cudaDevAttrMaxThreadsPerMultiProcessor = 39,
+  cudaDevAttrComputeCapabilityMajor = 75,
+  cudaDevAttrComputeCapabilityMinor = 76,
+  cudaDevAttrMaxSharedMemoryPerMultiprocessor = 81,
+  cudaDevAttrMaxSharedMemoryPerBlockOptin = 97
+};
+static inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
+  cudaDeviceProp gpu;
+  switch (attribute) {
+    case cudaDevAttrMaxThreadsPerBlock: *value = gpu.maxThreadsPerBlock; break;
+    case cudaDevAttrMaxSharedMemoryPerBlock: *value = int(gpu.sharedMemPerBlock); break;
+    case cudaDevAttrWarpSize: *value = gpu.warpSize; break;
+    case cudaDevAttrMultiProcessorCount: *value = gpu.multiProcessorCount; break;
+    case cudaDevAttrL2CacheSize: *value = gpu.l2CacheSize; break;
+    case cudaDevAttrMaxThreadsPerMultiProcessor: *value = gpu.maxThreadsPerMultiProcessor; break;
+    case cudaDevAttrComputeCapabilityMajor: *value = gpu.major; break;
+    case cudaDevAttrComputeCapabilityMinor: *value = gpu.minor; break;
+    case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
+      *value = int(gpu.sharedMemPerMultiprocessor);
+      break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = int(gpu.sharedMemPerBlockOptin); break;
+    default: return cudaErrorInvalidValue;
+  }
+  return cudaSuccess;
+}
+
+// As many blocks as threads and shared memory allow: what registers a kernel takes is not known
+// here.
+template <class Kernel>
+static inline cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Kernel,
+                                                                        int threads,
+                                                                        size_t shared_bytes) {
+  cudaDeviceProp gpu;
+  if (threads < 1 || threads > gpu.maxThreadsPerBlock) return cudaErrorInvalidValue;
+  *blocks = std::min(gpu.maxThreadsPerMultiProcessor / threads, gpu.maxBlocksPerMultiProcessor);
+  if (shared_bytes) *blocks = std::min(*blocks, int(gpu.sharedMemPerMultiprocessor / shared_bytes));
+  return cudaSuccess;
+}
+template <class Kernel>
+static inline cudaError_t cudaOccupancyMaxPotentialBlockSize(int* grid, int* block, Kernel kernel,
+                                                             size_t shared_bytes = 0,
+                                                             int limit = 0) {
+  *block = limit > 0 ? std::min(limit, 1024) : 1024;
+  cudaError_t error =
+      cudaOccupancyMaxActiveBlocksPerMultiprocessor(grid, kernel, *block, shared_bytes);
+  *grid *= cudaDeviceProp().multiProcessorCount;
+  return error;
 }
 
 namespace c10::cuda {
@@ -81,6 +235,9 @@ struct CUDAStream {
 };
 static inline CUDAStream getCurrentCUDAStream(int = -1) { return {}; }
 static inline CUDAStream getDefaultCUDAStream(int = -1) { return {}; }
+static inline CUDAStream getStreamFromPool(bool = false, int = -1) { return {}; }
+static inline int device_count() { return 1; }
+static inline int current_device() { return 0; }
 
 struct CUDAGuard {
   template <class Device>
@@ -97,12 +254,24 @@ using c10::cuda::CUDAGuard;
 using c10::cuda::CUDAStream;
 using c10::cuda::getCurrentCUDAStream;
 using c10::cuda::getDefaultCUDAStream;
+using c10::cuda::getStreamFromPool;
 using c10::cuda::OptionalCUDAGuard;
 static inline const cudaDeviceProp* getCurrentDeviceProperties() {
   static const cudaDeviceProp properties;
   return &properties;
 }
 }  // namespace at::cuda
+
+// PyTorch's headers have it for nvcc alone.
+namespace at {
+template <class T>
+struct RestrictPtrTraits {
+  typedef T* __restrict__ PtrType;
+};
+}  // namespace at
+namespace torch {
+using at::RestrictPtrTraits;
+}
 
 #define C10_CUDA_CHECK(call) ::cuda_on_cpu::check(call)
 #define AT_CUDA_CHECK(call) C10_CUDA_CHECK(call)

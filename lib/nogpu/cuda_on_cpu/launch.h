@@ -17,6 +17,7 @@ CUDA_ON_CPU_RUNTIME static void fiber_main() {
       in_kernel = true;
       runtime.body(runtime.arguments);
       in_kernel = false;
+      settle_suspicion();
       runtime.current->state = ThreadState::done;
       --runtime.live_threads;
       if (runtime.turn + 1 >= runtime.n_threads || stop_signal) break;
@@ -44,7 +45,6 @@ CUDA_ON_CPU_RUNTIME static void start_block(std::uint32_t block) {
   runtime.shared_variables.clear();
   for (Thread& thread : runtime.threads) {
     thread.state = ThreadState::fresh;
-    thread.warp_syncs = 0;
     thread.spin_address = 0;
     thread.spin_count = 0;
   }
@@ -112,6 +112,18 @@ CUDA_ON_CPU_RUNTIME static void open_barrier() {
     }
     runtime.barrier_votes += static_cast<int>(thread.value_in);
   }
+#ifdef CUDA_ON_CPU_CHECKED
+  if (runtime.live_threads < runtime.n_threads) {
+    record_failure(
+        "__syncthreads() that " + std::to_string(runtime.n_threads - runtime.live_threads) +
+            " of " + std::to_string(runtime.n_threads) +
+            " threads of the block never reach, as they have returned: all have to reach "
+            "it, so guard the loads and stores around it, " +
+            name_of_thread(first),
+        first->place);
+    return;
+  }
+#endif
   ++runtime.barriers_passed;
   for (Thread& thread : runtime.threads) {
     if (thread.state == ThreadState::at_barrier) thread.state = ThreadState::ready;

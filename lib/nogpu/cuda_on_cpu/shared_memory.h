@@ -6,7 +6,12 @@
 #pragma once
 namespace cuda_on_cpu {
 
-constexpr size_t kGapBytes = 64;  // between two variables, so that passing the end of one is seen
+// Between two variables, so that passing the end of one is seen.
+#ifdef CUDA_ON_CPU_CHECKED
+constexpr size_t kGapBytes = 4 << 10;
+#else
+constexpr size_t kGapBytes = 64;
+#endif
 
 CUDA_ON_CPU_RUNTIME static void* take_shared_memory(size_t bytes, size_t alignment,
                                                     SharedVariable variable, Place place) {

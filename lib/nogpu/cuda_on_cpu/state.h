@@ -34,7 +34,8 @@ struct Thread {
   std::uint64_t value_in, value_out;
   Place place;  // the line where it waits
   Fiber* fiber;
-  unsigned warp_syncs;   // __syncwarp() calls of the whole warp that it has passed
+  std::uint32_t seen[kWarpSize] =
+      {};                // checked mode: what each lane did before this __syncwarp(), it has seen
   Address spin_address;  // checked mode: the address that it keeps reading, and how often
   unsigned spin_count;
 };
@@ -44,6 +45,9 @@ struct TensorRange {  // memory that a host function has taken a pointer to
   long elements;
   unsigned element_bytes;
   c10::weak_intrusive_ptr<c10::StorageImpl> storage;  // tells whether the memory still lives
+  // Checked mode: until the next launch the memory is not given to another tensor.
+  c10::intrusive_ptr<c10::StorageImpl> held = {};
+  bool made_empty = false;  // by torch::empty
 };
 
 struct SharedVariable {
@@ -84,8 +88,9 @@ struct Runtime {
   unsigned block_epoch = 0;  // counts thread blocks over all launches
   unsigned barriers_passed = 0;
   unsigned n_threads = 0, live_threads = 0;
-  unsigned turn = 0;      // index into order
-  int barrier_votes = 0;  // __syncthreads_count
+  std::uint32_t warp_syncs = 0;  // counts __syncwarp() calls, of all warps and launches
+  unsigned turn = 0;             // index into order
+  int barrier_votes = 0;         // __syncthreads_count
   std::vector<Thread> threads;
   Thread* current = nullptr;
 
@@ -99,6 +104,8 @@ struct Runtime {
   std::vector<SharedVariable> shared_variables;
   std::vector<TensorRange> tensors;           // the pointer taken last comes first
   std::vector<TensorRange*> visible_tensors;  // those that this launch got a pointer to
+  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>>
+      made_empty;  // checked mode: by torch::empty
   Statistics statistics;
 };
 static Runtime runtime;

@@ -4,22 +4,26 @@
 namespace cuda_on_cpu {
 
 CUDA_ON_CPU_RUNTIME static void forget_freed_tensors() {
-  auto freed = [](const TensorRange& range) { return range.storage.expired(); };
+  auto freed = [](const auto& storage) { return storage.expired(); };
   auto& tensors = runtime.tensors;
-  tensors.erase(std::remove_if(tensors.begin(), tensors.end(), freed), tensors.end());
+  tensors.erase(std::remove_if(tensors.begin(), tensors.end(),
+                               [&](const TensorRange& range) { return freed(range.storage); }),
+                tensors.end());
+  auto& empty = runtime.made_empty;
+  empty.erase(std::remove_if(empty.begin(), empty.end(), freed), empty.end());
 }
 
-CUDA_ON_CPU_RUNTIME static void note_tensor(const at::Tensor& tensor, const void* pointer) {
+CUDA_ON_CPU_RUNTIME static void note_memory(const c10::intrusive_ptr<c10::StorageImpl>& storage,
+                                            Address begin, size_t bytes, unsigned element_bytes,
+                                            bool made_empty) {
   std::lock_guard<std::mutex> lock(runtime.mutex);
   forget_freed_tensors();
-  // Strides may lead anywhere in the storage; elements that lie side by side stay within the
-  // tensor.
-  bool packed = tensor.is_contiguous();
-  size_t bytes = packed ? tensor.nbytes() : tensor.storage().nbytes();
-  Address begin = Address(packed ? pointer : tensor.storage().data());
-  unsigned element_bytes = static_cast<unsigned>(tensor.element_size());
   TensorRange range = {begin, begin + bytes, static_cast<long>(bytes / element_bytes),
-                       element_bytes, tensor.storage().getWeakStorageImpl()};
+                       element_bytes, c10::weak_intrusive_ptr<c10::StorageImpl>(storage)};
+#ifdef CUDA_ON_CPU_CHECKED
+  range.held = storage;
+  range.made_empty = made_empty;
+#endif
   auto same = [&](const TensorRange& other) {
     return other.begin == range.begin && other.end == range.end;
   };
@@ -28,9 +32,88 @@ CUDA_ON_CPU_RUNTIME static void note_tensor(const at::Tensor& tensor, const void
   tensors.insert(tensors.begin(), std::move(range));
 }
 
+CUDA_ON_CPU_RUNTIME static bool was_made_empty(const c10::StorageImpl* storage) {
+  std::lock_guard<std::mutex> lock(runtime.mutex);
+  auto& empty = runtime.made_empty;
+  return std::any_of(empty.begin(), empty.end(),
+                     [&](const auto& other) { return other._unsafe_get_target() == storage; });
+}
+
+CUDA_ON_CPU_RUNTIME static void note_tensor(const at::Tensor& tensor, const void* pointer) {
+  // Strides may lead anywhere in the storage; elements that lie side by side stay within the
+  // tensor.
+  bool packed = tensor.is_contiguous();
+  size_t bytes = packed ? tensor.nbytes() : tensor.storage().nbytes();
+  Address begin = Address(packed ? pointer : tensor.storage().data());
+  c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
+  note_memory(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage), begin, bytes,
+              static_cast<unsigned>(tensor.element_size()), was_made_empty(storage));
+}
+
 static inline const at::Tensor& noted(const at::Tensor& tensor) {
   note_tensor(tensor, tensor.data_ptr());
   return tensor;
+}
+
+// ---- Memory that nobody has written
+// -----------------------------------------------------------------
+
+#ifndef CUDA_ON_CPU_CHECKED
+static inline at::Tensor made_empty(at::Tensor tensor) { return tensor; }
+static inline void fill_never_written(char*, size_t, unsigned) {}
+#else
+
+// What stands in an element of so many bytes until it is written: a NaN in each floating-point
+// type.
+CUDA_ON_CPU_RUNTIME static const void* never_written(unsigned element_bytes) {
+  static constexpr std::uint64_t narrow[2] = {0x7fc17fc17fc17fc1, 0x7fc17fc17fc17fc1};
+  static constexpr std::uint64_t wide[2] = {0x7ff87fc17fc17fc1, 0x7ff87fc17fc17fc1};
+  return element_bytes < 8 ? narrow : wide;
+}
+
+CUDA_ON_CPU_RUNTIME static void fill_never_written(char* memory, size_t bytes, unsigned width) {
+  for (size_t at = 0; at + width <= bytes; at += width) {
+    std::memcpy(memory + at, never_written(width), std::min(width, 16u));
+  }
+}
+
+// The translation turns torch::empty(...) into ::cuda_on_cpu::made_empty(torch::empty(...)).
+CUDA_ON_CPU_RUNTIME static at::Tensor made_empty(at::Tensor tensor) {
+  if (!tensor.is_cpu() || !tensor.numel() || tensor.scalar_type() == at::kBool) return tensor;
+  fill_never_written(static_cast<char*>(tensor.storage().mutable_data()), tensor.storage().nbytes(),
+                     static_cast<unsigned>(tensor.element_size()));
+  std::lock_guard<std::mutex> lock(runtime.mutex);
+  runtime.made_empty.push_back(tensor.storage().getWeakStorageImpl());
+  return tensor;
+}
+
+#endif
+
+// ---- What a launch may touch
+// ------------------------------------------------------------------------
+
+// Opens the range in which the address lies, if there is one that is not open yet.
+CUDA_ON_CPU_RUNTIME static TensorRange* open_tensor_at(Address address) {
+  for (TensorRange& range : runtime.tensors) {
+    bool inside = range.begin <= address && address < range.end;
+    auto& open = runtime.visible_tensors;
+    bool is_open = std::find(open.begin(), open.end(), &range) != open.end();
+    if ((inside || address == range.begin) && !is_open) {
+      open.push_back(&range);
+      return &range;
+    }
+  }
+  return nullptr;
+}
+
+// A kernel that is given a table of pointers, in a tensor of 64-bit integers, may touch what they
+// point to.
+CUDA_ON_CPU_RUNTIME static void open_pointers_in(const TensorRange& table) {
+  std::vector<Address> values(std::min<size_t>((table.end - table.begin) / 8, 65536));
+  std::memcpy(values.data(), reinterpret_cast<void*>(table.begin), 8 * values.size());
+  for (Address value : values) {
+    if (value) open_tensor_at(value);
+  }
 }
 
 // A kernel may touch the tensors whose pointers it was given, and no other: the slice x[:100] ends
@@ -40,27 +123,48 @@ static inline const at::Tensor& noted(const at::Tensor& tensor) {
 template <class Argument>
 CUDA_ON_CPU_RUNTIME void open_tensor_of(const Argument& argument, bool& all) {
   if constexpr (std::is_pointer_v<Argument>) {
-    for (TensorRange& range : runtime.tensors) {
-      Address address = Address(argument);
-      bool inside = range.begin <= address && address < range.end;
-      auto& open = runtime.visible_tensors;
-      bool is_open = std::find(open.begin(), open.end(), &range) != open.end();
-      if ((inside || address == range.begin) && !is_open) {
-        open.push_back(&range);
-        return;
-      }
+    using Element = std::remove_cv_t<std::remove_pointer_t<Argument>>;
+    TensorRange* range = open_tensor_at(Address(argument));
+    if constexpr (std::is_pointer_v<Element> || std::is_integral_v<Element>) {
+      if (range && sizeof(Element) == 8) open_pointers_in(*range);
     }
   } else if constexpr (std::is_class_v<Argument> || std::is_union_v<Argument>) {
     all = true;
   }
 }
+
+#ifdef CUDA_ON_CPU_CHECKED
+// Raises where a tensor that this launch was given has been freed: nobody holds it but our notes of
+// it.
+CUDA_ON_CPU_RUNTIME static void refuse_freed_tensors() {
+  for (const TensorRange* open : runtime.visible_tensors) {
+    size_t ours = 0;
+    for (const TensorRange& range : runtime.tensors) ours += range.held == open->held;
+    if (!open->held || open->held.use_count() > ours) continue;
+    runtime.failure = {};
+    runtime.failure.message =
+        "a pointer into a tensor of " + std::to_string(open->elements) +
+        " elements that has been freed: a temporary such as x.contiguous() lives to the end of its "
+        "statement; give it a name";
+    runtime.failure.place = runtime.launch_place;
+    for (TensorRange& range : runtime.tensors) range.held.reset();
+    raise_failure();
+  }
+  for (TensorRange& range : runtime.tensors) range.held.reset();
+}
+#endif
+
 template <class... Arguments>
 CUDA_ON_CPU_RUNTIME void open_tensors(const Arguments&... arguments) {
   forget_freed_tensors();
   runtime.visible_tensors.clear();
   bool all = false;
   (open_tensor_of(arguments, all), ...);
+#ifdef CUDA_ON_CPU_CHECKED
+  refuse_freed_tensors();
+#endif
   if (!all) return;
+  runtime.visible_tensors.clear();
   for (TensorRange& range : runtime.tensors) runtime.visible_tensors.push_back(&range);
 }
 

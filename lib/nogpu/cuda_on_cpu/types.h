@@ -61,6 +61,7 @@ typedef int cudaError_t;
 enum {
   cudaSuccess = 0,
   cudaErrorInvalidValue = 1,
+  cudaErrorMemoryAllocation = 2,
   cudaErrorInvalidConfiguration = 9,
   cudaErrorIllegalAddress = 700,
   cudaErrorLaunchFailure = 719

@@ -56,28 +56,60 @@ CUDA_ON_CPU_RUNTIME static int source_lane(const Thread& thread, int lane) {
   }
 }
 
+#ifdef CUDA_ON_CPU_CHECKED
+// __syncwarp() orders memory: what one of its lanes has seen of the others, all of them have seen
+// now.
+CUDA_ON_CPU_RUNTIME static void join_lanes(unsigned first, unsigned lanes) {
+  std::uint32_t seen[kWarpSize] = {};
+  ++runtime.warp_syncs;
+  for (unsigned lane = 0; lane < kWarpSize; ++lane) {
+    if (!(lanes >> lane & 1)) continue;
+    const Thread& member = runtime.threads[first + lane];
+    for (unsigned k = 0; k < kWarpSize; ++k) seen[k] = std::max(seen[k], member.seen[k]);
+  }
+  for (unsigned lane = 0; lane < kWarpSize; ++lane) {
+    if (lanes >> lane & 1) seen[lane] = runtime.warp_syncs;
+  }
+  for (unsigned lane = 0; lane < kWarpSize; ++lane) {
+    if (lanes >> lane & 1) std::copy_n(seen, kWarpSize, runtime.threads[first + lane].seen);
+  }
+}
+#endif
+
 // If every lane has come, gives each its result and lets them go on.
 CUDA_ON_CPU_RUNTIME static bool complete_warp_call(const Thread* thread) {
   unsigned lanes = gathered_lanes(thread);
   if (!lanes) return false;
-  unsigned first = first_of_warp(thread), live = 0, ballot = 0;
+  unsigned first = first_of_warp(thread), ballot = 0;
   for (unsigned lane = 0; lane < kWarpSize && first + lane < runtime.n_threads; ++lane) {
-    const Thread& other = runtime.threads[first + lane];
-    if (other.state != ThreadState::done) live |= 1u << lane;
-    if (lanes >> lane & other.value_in & 1) ballot |= 1u << lane;
+    if (lanes >> lane & runtime.threads[first + lane].value_in & 1) ballot |= 1u << lane;
   }
+#ifdef CUDA_ON_CPU_CHECKED
+  if (thread->call == WarpCall::sync) join_lanes(first, lanes);
+#endif
   for (unsigned lane = 0; lane < kWarpSize; ++lane) {
     if (!(lanes >> lane & 1)) continue;
     Thread& member = runtime.threads[first + lane];
     int source = source_lane(member, static_cast<int>(lane));
     if (member.call == WarpCall::ballot) {
       member.value_out = ballot;
+    } else if (lanes >> source & 1) {
+      member.value_out = runtime.threads[first + source].value_in;
     } else {
-      member.value_out =
-          lanes >> source & 1 ? runtime.threads[first + source].value_in : ~std::uint64_t(0);
+      member.value_out = ~std::uint64_t(0);
+#ifdef CUDA_ON_CPU_CHECKED
+      if (member.mask >> source & 1) {
+        record_failure(
+            "a shuffle reads lane " + std::to_string(source) + " of its warp, which " +
+                (first + source < runtime.n_threads ? "has returned" : "does not exist") +
+                ": the value is undefined; every lane of the mask has to take part, so "
+                "guard the load and the store, not the thread, " +
+                name_of_thread(&member),
+            member.place);
+        return false;
+      }
+#endif
     }
-    // Only __syncwarp() orders memory, and the checker only counts those of a whole warp.
-    if (member.call == WarpCall::sync && lanes == live) ++member.warp_syncs;
   }
   for (unsigned lane = 0; lane < kWarpSize; ++lane) {
     if (lanes >> lane & 1) runtime.threads[first + lane].state = ThreadState::ready;

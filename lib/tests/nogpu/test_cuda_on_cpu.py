@@ -330,6 +330,18 @@ def test_a_launch_has_a_time_limit(request, monkeypatch, mode):
     kernels.forever(torch.ones(2, dtype=torch.int32))
 
 
+def test_memory_that_is_not_there_ends_the_kernel_and_not_the_process(plain, rand):
+    """Without the checker, too: the process may be somebody's notebook."""
+    x, y = rand(100), torch.zeros(1)
+    with pytest.raises(
+        cuda.KernelError, match="touches memory that is not there; with checked=True"
+    ) as error:
+        plain.read_first(x, y, 10**9)
+    assert re.search(r"\n  at correct.cu:\d+$", str(error.value))
+    plain.read_first(x, y, 100)
+    assert y == x[99]
+
+
 @pytest.mark.parametrize("mode", ["plain", "checked"])
 def test_ctrl_c_ends_a_kernel(request, mode):
     kernels = request.getfixturevalue(mode)
@@ -697,6 +709,23 @@ TRANSLATIONS = [
     ("f(a(b)[0].grad().data_ptr())", "f(::cuda_on_cpu::noted(a(b)[0].grad()).data_ptr())"),
     ("p->x.const_data_ptr<at::Half>()", "::cuda_on_cpu::noted(p->x).const_data_ptr<at::Half>()"),
     ("x.packed_accessor32<float, 2>()", "::cuda_on_cpu::noted(x).packed_accessor32<float, 2>()"),
+    (
+        "k<<<1, 2, 0, s>>>(NULL);",
+        '::cuda_on_cpu::Launch(1, 2, 0, s).kernel("k", [&](auto... a_) { k(a_...); })(nullptr);',
+    ),
+    (
+        "__shared__ union { float f[2]; int i[2]; } u;",
+        "union u_type_ { float f[2]; int i[2]; }; "
+        'static ::cuda_on_cpu::SharedSlot u_slot_; auto& u = u_slot_.get<u_type_>("u");',
+    ),
+    (
+        "auto y = torch::empty({n, f(m)}, options);",
+        "auto y = ::cuda_on_cpu::made_empty(torch::empty({n, f(m)}, options));",
+    ),
+    (
+        "auto y = f(x)[0].new_empty({3}).fill_(1);",
+        "auto y = ::cuda_on_cpu::made_empty(f(x)[0].new_empty({3})).fill_(1);",
+    ),
     ("TORCH_CHECK(x.is_cuda());", "TORCH_CHECK(x.is_cpu());"),
     ("x.device().type() == at::kCUDA", "x.device().type() == at::kCPU"),
     ("TORCH_LIBRARY_IMPL(ops, CUDA, m)", "TORCH_LIBRARY_IMPL(ops, CPU, m)"),
@@ -716,7 +745,7 @@ def test_every_line_keeps_its_number(source):
     assert len(before) == len(after)
     untouched = r"#include|__global__|__syncthreads|torch::empty|return|for \(|C10_CUDA"
     for old, new in zip(before, after):
-        if re.search(untouched, old) and not re.search(r"kCUDA|<<<|data_ptr|__shared__", old):
+        if re.search(untouched, old) and not re.search(r"kCUDA|<<<|data_ptr|__shared__|empty", old):
             assert old == new
 
 

@@ -69,6 +69,9 @@ smooth_source__warps_only = _right.smooth_source.replace(
 smooth_source__barrier_in_a_branch = _right.smooth_source.replace(
     _second_barrier, "    if (t > 0) __syncthreads();\n"
 )
+smooth_source__barrier_inside_the_guard = _right.smooth_source.replace(
+    _second_barrier, "    if (i < n) __syncthreads();\n"
+)
 smooth_source__no_shared_memory = (
     smooth_source__one_barrier.replace("__shared__ float tile[130];", "")
     .replace("    __syncthreads();\n", "")

@@ -226,20 +226,18 @@ __global__ void weighted_sum_kernel(const float* x, float* y, int n) {
   __shared__ float total, first;
   float* buffer = reinterpret_cast<float*>(bytes);
   int t = threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
-  if (t >= n) return;
-  buffer[t] = x[t] * weights[t % 4];
+  bool inside = t < n;
+  buffer[t] = inside ? x[t] * weights[t % 4] : 0.f;
   if (t == 0) {
     total = 0.f;
     first = x[0];
   }
-  int even = __syncthreads_count(t % 2 == 0);
-  float v = buffer[n - 1 - t];
-  for (int by = 16; by > 0; by /= 2) {
-    float other = __shfl_down_sync(0xffffffffu, v, by);
-    if (t % 32 + by < 32 && t + by < n) v += other;
-  }
+  int even = __syncthreads_count(inside && t % 2 == 0);
+  float v = inside ? buffer[n - 1 - t] : 0.f;
+  for (int by = 16; by > 0; by /= 2) v += __shfl_down_sync(0xffffffffu, v, by);
   if (t % 32 == 0) atomicAdd(&total, v);
   __syncthreads();
+  if (!inside) return;  // the lanes that go on vote without the others
   y[t] = total;
   unsigned votes = __ballot_sync(0xffffffffu, t % 2 == 0);
   if (t == 0) {
