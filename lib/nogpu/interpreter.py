@@ -4,23 +4,27 @@ Stands in for   a GPU running a Triton kernel. Programs run one after another, e
                 whole tile; pointers are addresses of CPU memory.
 Differs in      order (a race between programs never shows), speed (about a thousand programs a second),
                 and rounding of fused multiply-adds.
-Repairs         bfloat16 arithmetic (upstream works on the raw 16 bits) · libdevice functions (upstream has
-                none) · autotuning (upstream needs a GPU to time on; here the first config wins) · the cost of
+Repairs         bfloat16 arithmetic, sums and atomic additions (upstream works on the raw 16 bits) · casts to
+                and from float8 (upstream rounds wrongly) · libdevice (upstream has none; `libdevice.py`) ·
+                autotuning (upstream needs a GPU to time on; here the first config wins) · the cost of
                 helper calls (upstream patches `triton.language` again at each, and never undoes it) ·
                 `tl.reduce` with Inductor's maximum and minimum (upstream loops over elements in Python) ·
                 loop bounds computed in the kernel (triton 3.6 with NumPy from 2.4 on) ·
                 NaN in `tl.maximum`, `tl.minimum` and `tl.clamp` (compiled they drop it, upstream keeps it) ·
                 the time that random numbers take (two hundred operations for each four) and every operation
                 (`interpreter_cost.py`).
-Not repaired    float8, inline assembly, `triton.testing.do_bench`.
+Refuses         arithmetic on float8 itself, float8 types that PyTorch lacks, and products smaller than a
+                compiler takes.
+Not repaired    inline assembly, `triton.testing.do_bench`.
 """
 
 import contextlib
+import ctypes
 import functools
 import sys
 import types
 
-from lib.nogpu import interpreter_cost
+from lib.nogpu import interpreter_cost, libdevice
 
 import numpy as np
 import torch
@@ -30,21 +34,15 @@ from triton.runtime import autotuner
 from triton.runtime import interpreter as upstream
 from triton.runtime.jit import JITFunction
 
-# libdevice name -> torch function. Both work element by element on float32 and float64.
-_TORCH_NAME = {
-    name: name
-    for name in (
-        "tanh erf erfc exp exp2 expm1 log log2 log1p log10 sqrt rsqrt sin cos tan atan asin acos sinh cosh"
-        " abs floor ceil trunc pow atan2 fmod isnan isinf signbit lgamma copysign hypot erfinv"
-    ).split()
-} | {"rint": "round", "nearbyint": "round", "fast_expf": "exp", "fast_dividef": "div"}
-
 
 @functools.cache
 def install():
     """Repair triton's interpreter for this process. Needs TRITON_INTERPRET=1 set before triton's import."""
     _repair_bfloat16()
-    _repair_libdevice()
+    _repair_float8()
+    _repair_atomic_add()
+    _refuse_small_dot()
+    libdevice.install()
     _repair_maximum()
     _repair_autotune()
     _repair_helper_calls()
@@ -115,6 +113,10 @@ def _repair_bfloat16():
         return convert(data, from_type, to_type, rounding)
 
     upstream._convert_float = convert_float
+    upstream.ReduceOps.sum = _reduced_in_float32(upstream.ReduceOps.sum)
+    upstream.ScanOps.cumsum = _reduced_in_float32(upstream.ScanOps.cumsum)
+    upstream.ScanOps.cumprod = _reduced_in_float32(upstream.ScanOps.cumprod)
+    upstream.ReduceOps.min_max = _reduced_in_float32(upstream.ReduceOps.min_max)
 
 
 def _in_float32(method, n_operands):
@@ -126,6 +128,112 @@ def _in_float32(method, n_operands):
         return _narrow(method(self, *map(_widen, operands), *rest))
 
     return wrapped
+
+
+def _reduced_in_float32(method):
+    """A reduction or scan of one tensor; its results, numbers and not places, are rounded to bfloat16 again."""
+
+    def again(y):
+        if y.dtype.scalar != tl.float32:
+            return y
+        kind = tl.block_type(tl.bfloat16, list(y.shape)) if y.type.is_block() else tl.bfloat16
+        return tl.tensor(_narrow(y.handle), kind)
+
+    def wrapped(self, x, *rest, **options):
+        if not _is_bfloat16(x.handle):
+            return method(self, x, *rest, **options)
+        wide = tl.tensor(_widen(x.handle), tl.block_type(tl.float32, list(x.shape)))
+        found = method(self, wide, *rest, **options)
+        return type(found)(map(again, found)) if isinstance(found, (list, tuple)) else again(found)
+
+    return wrapped
+
+
+def _repair_atomic_add():
+    """bfloat16: read, added in float32, rounded and stored, element by element, as upstream has no such sum."""
+    builder = upstream.InterpreterBuilder
+    atomic_rmw = builder.create_atomic_rmw
+
+    def create_atomic_rmw(self, op, pointers, value, mask, *rest):
+        if not _is_bfloat16(value) or op != upstream._ir.ATOMIC_OP.FADD:
+            return atomic_rmw(self, op, pointers, value, mask, *rest)
+        before, taken = np.zeros_like(value.data), np.broadcast_to(mask.data, value.data.shape)
+        added = bfloat16_to_float32(value.data)
+        for at in zip(*np.nonzero(taken), strict=True):
+            memory = np.frombuffer(
+                (ctypes.c_uint16 * 1).from_address(int(pointers.data[at])), np.uint16
+            )
+            before[at] = memory[0]
+            memory[0] = float32_to_bfloat16(bfloat16_to_float32(memory) + added[at])[0]
+        return upstream.TensorHandle(before, tl.bfloat16)
+
+    builder.create_atomic_rmw = create_atomic_rmw
+
+
+# --- float8: stored and cast, by PyTorch; a GPU since Ada saturates -------------------------------------
+
+_FLOAT8 = {"fp8e4nv": torch.float8_e4m3fn, "fp8e5": torch.float8_e5m2}
+
+
+def _repair_float8():
+    convert = upstream._convert_float
+
+    def convert_float(data, from_type, to_type, rounding):
+        if not (from_type.is_fp8() or to_type.is_fp8()):
+            return convert(data, from_type, to_type, rounding)
+        if rounding not in (None, upstream._ir.ROUNDING_MODE.RTNE):
+            raise NotImplementedError(
+                f"a cast to {to_type} rounds to nearest with no GPU: leave fp_downcast_rounding"
+            )
+        return _from_float64(_to_float64(data, from_type), to_type)
+
+    upstream._convert_float = convert_float
+    builder = upstream.InterpreterBuilder
+    for name, n_operands in (("unary_op", 1), ("binary_op", 2), ("ternary_op", 3)):
+        setattr(builder, name, _without_float8(getattr(builder, name), n_operands))
+
+
+def _float8(dtype):
+    if dtype.name not in _FLOAT8:
+        raise NotImplementedError(f"{dtype} is not there with no GPU: float8e4nv and float8e5 are")
+    return _FLOAT8[dtype.name]
+
+
+def _to_float64(data, dtype):
+    if dtype.is_fp8():
+        bits = torch.from_numpy(np.ascontiguousarray(data).view(np.uint8))
+        return bits.view(_float8(dtype)).double().numpy()
+    return (bfloat16_to_float32(data) if dtype == tl.bfloat16 else data).astype(np.float64)
+
+
+def _from_float64(x, dtype):
+    if dtype.is_fp8():
+        largest = torch.finfo(_float8(dtype)).max
+        bounded = torch.from_numpy(np.ascontiguousarray(x)).clamp(-largest, largest)  # keeps NaN
+        return bounded.to(_float8(dtype)).view(torch.uint8).numpy()
+    if dtype == tl.bfloat16:
+        return float32_to_bfloat16(x)
+    return x.astype(upstream._get_np_dtype(dtype))
+
+
+def _without_float8(method, n_operands):
+    def wrapped(self, *args):
+        operands, rest = args[:n_operands], args[n_operands:]
+        moves = rest and rest[0] is np.where
+        if not moves and any(a.dtype.scalar.name.startswith("fp8") for a in operands):
+            raise TypeError("arithmetic on float8: convert with .to(tl.float32) first")
+        return method(self, *args)
+
+    return wrapped
+
+
+def _refuse_small_dot():
+    """tl.dot of tiles that the compiler for a GPU refuses, in its words."""
+
+    def smallest(a, b):
+        return (1, 1, 32 if a.scalar.primitive_bitwidth == 8 else 16)
+
+    upstream.interpreter_builder.codegen_fns["min_dot_size"] = smallest
 
 
 # --- maximum, minimum, clamp: without propagate_nan a GPU returns the operand that is no NaN ------------
@@ -143,38 +251,6 @@ def _repair_maximum():
         return self.create_minnumf(self.create_maxnumf(x, low), high)
 
     builder.create_clampf = clamp
-
-
-# --- libdevice -----------------------------------------------------------------------------------------
-
-
-def _repair_libdevice():
-    import triton.language.extra.cuda.libdevice as cuda_libdevice
-    import triton.language.extra.libdevice as libdevice
-
-    for module in (libdevice, cuda_libdevice):
-        for name, torch_name in _TORCH_NAME.items():
-            if hasattr(module, name):
-                setattr(module, name, _libdevice(getattr(torch, torch_name), getattr(module, name)))
-
-
-def _libdevice(torch_function, original):
-    def function(*args, _semantic=None):
-        compiling = _semantic is not None and not isinstance(
-            _semantic.builder, upstream.InterpreterBuilder
-        )
-        if compiling:  # lib.nogpu.compile_only compiles in the same process
-            return original(*args, _semantic=_semantic)
-        data = [a.handle.data if isinstance(a, tl.tensor) else a for a in args]
-        first = next(a for a in args if isinstance(a, tl.tensor))
-        tensors = [torch.from_numpy(np.array(d)) if isinstance(d, np.ndarray) else d for d in data]
-        result = torch_function(*tensors).numpy()
-        scalar = tl.int1 if result.dtype == np.bool_ else first.dtype.scalar
-        kind = tl.block_type(scalar, list(first.shape)) if first.shape else scalar
-        return tl.tensor(upstream.TensorHandle(result, scalar), kind)
-
-    function.__triton_builtin__ = True
-    return function
 
 
 # --- autotuning ----------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ Differs in      what counts as traffic: a GPU's L2 serves repeated reads, so bot
 import contextlib
 import dataclasses
 import functools
+import threading
 
 from lib.nogpu.interpreter import interpreted_launches
 
@@ -130,6 +131,8 @@ class _Launch:
         )
 
 
+# The interpreter changes triton.language itself for the time of a launch: of several threads one launches.
+_ONE_AT_A_TIME = threading.RLock()
 _running: list[_Launch] = []  # the launch in progress; a helper's launch nests
 _counting: list[Traffic] = []  # the Traffic objects of active count_traffic calls
 
@@ -205,6 +208,10 @@ def _hook_launches(executor):
         return host_args, host_kwargs
 
     def launch(self, *args, **kwargs):
+        with _ONE_AT_A_TIME:
+            return watched(self, *args, **kwargs)
+
+    def watched(self, *args, **kwargs):
         _running.append(_Launch(self.fn.__name__, []))
         try:
             call(self, *args, **kwargs)

@@ -186,6 +186,22 @@ def test_where_most_are_zero_the_others_count():
         check_against_float64(lambda x: torch.where(x < 50, 1.15 * x, x), torch.clone, x)
 
 
+def test_where_rounding_is_all_there_is_the_largest_error_judges():
+    """The gradient of a softmax under equal gradients is zero: eager's, in float32, mostly is too, by luck."""
+    logits = torch.randn(1, 37, generator=torch.Generator().manual_seed(1)).requires_grad_()
+
+    def summed(x):
+        return torch.softmax(x, -1).sum()
+
+    def otherwise(x):
+        y = torch.exp(x - x.detach().amax(-1, keepdim=True))
+        return (y / y.sum(-1, keepdim=True)).sum()
+
+    check_against_float64(otherwise, summed, logits)
+    with pytest.raises(CheckError, match="37 of 37 elements differ"):
+        check_against_float64(lambda x: summed(x) + 1e-4 * (x - x.detach()).sum(), summed, logits)
+
+
 def test_of_few_elements_one_unit_in_the_last_place_is_no_error():
     """Eager may be exact by luck: what rounds once more on the way is not wrong for it."""
     x = torch.full((4, 4), 3.484375, dtype=torch.bfloat16)

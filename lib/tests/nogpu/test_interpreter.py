@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 
 from lib import machine
 from lib.nogpu import interpreter
@@ -75,6 +76,121 @@ def test_bfloat16_dot():
 
 
 @triton.jit
+def _reduce_kernel(
+    x_ptr, y_ptr, OP: tl.constexpr, AXIS: tl.constexpr, M: tl.constexpr, N: tl.constexpr
+):
+    rows, cols = tl.arange(0, M), tl.arange(0, N)
+    x = tl.load(x_ptr + rows[:, None] * N + cols[None, :])
+    if OP == "sum":
+        y = tl.sum(x, axis=AXIS)
+    elif OP == "max":
+        y = tl.max(x, axis=AXIS)
+    elif OP == "min":
+        y = tl.min(x, axis=AXIS)
+    elif OP == "argmax":
+        y = tl.argmax(x, axis=AXIS)
+    elif OP == "argmin":
+        y = tl.argmin(x, axis=AXIS)
+    elif OP == "cumsum":
+        y = tl.cumsum(x, axis=AXIS)
+    elif OP == "cumprod":
+        y = tl.cumprod(x, axis=AXIS)
+    else:
+        y = tl.sort(x, dim=1)
+    if OP == "cumsum" or OP == "cumprod" or OP == "sort":
+        tl.store(y_ptr + rows[:, None] * N + cols[None, :], y)
+    elif AXIS is None:
+        tl.store(y_ptr, y)
+    elif AXIS == 0:
+        tl.store(y_ptr + cols, y)
+    else:
+        tl.store(y_ptr + rows, y)
+
+
+def _reduced(op, x, axis):
+    scan = op in ("cumsum", "cumprod")
+    if axis is None:
+        x, axis = x.flatten(), 0
+    if op == "sort":
+        return x.sort(axis).values
+    if op in ("max", "min"):
+        return getattr(x, "a" + op)(axis)
+    return getattr(x, op)(axis) if scan or op.startswith("arg") else x.sum(axis)
+
+
+REDUCTIONS = [
+    *[(op, axis) for op in ("sum", "max", "min") for axis in (None, 0, 1)],
+    *[(op, axis) for op in ("argmax", "argmin", "cumsum", "cumprod") for axis in (0, 1)],
+    ("sort", 1),
+]
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, torch.float16, torch.int8, torch.float32], ids=str
+)
+@pytest.mark.parametrize(("op", "axis"), REDUCTIONS)
+def test_reductions_and_scans_in_every_dtype(op, axis, dtype):
+    m, n = 4, 16
+    numbers = torch.randperm(m * n, generator=torch.Generator().manual_seed(0)) - 24
+    x = numbers.reshape(m, n).to(dtype)  # all different, exact, and so are their sums
+    if op == "cumprod":
+        x = (2 * (x > 0).int() - 1).to(dtype)
+    want = _reduced(op, x.double(), axis).double()
+    out = torch.full((m, n), -77, dtype=torch.int32 if dtype == torch.int8 else torch.float32)
+    _reduce_kernel[(1,)](x, out, OP=op, AXIS=axis, M=m, N=n)
+    got = out.flatten()[: want.numel()].reshape(want.shape).double()
+    assert torch.equal(got, want.to(torch.bfloat16).double() if dtype == torch.bfloat16 else want)
+
+
+@triton.jit
+def _atomic_kernel(x_ptr, y_ptr, n, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.atomic_add(y_ptr + i % 3, tl.load(x_ptr + i, mask=i < n), mask=i < n)
+
+
+def test_atomic_add_in_bfloat16():
+    x, y = torch.arange(16).bfloat16(), torch.ones(4, dtype=torch.bfloat16)
+    _atomic_kernel[(1,)](x, y, 13, N=16)
+    assert y.tolist() == [1 + 0 + 3 + 6 + 9 + 12, 1 + 1 + 4 + 7 + 10, 1 + 2 + 5 + 8 + 11, 1]
+
+
+@triton.jit
+def _float8_kernel(x_ptr, y_ptr, z_ptr, WORK: tl.constexpr, N: tl.constexpr):
+    i = tl.arange(0, N)
+    y = tl.load(x_ptr + i).to(y_ptr.dtype.element_ty)
+    if WORK:
+        y = y + y
+    tl.store(y_ptr + i, y)
+    tl.store(z_ptr + i, y.to(tl.float32))
+
+
+@pytest.mark.parametrize("source", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_float8_casts_round_to_nearest_and_saturate(source, dtype):
+    x = torch.cat(
+        [torch.randn(248) * 8, torch.tensor([1e5, -1e5, 0, 1e-9, 449, 17, 19, float("nan")])]
+    )
+    x, y, z = x.to(source), torch.empty(256, dtype=dtype), torch.empty(256)
+    _float8_kernel[(1,)](x, y, z, WORK=False, N=256)
+    largest = torch.finfo(dtype).max
+    want = x.float().clamp(-largest, largest).to(dtype)
+    torch.testing.assert_close(z, want.float(), rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(y.float(), want.float(), rtol=0, atol=0, equal_nan=True)
+
+
+def test_arithmetic_on_float8_is_refused():
+    x, y, z = torch.ones(16), torch.empty(16, dtype=torch.float8_e5m2), torch.empty(16)
+    with pytest.raises(TypeError, match=r"arithmetic on float8: convert with .to\(tl.float32\)"):
+        _float8_kernel[(1,)](x, y, z, WORK=True, N=16)
+
+
+def test_a_product_too_small_for_a_compiler_is_refused():
+    a, b = torch.randn(2, 4, 4)
+    with pytest.raises(AssertionError, match="K >= 16"):
+        _dot_kernel[(1,)](a, b, torch.empty(4, 4), N=4)
+
+
+@triton.jit
 def _libdevice_kernel(x_ptr, out_ptr, N: tl.constexpr):
     offsets = tl.arange(0, N)
     x = tl.load(x_ptr + offsets)
@@ -85,6 +201,61 @@ def test_libdevice():
     x, out = torch.randn(64), torch.empty(64)
     _libdevice_kernel[(1,)](x, out, N=64)
     torch.testing.assert_close(out, torch.tanh(x) + torch.erf(x) + x**2)
+
+
+@triton.jit
+def _more_libdevice_kernel(x_ptr, n_ptr, out_ptr, N: tl.constexpr):
+    offsets = tl.arange(0, N)
+    x, n = tl.load(x_ptr + offsets), tl.load(n_ptr + offsets)
+    tl.store(out_ptr + offsets, libdevice.cbrt(x) + libdevice.fma(x, x, x) + libdevice.round(x))
+    tl.store(
+        out_ptr + N + offsets, libdevice.sinpi(x) + libdevice.fast_tanhf(x) + libdevice.normcdf(x)
+    )
+    counted = libdevice.popc(n) * 10000 + libdevice.clz(n) * 100 + libdevice.ffs(n)
+    tl.store(out_ptr + 2 * N + offsets, counted.to(tl.float32))
+
+
+def test_more_of_libdevice():
+    x = torch.tensor([-2.5, -0.5, 0.5, 27.0])
+    n = torch.tensor([0, 1, 12, -1], dtype=torch.int32)
+    out = torch.empty(3, 4)
+    _more_libdevice_kernel[(1,)](x, n, out, N=4)
+    away = torch.tensor([-3.0, -1, 1, 27])
+    torch.testing.assert_close(out[0], x.sign() * x.abs() ** (1 / 3) + x * x + x + away)
+    want = torch.sin(torch.pi * x) + torch.tanh(x) + torch.special.ndtr(x)
+    torch.testing.assert_close(out[1], want, atol=1e-5, rtol=1e-5)
+    assert out[2].tolist() == [3200, 13101, 22803, 320001]
+
+
+@triton.jit
+def _rare_kernel(x_ptr, out_ptr, N: tl.constexpr):
+    offsets = tl.arange(0, N)
+    tl.store(out_ptr + offsets, libdevice.cyl_bessel_i0(tl.load(x_ptr + offsets)))
+
+
+def test_libdevice_says_what_has_no_stand_in():
+    with pytest.raises(NotImplementedError, match="libdevice.cyl_bessel_i0 has no stand-in"):
+        _rare_kernel[(1,)](torch.ones(4), torch.empty(4), N=4)
+    half = torch.ones(64, dtype=torch.bfloat16)
+    with pytest.raises(TypeError, match=r"libdevice.tanh takes float32 and float64, not bf16"):
+        _libdevice_kernel[(1,)](half, half, N=64)
+
+
+def test_several_threads_may_launch():
+    """One after the other: an interpreted launch changes triton.language for its time."""
+    xs = [torch.full((500,), float(k)) for k in range(4)]
+    outs = [torch.zeros(1) for _ in xs]
+
+    def launch(k):
+        for _ in range(5):
+            _loop_kernel[(1,)](xs[k], outs[k], 500, BLOCK_SIZE=16)
+
+    threads = [threading.Thread(target=launch, args=(k,)) for k in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [out.item() for out in outs] == [(500 + 32) * k for k in range(4)]
 
 
 @triton.jit

@@ -47,11 +47,6 @@ MUTANTS = [
         "ddelta without the scale",
     ),
     Mutant(
-        "            dx = tl.where(mask, _slope_times(dx, saved, ACTIVATION), 0.0)",
-        "            dx = _slope_times(dx, saved, ACTIVATION)",
-        "rows that are not there counted in dbias",
-    ),
-    Mutant(
         "rows = pid_m.to(tl.int64) * BLOCK_M +",
         "rows = pid_m * BLOCK_M +",
         "int32 rows of x and delta",
