@@ -131,11 +131,18 @@ def _patches_of_the_compiler():
     # AOTAutograd traces the backward graph by calling torch.autograd.grad.
     yield mock.patch.object(torch.autograd, "grad", grad)
 
-    # To recognise constants such as torch.full(n, 2.0), Inductor really runs them on their device.
+    # To recognise constants such as torch.full(n, 2.0) and x * 0, Inductor really runs them on their device.
+    prepare = Folder.__init__
+
+    def prepare_on_cpu(self, *args, **options):
+        with OnCPU():
+            prepare(self, *args, **options)
+
     def fold_on_cpu(self, *args):
         with OnCPU():
             return super(Folder, self).run(*args)
 
+    yield mock.patch.object(Folder, "__init__", prepare_on_cpu)
     yield mock.patch.object(Folder, "run", fold_on_cpu, create=True)
 
 

@@ -11,8 +11,8 @@ the same text line by line, but for what `normalize` removes.
 Where it differs from a GPU:
     Nothing is computed, so a branch on a tensor's value (`if x.sum() > 0`) ends the text there, and it says so.
     Nothing is timed, so mode="max-autotune" cannot choose, CUDA graphs cannot record, and a matmul of odd
-    sizes is never padded (on a GPU Inductor times it both ways).
-    An op that torch dispatches by asking the driver (attention) may take another route than on a GPU.
+    sizes is never padded (on a GPU Inductor times it both ways): the text says where that could matter.
+    scaled_dot_product_attention becomes products and a softmax; on a GPU it is one call. The text says so.
 
 From a shell the documented way is the same with and without a GPU; the script has to ask for the code
 of a function, because a plain torch.compile on CPU tensors writes C++:
@@ -105,6 +105,10 @@ def output_code(fn, *inputs, options=None, dynamic=False):
 
 
 def _written(fn, inputs, options, dynamic):
+    if not callable(fn):
+        raise TypeError(
+            f"output_code: fn must be a function or a torch.nn.Module, not {type(fn).__name__}"
+        )
     if isinstance(fn, torch.nn.Module):
         fn = copy.deepcopy(fn)  # its parameters will be moved
     write = _write_on_gpu if torch.cuda.is_available() else _write_on_fake_gpu
@@ -114,7 +118,7 @@ def _written(fn, inputs, options, dynamic):
             "output_code: Inductor compiled nothing. The function has no tensor ops, or Dynamo fell back "
             "to eager (TORCH_LOGS=graph_breaks says why)."
         )
-    codes = [_with_a_word_on_the_cpu(code) for code in codes]
+    codes = [_with_remarks(code) for code in codes]
     if all(_ON_THE_CPU in code and "async_compile.triton(" not in code for code in codes):
         raise ValueError(
             "output_code: this is code for the CPU, as all tensors are made inside the function; make them "
@@ -126,13 +130,43 @@ def _written(fn, inputs, options, dynamic):
 _ON_THE_CPU = "# Part of this is C++ for the CPU"
 
 
-def _with_a_word_on_the_cpu(code):
-    """The text, below its first line a remark where Inductor wrote C++ as well."""
-    if "async_compile.cpp" not in code:
-        return code
-    why = "the function makes a tensor there; with device=x.device it is on the GPU."
+_ATTENTION = """\
+# On a GPU this attention is one call of aten._scaled_dot_product_{flash, efficient or cudnn}_attention. Without
+# one, PyTorch takes the other route: products and a softmax."""
+
+
+def _with_remarks(code):
+    """The text, and below its first line what a reader has to know of it."""
+    remarks = []
+    if "async_compile.cpp" in code:
+        why = "the function makes a tensor there; with device=x.device it is on the GPU."
+        remarks.append(f"{_ON_THE_CPU}: {why}")
+    if "aten._safe_softmax" in code:  # only that route has it
+        remarks.append(_ATTENTION)
     first, _, rest = code.partition("\n")
-    return f"{first}\n{_ON_THE_CPU}: {why}\n{rest}"
+    return "\n".join([first, *remarks, rest])
+
+
+def _note_padding(odd):
+    """Stands in for timing a product with padded operands: notes its sizes, and pads nothing."""
+    from torch._inductor.fx_passes import pad_mm
+
+    def should_pad(match, a, b, op, input=None):
+        sizes = [int(n) for n in (a.shape[-2], a.shape[-1], b.shape[-1])]
+        if pad_mm.is_mm_compute_bound(*sizes, a.dtype):
+            odd.append("({0} × {1}) @ ({1} × {2})".format(*sizes))
+        return False
+
+    return mock.patch.object(pad_mm, "_should_pad", should_pad)
+
+
+def _on_padding(odd):
+    """The remark on products that a GPU would be timed on."""
+    products = ", ".join(dict.fromkeys(odd))
+    return (
+        "\n# On a GPU Inductor times padded operands as well, of sizes that tensor cores like, and may write"
+        f"\n# kernels that pad, for {products}.\n"
+    )
 
 
 def _check_options(options):
@@ -183,7 +217,8 @@ def _write_on_fake_gpu(fn, inputs, options, dynamic):
     from torch._inductor.codecache import PyCodeCache
     from torch._subclasses.fake_tensor import DataDependentOutputException
 
-    with fake_gpu(), _codes_collected() as codes:
+    odd = []
+    with fake_gpu(), _codes_collected() as codes, _note_padding(odd):
         inputs = _moved(fn, inputs, _to_fake_gpu)
         # Inductor collects, logs and saves the text itself; only loading it is replaced.
         with (
@@ -192,12 +227,13 @@ def _write_on_fake_gpu(fn, inputs, options, dynamic):
         ):
             # torch asks where an input begins, to see if it is aligned: a fake one begins at 0
             warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
-            options = {"shape_padding": False, **(options or {})}  # decided by timing
             try:
                 torch.compile(fn, dynamic=dynamic, options=options)(*inputs)
             except DataDependentOutputException:
                 if codes:
                     codes[-1] += _ENDS_HERE
+    if codes and odd:
+        codes[-1] += _on_padding(odd)
     # Each backward graph was written with its forward; on a GPU they come in the order in which they run.
     backward = [code for code in codes if _is_backward(code)]
     return [code for code in codes if not _is_backward(code)] + backward[::-1]
@@ -218,7 +254,7 @@ def _load_nothing(key, path, linemap=None, attrs=None, **_):
 
     ops = V.graph.orig_gm
     return SimpleNamespace(
-        call=lambda args: tuple(ops(*args)), recursively_apply_fns=None, __file__=path
+        call=lambda args: tuple(ops(*args)), recursively_apply_fns=None, __file__=path, key=key
     )
 
 

@@ -115,8 +115,9 @@ def _comment_above(lines, lineno):
 def _describe(source):
     """Kind, size hints and the bare function of one kernel's source."""
     functions = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
-    function = functions[-1]  # above it may stand what a scan combines with
-    heuristic = function.decorator_list[0]  # @triton_heuristics.pointwise(size_hints={...}, ...)
+    # The one with @triton_heuristics.pointwise(size_hints={...}, ...); beside it may stand its helpers.
+    decorators = [f.decorator_list[0] for f in functions]
+    (heuristic,) = [d for d in decorators if ast.unparse(d).startswith("triton_heuristics.")]
     hints = {k.arg: k.value for k in heuristic.keywords}.get("size_hints")
     size_hints = {} if hints is None else ast.literal_eval(hints)
     return heuristic.func.attr, size_hints, source[source.index("@triton.jit") :].strip() + "\n"

@@ -101,6 +101,7 @@ NIGHTLY = {
             "test_torch_logs_shows_the_same_text_once",  # notebooks 21 and 30 do the same
         )
     ],
+    "nogpu/test_output_code.py": [one_in(4)],
     "profiling/test_trace.py": [named("test_in_a_notebook_the_cell_is_named")],
     "ops/test_battery.py": [beside_the_first],
     "ops/test_mutants.py": [but_two_of_each_op],
