@@ -60,13 +60,17 @@ class Timing:
         return f"{self.median_us:.1f} µs (p20–p80 {self.p20_us:.1f}–{self.p80_us:.1f})"
 
 
-def time_us(fn, rep_ms=200):
-    """Timing of `fn()` on this GPU, L2 flushed before each run. ValueError with no GPU."""
+def _require_gpu(function):
     if not machine.HAS_GPU:
         raise ValueError(
-            "time_us needs a GPU: the interpreter's times say nothing about one. Use the recorded "
+            f"{function} needs a GPU: the interpreter's times say nothing about one. Use the recorded "
             "ladder, or time CPU code with torch.utils.benchmark"
         )
+
+
+def time_us(fn, rep_ms=200):
+    """Timing of `fn()` on this GPU, L2 flushed before each run. ValueError with no GPU."""
+    _require_gpu("time_us")
     quantiles = triton.testing.do_bench(fn, warmup=25, rep=rep_ms, quantiles=(0.5, 0.2, 0.8))
     return Timing(*(1e3 * ms for ms in quantiles))
 
@@ -87,8 +91,9 @@ def in_turns_us(calls, n_rounds=5, rep_ms=100):
 def host_us(fn, n_calls=100, n_repeats=7):
     """Host time of one call in µs, launches included and not waited for: what a small op costs.
 
-    The median of n_repeats means: a host has other things to do now and then.
+    The median of n_repeats means: a host has other things to do now and then. ValueError with no GPU.
     """
+    _require_gpu("host_us")
     fn()
     means = []
     for _ in range(n_repeats):
@@ -121,7 +126,11 @@ def triton_launches(fn):
 
 
 def kernels_launched(fn):
-    """The names of the GPU kernels that one call of `fn` launches, in order, from torch.profiler."""
+    """The names of the GPU kernels that one call of `fn` launches, in order, from torch.profiler.
+
+    ValueError with no GPU; there, count_traffic of lib.nogpu.memory counts launches of Triton kernels.
+    """
+    _require_gpu("kernels_launched")
     # Else what listens to launches stays after the first profile, and each launch costs the host more.
     os.environ.setdefault("TEARDOWN_CUPTI", "1")
     from torch.profiler import ProfilerActivity, profile
@@ -137,7 +146,8 @@ def kernels_launched(fn):
 
 
 def peak_mib(fn):
-    """MiB that one call of `fn` allocates on top of what is there, at its highest."""
+    """MiB that one call of `fn` allocates on top of what is there, at its highest. ValueError with no GPU."""
+    _require_gpu("peak_mib")
     fn()
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()

@@ -177,12 +177,15 @@ def warm_l2(run, gpu, n=25):
 
 
 def find_missing_sync(stopwatch, run, gpu):
-    """Test the stopwatch on work of known length: twice the work takes twice the time."""
+    """Test the stopwatch on work of known length: twice the work takes twice the time, and all of it."""
     once = stopwatch(lambda: gpu.busy(2000), gpu)
     twice = stopwatch(lambda: gpu.busy(4000), gpu)
     gpu.synchronize()
     if twice < 1.5 * once:
         return f"twice the work took {twice / once:.2f}× the time"
+    known = honest(lambda: gpu.busy(4000), gpu, n=3)
+    if twice < 0.8 * known:
+        return f"work of {known:.0f} µs took {twice:.0f} µs"
     return None
 
 
@@ -218,7 +221,7 @@ def find_above_ceiling(claimed_us, bytes_moved, ceiling_gbps):
 
 # --- detectors of versions that do not do the work -----------------------------------------------------
 
-SHAPES = ((1, 1), (2, 3), (5, 7), (17, 33), (129, 781))
+SHAPES = ((1, 1), (2, 3), (5, 7), (17, 33), (129, 781), (2050, 1030))
 
 
 def random_input(shape, seed=0):
@@ -230,14 +233,17 @@ def random_input(shape, seed=0):
 
 
 def find_cached_result(version, reference=gelu):
-    """New numbers in the same memory have to give a new result."""
+    """New numbers in the same memory have to give a new result, and to leave the old one alone."""
     x = random_input((17, 33))
-    old = version(x).clone()
+    first = version(x)
+    old = first.clone()
     x.copy_(random_input((17, 33), seed=1))
     want = reference(x.clone())
     got = version(x)
     if _same(got, old) and not _same(got, want):
         return "new numbers in the same tensor gave the old result"
+    if got.data_ptr() == first.data_ptr() != x.data_ptr():
+        return "the second call wrote over the result of the first"
     return None
 
 
@@ -246,7 +252,8 @@ def find_changed_input(version):
     x = random_input((17, 33))
     before = x.clone()
     version(x)
-    return None if _same(x, before) else "the input is not what it was"
+    unchanged = torch.equal(x.view(torch.int32), before.view(torch.int32))  # bit by bit, NaN too
+    return None if unchanged else "the input is not what it was"
 
 
 def find_wrong_output(version, reference=gelu):
@@ -296,8 +303,11 @@ CHEATS = (
 
 
 def find(name):
-    """The Cheat called `name`."""
-    return next(cheat for cheat in CHEATS if cheat.name == name)
+    """The Cheat called `name`; ValueError where there is none."""
+    for cheat in CHEATS:
+        if cheat.name == name:
+            return cheat
+    raise ValueError(f"no cheat {name!r}; there are {', '.join(cheat.name for cheat in CHEATS)}")
 
 
 def where(cheat):

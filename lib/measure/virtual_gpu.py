@@ -41,6 +41,8 @@ class VirtualGPU:
 
     def launch(self, name, us, stream=0, data=None):
         """Queue a kernel that takes `us` and return. data: the buffer it reads, in L2 from then on."""
+        if us < 0:
+            raise ValueError(f"launch: a kernel takes {us} µs; give it 0 or more")
         if name not in self.compiled and self.compile_us:
             self.host(f"compile {name}", self.compile_us)
         self.compiled.add(name)
@@ -105,7 +107,11 @@ class _Event:
         self.gpu._span(_lane(self.stream), "event", self.at_us, self.at_us)
 
     def elapsed_us(self, later):
-        """µs from this event to `later`; RuntimeError before both are done."""
+        """µs from this event to `later`; RuntimeError before both are recorded and done."""
+        if None in (self.at_us, later.at_us):
+            raise RuntimeError(
+                "an event was never recorded: call its record() before and after the work"
+            )
         if max(self.at_us, later.at_us) > self.gpu.host_us:
             raise RuntimeError("device not ready: synchronize before you read events")
         return later.at_us - self.at_us

@@ -40,6 +40,11 @@ TARGETS = {
     120: GPUTarget("cuda", 120, 32),  # Blackwell: RTX 5090
     "gfx942": GPUTarget("hip", "gfx942", 64),  # AMD CDNA 3: MI300
 }
+# Relatives of the above, whose code is much the same: on many readers' desks, and in no table.
+_RELATIVES = {
+    86: GPUTarget("cuda", 86, 32),  # Ampere: RTX 30, A10
+    89: GPUTarget("cuda", 89, 32),  # Ada: RTX 40, L4, L40S
+}
 
 _TYPE_NAMES = {
     torch.bool: "i1",
@@ -134,8 +139,9 @@ def compile_for(
     what signature_of returns, which holds all three. divisible_by_16 says what the compiler may take to
     be a multiple of 16: every pointer and int (True), none (False), or the parameters named.
     """
-    if arch not in TARGETS:
-        known = ", ".join(map(str, TARGETS))
+    targets = TARGETS | _RELATIVES
+    if arch not in targets:
+        known = ", ".join(map(str, targets))
         raise ValueError(f"compile_for: no arch {arch!r}; there are {known}.")
     if isinstance(signature, Signature):
         signature, known_constexprs, known_divisible = signature
@@ -153,7 +159,7 @@ def compile_for(
     with swapped(function.fn, InterpretedFunction, JITFunction):
         result = triton.compile(
             ASTSource(function, types, constexprs, attributes),
-            target=TARGETS[arch],
+            target=targets[arch],
             options={"num_warps": num_warps, "num_stages": num_stages},
         )
     return Compiled(result.metadata.name, arch, num_warps, result.metadata.shared, dict(result.asm))

@@ -281,6 +281,8 @@ def _namespace(name: str, *parts) -> str:
 
 
 def _require_functions(source: str, functions: list[str], name: str):
+    if not re.fullmatch(r"[\w.-]+", name):
+        raise ValueError(f"the name of a source names files: letters, digits and _, not {name!r}")
     for function in functions:
         if not re.search(rf"\b{function}\s*\(", source):
             raise ValueError(f"{name}.cu defines no function {function}; name its host functions")

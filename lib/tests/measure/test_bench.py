@@ -58,3 +58,10 @@ def test_launches_repeat_what_a_call_launches(name):
     launched = bench.kernels_launched(again)
     assert launched
     assert set(launched) <= set(bench.kernels_launched(lambda: op.versions["triton"](*inputs)))
+
+
+@pytest.mark.skipif(machine.HAS_GPU, reason="about a machine with no GPU")
+@pytest.mark.parametrize("function", ["time_us", "host_us", "peak_mib", "kernels_launched"])
+def test_what_only_a_gpu_can_measure_says_so(function):
+    with pytest.raises(ValueError, match=f"{function} needs a GPU: the interpreter's times say"):
+        getattr(bench, function)(lambda: None)

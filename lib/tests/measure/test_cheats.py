@@ -40,6 +40,57 @@ def test_honest_versions_pass(version):
     assert cheats.find_wrong_output(version) is None
 
 
+_buffer = {}
+
+
+def gelu_into_one_buffer(x):
+    y = _buffer.setdefault(x.shape, torch.empty_like(x))
+    return y.copy_(cheats.gelu(x))
+
+
+def test_one_buffer_for_all_results_is_found():
+    found = cheats.find_cached_result(gelu_into_one_buffer)
+    assert found == "the second call wrote over the result of the first"
+
+
+def test_what_is_wrong_only_for_large_inputs_is_found():
+    def version(x):
+        y = cheats.gelu(x)
+        return (
+            y if x.numel() < 2**20 else y * (torch.arange(len(x), device=x.device) < 2048)[:, None]
+        )
+
+    assert "at (2050, 1030)" in cheats.find_wrong_output(version)
+
+
+def test_a_last_bit_of_the_input_is_no_small_change():
+    def version(x):
+        y = cheats.gelu(x)
+        x[3, 3] *= 1 + 2**-22
+        return y
+
+    assert cheats.find_changed_input(version) == "the input is not what it was"
+
+
+@pytest.mark.parametrize("gpu", [VirtualGPU(), cheats.ThisDevice()], ids=["virtual", "this one"])
+def test_a_stopwatch_that_divides_by_too_much_is_found(gpu):
+    def halved(run, gpu):
+        return cheats.honest(run, gpu, n=3) / 2
+
+    found = cheats.find_missing_sync(halved, lambda: gpu.busy(10), gpu)
+    assert found and " took " in found
+
+
+def test_sentences():
+    with pytest.raises(ValueError, match="no cheat 'speed'; there are no sync, warm L2"):
+        cheats.find("speed")
+    gpu = VirtualGPU()
+    with pytest.raises(ValueError, match="a kernel takes -5 µs"):
+        gpu.launch("gelu", -5)
+    with pytest.raises(RuntimeError, match="an event was never recorded"):
+        gpu.event().elapsed_us(gpu.event())
+
+
 def test_nan_of_large_inputs_is_found():
     assert "NaN" in cheats.find_wrong_output(cheats.gelu_through_exp)
 

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
-NVIDIA = [arch for arch in TARGETS if arch != "gfx942"]
+NVIDIA = [86, 89, *(arch for arch in TARGETS if arch != "gfx942")]
 
 
 @triton.jit
@@ -296,7 +296,9 @@ def test_compare_mix():
 
 
 def test_unknown_arch():
-    with pytest.raises(ValueError, match="no arch 91; there are 75, 80, 90, 100, 120, gfx942"):
+    with pytest.raises(
+        ValueError, match="no arch 91; there are 75, 80, 90, 100, 120, gfx942, 86, 89"
+    ):
         compile_add(arch=91)
 
 
