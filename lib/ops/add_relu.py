@@ -36,7 +36,7 @@ class Plan(NamedTuple):
     backward: tuple[int, int, int] | None = None
 
 
-def add_relu_eager(x, bias):
+def add_relu_eager(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     return torch.relu(x + bias)
 
 
@@ -375,7 +375,9 @@ def _call(name, forward, x, bias, plan):
         raise
 
 
-def add_relu_triton(x, bias, *, plan=None):
+def add_relu_triton(
+    x: torch.Tensor, bias: torch.Tensor, *, plan: Plan | None = None
+) -> torch.Tensor:
     """relu(x + bias) in one Triton kernel, with gradients for both.
 
     x: (..., N), any strides; bias: (N,), on x's device. Returns y of x's shape, contiguous, in the dtype of
@@ -462,7 +464,7 @@ def _forward_cuda(x, bias, plan=None):
     return _forward(x, bias, plan, _launch_cuda)
 
 
-def add_relu_cuda(x, bias):
+def add_relu_cuda(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """relu(x + bias) in one CUDA kernel; the gradient comes from the Triton kernel.
 
     Shapes, dtypes and errors as for add_relu_triton. Needs nvcc and a C++ compiler at the first call.

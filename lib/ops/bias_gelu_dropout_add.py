@@ -42,7 +42,10 @@ class Plan(NamedTuple):
     backward: tuple[int, int, int] | None = None
 
 
-def bias_gelu_dropout_add_eager(x, bias, residual, p=0.1, seed=None):
+def bias_gelu_dropout_add_eager(
+    x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, p: float = 0.1,
+    seed: int | torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
     z = F.gelu(x + bias, approximate="tanh")
     if seed is None:
         return F.dropout(z, p) + residual
@@ -51,7 +54,7 @@ def bias_gelu_dropout_add_eager(x, bias, residual, p=0.1, seed=None):
     return z * keep / share_kept + residual
 
 
-def keep_mask(shape, p, seed, device="cpu", first=0):
+def keep_mask(shape: tuple, p: float, seed: int, device="cpu", first: int = 0) -> torch.Tensor:
     """The mask that the kernels draw for `seed`, in plain PyTorch: True where an element is kept.
 
     first: for a part of a larger tensor, how many elements come before it.
@@ -541,14 +544,16 @@ def _call(name, x, bias, residual, p, seed, plan):
         raise
 
 
-def bias_gelu_dropout_add_triton(x, bias, residual, p=0.1, seed=None, *, plan=None):
+def bias_gelu_dropout_add_triton(
+    x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, p: float = 0.1,
+    seed: int | torch.Tensor | None = None, *, plan: Plan | None = None,
+) -> torch.Tensor:  # fmt: skip
     """dropout(gelu(x + bias), p) + residual in one Triton kernel, with gradients for all three tensors.
 
-    x, residual: (..., N), any strides; bias: (N,), all on one device. p: share of elements that are dropped, 0
-    to 1, rounded to 1/65536; what is kept is divided by the share kept. seed: None draws a new one from torch's
-    generator of the device, without waiting for the GPU; an int or an int64 tensor of one element fixes the
-    mask. Returns y of x's shape, contiguous, in the dtype of the sum: under autocast x may have 16 bits and
-    bias 32. For inference pass p=0.
+    x, residual: (..., N), any strides; bias: (N,), all on one device. p: share of elements dropped, 0 (pass it
+    for inference) to 1, rounded to 1/65536; what is kept is divided by the share kept. seed: None draws one
+    from torch's generator there, without waiting for the GPU; an int or an int64 tensor of one element fixes
+    the mask. Returns y of x's shape, contiguous, in the dtype of the sum (x may have 16 bits and bias 32).
     plan: a Plan in place of the one chosen, for tuning; torch.compile leaves it out.
     Works under torch.compile (as the op fused_kernels::bias_gelu_dropout_add), autocast, checkpointing and
     CUDA graphs (each replay drops other elements); not under torch.func, torch.vmap or forward-mode AD, nor

@@ -69,7 +69,10 @@ class Plan(NamedTuple):
     precision: str = "ieee"  # of tl.dot, which matters for float32 alone
 
 
-def fused_mlp_eager(x, weight1, bias1, weight2, bias2, final="sigmoid"):
+def fused_mlp_eager(
+    x: torch.Tensor, weight1: torch.Tensor, bias1: torch.Tensor, weight2: torch.Tensor,
+    bias2: torch.Tensor, final: str = "sigmoid",
+) -> torch.Tensor:  # fmt: skip
     hidden = torch.relu(F.linear(x, weight1, bias1))
     return _FINALS[final](F.linear(hidden, weight2, bias2))
 
@@ -655,8 +658,9 @@ def _call(name, x, weight1, bias1, weight2, bias2, final, allow_tf32, plan):
 
 
 def fused_mlp_triton(
-    x, weight1, bias1, weight2, bias2, final="sigmoid", allow_tf32=False, *, plan=None
-):
+    x: torch.Tensor, weight1: torch.Tensor, bias1: torch.Tensor, weight2: torch.Tensor,
+    bias2: torch.Tensor, final: str = "sigmoid", allow_tf32: bool = False, *, plan: Plan | None = None,
+) -> torch.Tensor:  # fmt: skip
     """final(relu(x weight1ᵀ + bias1) weight2ᵀ + bias2) in one Triton kernel or two, with all five gradients.
 
     x: (..., K), weight1: (H, K), bias1: (H,), weight2: (N, H), bias2: (N,), any strides, all of one dtype and

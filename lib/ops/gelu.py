@@ -36,7 +36,7 @@ class Plan(NamedTuple):
     block_n: int
 
 
-def gelu_eager(x, approximate="none"):
+def gelu_eager(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
     return F.gelu(x, approximate=approximate)
 
 
@@ -351,7 +351,9 @@ def _call(name, forward, x, approximate, plan):
         raise
 
 
-def gelu_triton(x, approximate="none", *, plan=None):
+def gelu_triton(
+    x: torch.Tensor, approximate: str = "none", *, plan: Plan | None = None
+) -> torch.Tensor:
     """gelu(x) in one Triton kernel, with its gradient; `approximate` as in torch: "none" (erf) or "tanh".
 
     x: any shape and strides. Returns y of x's shape, contiguous.
@@ -434,7 +436,7 @@ def _forward_cuda(x, approximate, plan=None):
     return _forward(x, approximate, plan, _launch_cuda)
 
 
-def gelu_cuda(x, approximate="none"):
+def gelu_cuda(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
     """gelu(x) in one CUDA kernel; the gradient comes from the Triton kernel.
 
     Shapes, dtypes and errors as for gelu_triton. Needs nvcc and a C++ compiler at the first call.

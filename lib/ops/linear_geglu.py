@@ -64,7 +64,9 @@ class Plan(NamedTuple):
     backward: tuple[int, int, int] | None = None
 
 
-def linear_geglu_eager(x, weight, bias=None):
+def linear_geglu_eager(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
     x1, x2 = F.linear(x, weight, bias).chunk(2, dim=-1)
     return x1 * F.gelu(x2, approximate="tanh")
 
@@ -646,7 +648,10 @@ def _call(name, x, weight, bias, recompute, allow_tf32, plan):
         raise
 
 
-def linear_geglu_triton(x, weight, bias=None, recompute=False, allow_tf32=False, *, plan=None):
+def linear_geglu_triton(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, recompute: bool = False,
+    allow_tf32: bool = False, *, plan: Plan | None = None,
+) -> torch.Tensor:  # fmt: skip
     """x1 · gelu(x2), [x1, x2] = x Wᵀ + b, in one Triton kernel, with gradients for x, weight and bias.
 
     x: (..., K), weight: (2H, K), any strides; bias: (2H,) or None; all of one dtype and device. Returns y,

@@ -54,7 +54,10 @@ class Plan(NamedTuple):
     backward: tuple[int, int, int] | None = None
 
 
-def lora_epilogue_eager(x, delta, bias, scale=1.0, activation="identity"):
+def lora_epilogue_eager(
+    x: torch.Tensor, delta: torch.Tensor, bias: torch.Tensor, scale: float = 1.0,
+    activation: str = "identity",
+) -> torch.Tensor:  # fmt: skip
     return _ACTIVATIONS[activation](x + scale * delta + bias)
 
 
@@ -579,7 +582,10 @@ def _call(name, forward, x, delta, bias, scale, activation, plan, in_place=False
         raise
 
 
-def lora_epilogue_triton(x, delta, bias, scale=1.0, activation="identity", *, plan=None):
+def lora_epilogue_triton(
+    x: torch.Tensor, delta: torch.Tensor, bias: torch.Tensor, scale: float = 1.0,
+    activation: str = "identity", *, plan: Plan | None = None,
+) -> torch.Tensor:  # fmt: skip
     """act(x + scale·delta + bias) in one Triton kernel, with gradients for x, delta and bias.
 
     x, delta: (..., N), any strides; bias: (N,), all on one device; scale: a Python number; activation:
@@ -593,7 +599,10 @@ def lora_epilogue_triton(x, delta, bias, scale=1.0, activation="identity", *, pl
     return _call("lora_epilogue_triton", _forward, x, delta, bias, scale, activation, plan)
 
 
-def lora_epilogue_triton_(x, delta, bias, scale=1.0, activation="identity", *, plan=None):
+def lora_epilogue_triton_(
+    x: torch.Tensor, delta: torch.Tensor, bias: torch.Tensor, scale: float = 1.0,
+    activation: str = "identity", *, plan: Plan | None = None,
+) -> torch.Tensor:  # fmt: skip
     """lora_epilogue_triton written into x, which is returned: no memory for y, the same traffic.
 
     With gradients, gelu and silu save z = x + scale·delta + bias, one more tensor of x's size.
@@ -697,7 +706,10 @@ def _forward_cuda(x, delta, bias, scale, activation, plan=None, in_place=False, 
     return _forward(x, delta, bias, scale, activation, plan, in_place, z, _launch_cuda)
 
 
-def lora_epilogue_cuda(x, delta, bias, scale=1.0, activation="identity"):
+def lora_epilogue_cuda(
+    x: torch.Tensor, delta: torch.Tensor, bias: torch.Tensor, scale: float = 1.0,
+    activation: str = "identity",
+) -> torch.Tensor:  # fmt: skip
     """act(x + scale·delta + bias) in one CUDA kernel; the gradient comes from the Triton kernel.
 
     Shapes, dtypes and errors as for lora_epilogue_triton. Needs nvcc and a C++ compiler at the first call.

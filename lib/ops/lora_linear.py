@@ -83,7 +83,10 @@ class Plan(NamedTuple):
     backward: tuple[int, int, int] | None = None
 
 
-def lora_linear_eager(x, weight, lora_a, lora_b, bias=None, scale=1.0, activation="identity"):
+def lora_linear_eager(
+    x: torch.Tensor, weight: torch.Tensor, lora_a: torch.Tensor, lora_b: torch.Tensor,
+    bias: torch.Tensor | None = None, scale: float = 1.0, activation: str = "identity",
+) -> torch.Tensor:  # fmt: skip
     delta = (x @ lora_a.T) @ lora_b.T
     return _ACTIVATIONS[activation](F.linear(x, weight, bias) + scale * delta)
 
@@ -754,8 +757,10 @@ def _call(name, x, weight, lora_a, lora_b, bias, scale, activation, allow_tf32, 
 
 
 def lora_linear_triton(
-    x, weight, lora_a, lora_b, bias=None, scale=1.0, activation="identity", allow_tf32=False, *, plan=None
-):  # fmt: skip
+    x: torch.Tensor, weight: torch.Tensor, lora_a: torch.Tensor, lora_b: torch.Tensor,
+    bias: torch.Tensor | None = None, scale: float = 1.0, activation: str = "identity",
+    allow_tf32: bool = False, *, plan: Plan | None = None,
+) -> torch.Tensor:  # fmt: skip
     """act(x Wᵀ + b + s (x Aᵀ) Bᵀ), with gradients for x, lora_a, lora_b and bias; weight is frozen.
 
     x: (..., K), weight: (N, K), lora_a: (R, K), lora_b: (N, R), bias: (N,) or None, any strides, all of one
@@ -772,7 +777,10 @@ def lora_linear_triton(
     return _call("lora_linear_triton", x, weight, lora_a, lora_b, bias, *how)
 
 
-def lora_linear_cublas(x, weight, lora_a, lora_b, bias=None, scale=1.0, activation="identity"):
+def lora_linear_cublas(
+    x: torch.Tensor, weight: torch.Tensor, lora_a: torch.Tensor, lora_b: torch.Tensor,
+    bias: torch.Tensor | None = None, scale: float = 1.0, activation: str = "identity",
+) -> torch.Tensor:  # fmt: skip
     """The same without a fused kernel: cuBLAS, cuBLAS adding in place, and an activation in place.
 
     What lora_linear_triton has to beat. Shapes, errors and gradients are its; float32 is multiplied as

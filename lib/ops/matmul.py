@@ -68,7 +68,9 @@ class Plan(NamedTuple):
     backward: tuple[int, int, int] | None = None
 
 
-def matmul_eager(a, b, bias=None, activation="identity"):
+def matmul_eager(
+    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None, activation: str = "identity"
+) -> torch.Tensor:
     z = a @ b
     return _ACTIVATIONS[activation](z if bias is None else z + bias)
 
@@ -734,7 +736,10 @@ def _call(name, forward, a, b, bias, activation, allow_tf32, plan):
         raise
 
 
-def matmul_triton(a, b, bias=None, activation="identity", allow_tf32=False, *, plan=None):
+def matmul_triton(
+    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None, activation: str = "identity",
+    allow_tf32: bool = False, *, plan: Plan | None = None,
+) -> torch.Tensor:  # fmt: skip
     """act(a b + bias) by Triton kernels chosen for these shapes, with gradients for a, b and bias.
 
     a: (M, K), b: (K, N), any strides; bias: (N,) or None, all of one dtype and device; activation: identity,
@@ -852,7 +857,7 @@ def _forward_cuda(a, b, bias, activation, allow_tf32, save_z=False, plan=None):
     return _forward(a, b, bias, activation, allow_tf32, save_z, plan, _launch_cuda)
 
 
-def matmul_cuda(a, b):
+def matmul_cuda(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """a b by one CUDA kernel without tensor cores; the gradients come from the Triton kernels.
 
     Shapes, dtypes and errors as for matmul_triton. Needs nvcc and a C++ compiler at the first call.

@@ -34,7 +34,10 @@ class Plan(NamedTuple):
     block_h: int
 
 
-def rope_tables(n_positions, rotary_dim, base=10000.0, device=None, dtype=torch.float32):
+def rope_tables(
+    n_positions: int, rotary_dim: int, base: float = 10000.0, device: torch.device | str | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """cos and sin, (n_positions, rotary_dim / 2). Pair i at position m turns by m·base^(-2i / rotary_dim).
 
     Computed in float64: in float32 an angle of 16384 radians would be off by a thousandth.
@@ -45,7 +48,10 @@ def rope_tables(n_positions, rotary_dim, base=10000.0, device=None, dtype=torch.
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
-def rope_eager(q, k, cos, sin, position_offset=0, interleaved=False, layout="bshd"):
+def rope_eager(
+    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, position_offset: int = 0,
+    interleaved: bool = False, layout: str = "bshd",
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     def rotate(x):
         heads_dim, seq = (2, x.shape[1]) if layout == "bshd" else (1, x.shape[2])
         c, s = (
@@ -423,7 +429,10 @@ def _call(name, q, k, cos, sin, how, plan, in_place):
         raise
 
 
-def rope_triton(q, k, cos, sin, position_offset=0, interleaved=False, layout="bshd", *, plan=None):
+def rope_triton(
+    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, position_offset: int = 0,
+    interleaved: bool = False, layout: str = "bshd", *, plan: Plan | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """q and k rotated by their positions, as new tensors, in one Triton kernel; with gradients for both.
 
     q: (B, S, Hq, D), k: (B, S, Hk, D), or with layout="bhsd" (B, Hq, S, D) and (B, Hk, S, D), any strides.
@@ -439,7 +448,10 @@ def rope_triton(q, k, cos, sin, position_offset=0, interleaved=False, layout="bs
     return _call("rope_triton", q, k, cos, sin, how, plan, in_place=False)
 
 
-def rope_triton_(q, k, cos, sin, position_offset=0, interleaved=False, layout="bshd", *, plan=None):
+def rope_triton_(
+    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, position_offset: int = 0,
+    interleaved: bool = False, layout: str = "bshd", *, plan: Plan | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """rope_triton that writes into q and k, and returns them: no memory of its own, the same traffic.
 
     Where gradients are needed, q and k must be neither leaves nor views (ValueError): there use rope_triton.

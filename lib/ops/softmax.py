@@ -51,7 +51,7 @@ class Plan(NamedTuple):
     backward: "Plan | None" = None
 
 
-def softmax_eager(x):
+def softmax_eager(x: torch.Tensor) -> torch.Tensor:
     return torch.softmax(x, dim=-1)
 
 
@@ -555,7 +555,7 @@ def _call(name, forward, x, plan):
         raise
 
 
-def softmax_triton(x, *, plan=None):
+def softmax_triton(x: torch.Tensor, *, plan: Plan | None = None) -> torch.Tensor:
     """softmax over the last dimension in one Triton kernel, with its gradient.
 
     x: (..., N), any strides. Returns y of x's shape, contiguous. Rows with NaN or +inf, and rows of -inf alone,
@@ -640,7 +640,7 @@ def _forward_cuda(x, plan=None):
     return _forward(x, plan, _launch_cuda)
 
 
-def softmax_cuda(x):
+def softmax_cuda(x: torch.Tensor) -> torch.Tensor:
     """softmax over the last dimension in one CUDA kernel; the gradient comes from the Triton kernel.
 
     Shapes, dtypes and errors as for softmax_triton. Needs nvcc and a C++ compiler at the first call.
