@@ -42,7 +42,8 @@ def _ffs(x):
 
 
 def _mulhi(x, y):
-    assert x.element_size() == 4, "libdevice.mulhi: 32-bit integers only, with no GPU"
+    if x.element_size() != 4:
+        raise NotImplementedError("libdevice.mulhi: with no GPU of 32-bit integers only")
     return ((x.to(torch.int64) * y.to(torch.int64)) >> 32).to(x.dtype)
 
 
