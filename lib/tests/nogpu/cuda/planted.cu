@@ -249,9 +249,7 @@ __global__ void half_warp_meets_the_wrong_half(const float* x, float* y) {
 
 __global__ void registers_forever(const float* x, float* y) {
   float v = x[threadIdx.x];
-  while (v < 1e30f) {
-    v = v * 0.5f + 1.f;  // BUG registers_forever: it tends to 2
-  }
+  while (v < 1e30f) v = v * 0.5f + 1.f;  // BUG registers_forever: it tends to 2
   y[threadIdx.x] = v;
 }
 
