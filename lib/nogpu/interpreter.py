@@ -123,6 +123,8 @@ def _in_float32(method, n_operands):
     def wrapped(self, *args):
         operands, rest = args[:n_operands], args[n_operands:]
         selects = rest and rest[0] is np.where  # moves bits, computes nothing
+        if not selects and any(map(_is_float8, operands)):
+            raise TypeError("arithmetic on float8: convert with .to(tl.float32) first")
         if selects or not any(map(_is_bfloat16, operands)):
             return method(self, *args)
         return _narrow(method(self, *map(_widen, operands), *rest))
@@ -188,9 +190,10 @@ def _repair_float8():
         return _from_float64(_to_float64(data, from_type), to_type)
 
     upstream._convert_float = convert_float
-    builder = upstream.InterpreterBuilder
-    for name, n_operands in (("unary_op", 1), ("binary_op", 2), ("ternary_op", 3)):
-        setattr(builder, name, _without_float8(getattr(builder, name), n_operands))
+
+
+def _is_float8(handle):
+    return handle.data.itemsize == 1 and handle.dtype.scalar.name.startswith("fp8")
 
 
 def _float8(dtype):
@@ -214,17 +217,6 @@ def _from_float64(x, dtype):
     if dtype == tl.bfloat16:
         return float32_to_bfloat16(x)
     return x.astype(upstream._get_np_dtype(dtype))
-
-
-def _without_float8(method, n_operands):
-    def wrapped(self, *args):
-        operands, rest = args[:n_operands], args[n_operands:]
-        moves = rest and rest[0] is np.where
-        if not moves and any(a.dtype.scalar.name.startswith("fp8") for a in operands):
-            raise TypeError("arithmetic on float8: convert with .to(tl.float32) first")
-        return method(self, *args)
-
-    return wrapped
 
 
 def _refuse_small_dot():

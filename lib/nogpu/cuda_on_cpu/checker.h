@@ -9,9 +9,8 @@
 // a race is found even where the answer was right. Two kinds are let pass, as right programs have
 // them: the read with which a loop of atomicCAS begins, and threads that all store one value. What
 // is not judged: a plain access beside an atomic one of another thread block, and what passes
-// between thread blocks by
-// __threadfence() and an atomic operation; both can be right, and telling when needs more than
-// this.
+// between thread blocks by __threadfence() and an atomic operation; both can be right, and telling
+// when needs more than this.
 #pragma once
 namespace cuda_on_cpu {
 
@@ -269,8 +268,7 @@ CUDA_ON_CPU_RUNTIME static std::string name_of(const Location& location, Address
   return "a __device__ variable";
 }
 
-// ---- Rule 2 for tensors: what torch::empty made holds a pattern, a NaN, until it is written
-// ---------
+// ---- Rule 2 for tensors: what torch::empty made holds a pattern, a NaN, until it is written --
 
 CUDA_ON_CPU_RUNTIME static std::string check_written(Address address, size_t bytes,
                                                      const TensorRange& range) {
@@ -287,8 +285,7 @@ CUDA_ON_CPU_RUNTIME static std::string check_written(Address address, size_t byt
   return "";
 }
 
-// ---- Rule 3: what looks like a race, and is none
-// ------------------------------------------------------
+// ---- Rule 3: what looks like a race, and is none ---------------------------------------------
 
 CUDA_ON_CPU_RUNTIME static inline void settle_suspicion() {
   if (suspicion.message.empty()) return;

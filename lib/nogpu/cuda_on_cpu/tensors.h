@@ -55,8 +55,7 @@ static inline const at::Tensor& noted(const at::Tensor& tensor) {
   return tensor;
 }
 
-// ---- Memory that nobody has written
-// -----------------------------------------------------------------
+// ---- Memory that nobody has written ----------------------------------------------------------
 
 #ifndef CUDA_ON_CPU_CHECKED
 static inline at::Tensor made_empty(at::Tensor tensor) { return tensor; }
@@ -89,8 +88,7 @@ CUDA_ON_CPU_RUNTIME static at::Tensor made_empty(at::Tensor tensor) {
 
 #endif
 
-// ---- What a launch may touch
-// ------------------------------------------------------------------------
+// ---- What a launch may touch -----------------------------------------------------------------
 
 // Opens the range in which the address lies, if there is one that is not open yet.
 CUDA_ON_CPU_RUNTIME static TensorRange* open_tensor_at(Address address) {
