@@ -289,8 +289,8 @@ GELU = Op(
 )
 
 # For each activation: tensors of x's size that the backward pass has to read or write. dy in, dx and ddelta
-# out, and y (relu, sigmoid) or x and delta again (gelu, silu; in place z, twice). For identity dx is dy.
-_LORA_BACKWARD = {"identity": 2, "relu": 4, "sigmoid": 4, "gelu": 5, "silu": 5}
+# out, and y (relu, sigmoid) or x and delta again (others; in place z, twice). For identity dx is dy.
+_LORA_BACKWARD = {"identity": 2, "relu": 4, "sigmoid": 4, "gelu": 5, "gelu_tanh": 5, "silu": 5}
 _LORA_SCALE = 0.5
 
 LORA_EPILOGUE = Op(
@@ -308,7 +308,7 @@ LORA_EPILOGUE = Op(
     tensors={"x": "... N", "delta": "... N", "bias": "N"},
     configurations={
         activation: {"scale": _LORA_SCALE, "activation": activation}
-        for activation in ("relu", "gelu", "silu", "sigmoid", "identity")
+        for activation in ("relu", "gelu_tanh", "silu", "sigmoid", "identity")
     },
     # forward: read x and delta, write y
     bytes_moved=lambda shape, itemsize, gradients, scale, activation: (
@@ -321,7 +321,11 @@ LORA_EPILOGUE = Op(
         "scale 1/3": (
             {"x": "... N", "delta": "... N", "bias": "N"},
             {"scale": 1 / 3, "activation": "silu"},
-        )
+        ),
+        "gelu": (
+            {"x": "... N", "delta": "... N", "bias": "N"},
+            {"scale": _LORA_SCALE, "activation": "gelu"},
+        ),
     },
     plans={
         "two strips of several tiles": (lora_epilogue.Plan(16, 8, (16, 8, 2)), [(70, 11), (64, 16)])
@@ -541,7 +545,11 @@ MATMUL = Op(
     bench_shapes=((8192, 8192, 8192), (16384, 1024, 8192), (512, 16384, 512), (1823, 333, 781)),
     small_shape=(33, 40, 21),
     variants={
-        "bias, relu": ({"a": "M K", "b": "K N", "bias": "N"}, {"activation": "relu"}),
+        f"bias, {activation}": (
+            {"a": "M K", "b": "K N", "bias": "N"},
+            {"activation": activation},
+        )
+        for activation in ("relu", "gelu", "gelu_tanh")
     },
     plans=_MATMUL_PLANS,
     sources=("lib/ops/matmul.py", "lib/measure/matmul_ladder.py", "lib/ops/matmul.cu"),
@@ -656,7 +664,7 @@ LORA_LINEAR = Op(
     empty_shapes=((0, 3, 5, 2), (5, 3, 0, 2), (17, 0, 33, 2)),
     configurations={
         activation: {"scale": _LORA_SCALE, "activation": activation}
-        for activation in ("relu", "identity", "gelu", "silu", "sigmoid")
+        for activation in ("relu", "identity", "gelu_tanh", "silu", "sigmoid")
     },
     variants={
         "only what it needs": (_LORA_WITHOUT_BIAS, {}),

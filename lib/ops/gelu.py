@@ -41,13 +41,13 @@ def gelu_eager(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
 
 
 @triton.jit
-def _gelu(z):
+def _gelu_tanh(z):
     # gelu(z) = z·sigmoid(2u), u = √(2/π)·(z + 0.044715 z³): no overflow, where tanh as (e²ᵘ-1)/(e²ᵘ+1) has one
     return z / (1.0 + tl.exp(-1.5957691216057308 * z * (1.0 + 0.044715 * z * z)))
 
 
 @triton.jit
-def _gelu_grad(z):
+def _gelu_tanh_grad(z):
     # s = sigmoid(2u); gelu'(z) = s + z·s·(1 - s)·2u'. By e = exp(-|2u|), which cannot overflow, and with
     # s·(1 - s) = e/(1 + e)²: where s is nearly 1, 1 - s has lost its digits, and z·2u' multiplies what is left.
     # Far out e is 0, and 2u' must not be infinite: 0·inf is NaN.
@@ -76,14 +76,14 @@ def _normal(z):
 
 
 @triton.jit
-def _gelu_erf(z):
+def _gelu(z):
     # gelu(z) = z·Φ(z)
     cdf, _ = _normal(z)
     return z * cdf
 
 
 @triton.jit
-def _gelu_erf_grad(z):
+def _gelu_grad(z):
     # gelu'(z) = Φ(z) + z·Φ'(z), Φ'(z) = exp(-z²/2)/√(2π)
     cdf, e = _normal(z)
     return cdf + z * (0.3989422804014327 * e)
@@ -105,7 +105,7 @@ def _locate(n_rows, n_cols, ONE_ROW: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_
 @triton.jit
 def _fwd_tile(x_ptrs, y_ptrs, mask, TANH: tl.constexpr, COMPUTE: tl.constexpr):
     x = tl.load(x_ptrs, mask=mask).to(COMPUTE)
-    y = _gelu(x) if TANH else _gelu_erf(x)
+    y = _gelu_tanh(x) if TANH else _gelu(x)
     tl.store(y_ptrs, y, mask=mask)
 
 
@@ -131,7 +131,7 @@ def _gelu_fwd_kernel(
 def _bwd_tile(dy_ptrs, x_ptrs, dx_ptrs, mask, TANH: tl.constexpr, COMPUTE: tl.constexpr):
     dy = tl.load(dy_ptrs, mask=mask).to(COMPUTE)
     x = tl.load(x_ptrs, mask=mask).to(COMPUTE)
-    dx = dy * (_gelu_grad(x) if TANH else _gelu_erf_grad(x))
+    dx = dy * (_gelu_tanh_grad(x) if TANH else _gelu_grad(x))
     tl.store(dx_ptrs, dx, mask=mask)
 
 

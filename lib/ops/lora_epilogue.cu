@@ -3,7 +3,7 @@
 // lora_epilogue: y = act(x + scale · delta + bias), the forward pass in CUDA C++, with 16-byte loads.
 //
 // Shapes    x, delta, y: (M, N); bias: (N,); float, double, half, bfloat16. The columns of x and delta are
-//           contiguous. act is identity, relu, gelu (tanh form), silu or sigmoid, one template argument each.
+//           contiguous. act is identity, relu, gelu (erf), gelu_tanh, silu or sigmoid, one template argument each.
 // Traffic   M N elements of s bytes: 3 M N s, the bias stays in cache.
 // One thread block handles ROWS * blockDim.y rows and blockDim.x * VEC columns; one thread VEC adjacent
 // columns of ROWS rows. Where 16-byte loads are possible one of x and one of delta a thread are best (VEC = 4
@@ -40,7 +40,20 @@ struct Relu {
   template <typename Math>
   static __device__ Math of(Math z) { return z < Math(0) ? Math(0) : z; }  // not fmax: a NaN has to stay one
 };
-struct Gelu {  // z · sigmoid(2u), u = sqrt(2/pi) (z + 0.044715 z³)
+struct Gelu {  // z · Φ(z)
+  // (1 + erf(z / sqrt(2))) / 2 has lost its digits where Φ is near 0, and normcdff takes as long as all the rest. So
+  // Φ(-|z|) = exp(-z² / 2) p(t), t = 1 / (1 + 0.3 |z|), with the p of lora_epilogue.py.
+  static __device__ float of(float z) {
+    const float t = __fdividef(1.0f, 1.0f + 0.3f * fabsf(z));
+    float p = 0.20634661f + t * (-0.15719897f + t * 0.03567376f);
+    p = 0.09991446f + t * (0.12855840f + t * (-0.05367744f + t * p));
+    p = t * (0.11962931f + t * (0.12075380f + t * p));
+    const float tail = exp2f(-0.72134752f * z * z) * p;
+    return z * (z < 0.0f ? tail : 1.0f - tail);
+  }
+  static __device__ double of(double z) { return z * normcdf(z); }
+};
+struct GeluTanh {  // z · sigmoid(2u), u = sqrt(2/pi) (z + 0.044715 z³)
   template <typename Math>
   static __device__ Math of(Math z) {
     return divide(z, Math(1) + exponential(Math(-1.5957691216057308) * z * (Math(1) + Math(0.044715) * z * z)));
@@ -125,7 +138,7 @@ void launch_aligned(const torch::Tensor& x, const torch::Tensor& delta, const to
 }
 
 // Writes y = act(x + scale · delta + bias). x, delta: (M, N) with contiguous columns; bias: (N,); y: (M, N),
-// contiguous; activation: 0 identity, 1 relu, 2 gelu, 3 silu, 4 sigmoid.
+// contiguous; activation: 0 identity, 1 relu, 2 gelu, 3 gelu_tanh, 4 silu, 5 sigmoid.
 void lora_epilogue_forward(const torch::Tensor& x, const torch::Tensor& delta, const torch::Tensor& bias,
                            torch::Tensor y, double scale, int64_t activation) {
   TORCH_CHECK_VALUE(x.is_cuda() && delta.is_cuda() && bias.is_cuda() && y.is_cuda(),
@@ -139,7 +152,7 @@ void lora_epilogue_forward(const torch::Tensor& x, const torch::Tensor& delta, c
   TORCH_CHECK_VALUE((x.size(1) == 1 || (x.stride(1) == 1 && delta.stride(1) == 1)) && bias.is_contiguous() &&
                         y.is_contiguous(),
                     "lora_epilogue_forward: columns must be contiguous; call .contiguous()");
-  TORCH_CHECK_VALUE(activation >= 0 && activation < 5, "lora_epilogue_forward: activation must be 0 to 4");
+  TORCH_CHECK_VALUE(activation >= 0 && activation < 6, "lora_epilogue_forward: activation must be 0 to 5");
   if (y.numel() == 0) return;  // a grid of no thread blocks is a launch error
   const c10::cuda::CUDAGuard guard(x.device());  // the GPU of x, which need not be the current one
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, x.scalar_type(), "lora_epilogue_forward", [&] {
@@ -147,7 +160,8 @@ void lora_epilogue_forward(const torch::Tensor& x, const torch::Tensor& delta, c
       case 0: return launch_aligned<scalar_t, Identity>(x, delta, bias, y, scale);
       case 1: return launch_aligned<scalar_t, Relu>(x, delta, bias, y, scale);
       case 2: return launch_aligned<scalar_t, Gelu>(x, delta, bias, y, scale);
-      case 3: return launch_aligned<scalar_t, Silu>(x, delta, bias, y, scale);
+      case 3: return launch_aligned<scalar_t, GeluTanh>(x, delta, bias, y, scale);
+      case 4: return launch_aligned<scalar_t, Silu>(x, delta, bias, y, scale);
       default: return launch_aligned<scalar_t, Sigmoid>(x, delta, bias, y, scale);
     }
   });

@@ -4,14 +4,14 @@
 
 Shapes    x, delta, y: (..., N), with any strides, y contiguous; bias: (N,); scale: a Python float.
           x is what the frozen linear layer gives without its bias, delta the low-rank product (h A) B.
-Act       identity, relu, gelu (tanh form), silu or sigmoid.
+Act       identity, relu, gelu (erf), gelu_tanh, silu or sigmoid.
 Dtypes    float32, float16 and bfloat16 (computed in float32), also mixed, y then as their sum; and float64.
 Traffic   M rows of N elements of s bytes. Forward: eager moves 2 + 3 + 2 + 2 = 9MNs (identity 7MNs), fused
           3MNs, in place too. Backward: dy in, dx and ddelta out are 3MNs, and on top comes what tells act'(z),
           z = x + scale·delta + bias:
             identity        nothing, and dx is dy itself             backward 2MNs
             relu, sigmoid   y                                        backward 4MNs
-            gelu, silu      x and delta, to compute z again          backward 5MNs
+            gelus, silu     x and delta, to compute z again          backward 5MNs
             in place        z, as x is gone: forward 4MNs            backward 4MNs
 Backward  dx = dy·act'(z), ddelta = scale·dx, dbias = dx summed over rows: one kernel, and one for the sums.
 Copy it   this file for Triton; lora_epilogue.cu beside it for CUDA. MIT licence.
@@ -40,10 +40,12 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _ACTIVATIONS = {
     "identity": lambda z: z,
     "relu": torch.relu,
-    "gelu": functools.partial(F.gelu, approximate="tanh"),
+    "gelu": F.gelu,
+    "gelu_tanh": functools.partial(F.gelu, approximate="tanh"),
     "silu": F.silu,
     "sigmoid": torch.sigmoid,
 }
+_OF_Z = ("gelu", "gelu_tanh", "silu")  # their slope is taken from z; relu's and sigmoid's from y
 
 
 class Plan(NamedTuple):
@@ -62,13 +64,13 @@ def lora_epilogue_eager(
 
 
 @triton.jit
-def _gelu(z):
+def _gelu_tanh(z):
     # gelu(z) = z·sigmoid(2u), u = √(2/π)·(z + 0.044715 z³): no overflow, where tanh as (e²ᵘ-1)/(e²ᵘ+1) has one
     return z / (1.0 + tl.exp(-1.5957691216057308 * z * (1.0 + 0.044715 * z * z)))
 
 
 @triton.jit
-def _gelu_grad(z):
+def _gelu_tanh_grad(z):
     # s = sigmoid(2u); gelu'(z) = s + z·s·(1 - s)·2u'. By e = exp(-|2u|), which cannot overflow, and with
     # s·(1 - s) = e/(1 + e)²: where s is nearly 1, 1 - s has lost its digits, and z·2u' multiplies what is left.
     # Far out e is 0, and 2u' must not be infinite: 0·inf is NaN.
@@ -80,11 +82,44 @@ def _gelu_grad(z):
 
 
 @triton.jit
+def _normal(z):
+    # Φ(z) and exp(-z²/2). (1 + erf(z/√2))/2 has lost its digits where Φ is near 0: in float32 it is a twentieth
+    # off at z = -5. Φ(-|z|) = exp(-z²/2)·p(t), t = 1/(1 + 0.3|z|), keeps them. p, of degree 8, fits by least
+    # squares with weights that even out the error, to 1.5e-7 of Φ for |z| up to 14; further out Φ is 0.
+    e = tl.exp2(-0.7213475204444817 * z * z)
+    if z.dtype == tl.float64:
+        cdf = 0.5 * (1.0 + tl.erf(0.7071067811865476 * z))  # float64 has digits to lose
+    else:
+        t = 1.0 / (1.0 + 0.3 * tl.abs(z))
+        p = 0.2063466079825968 + t * (-0.1571989730676126 + t * 0.035673758297739465)
+        p = 0.09991445642353258 + t * (0.1285584005903845 + t * (-0.053677435119704076 + t * p))
+        tail = e * (t * (0.11962930875828147 + t * (0.12075380295863522 + t * p)))
+        cdf = tl.where(z < 0, tail, 1.0 - tail)
+    return cdf, e
+
+
+@triton.jit
+def _gelu(z):
+    # gelu(z) = z·Φ(z)
+    cdf, _ = _normal(z)
+    return z * cdf
+
+
+@triton.jit
+def _gelu_grad(z):
+    # gelu'(z) = Φ(z) + z·Φ'(z), Φ'(z) = exp(-z²/2)/√(2π)
+    cdf, e = _normal(z)
+    return cdf + z * (0.3989422804014327 * e)
+
+
+@triton.jit
 def _activate(z, ACTIVATION: tl.constexpr):
     if ACTIVATION == "relu":
         z = tl.where(z < 0, 0.0, z)  # tl.maximum(z, 0) would turn NaN into 0
     elif ACTIVATION == "gelu":
         z = _gelu(z)
+    elif ACTIVATION == "gelu_tanh":
+        z = _gelu_tanh(z)
     elif ACTIVATION == "silu":
         z = z / (1.0 + tl.exp(-z))
     elif ACTIVATION == "sigmoid":
@@ -94,13 +129,15 @@ def _activate(z, ACTIVATION: tl.constexpr):
 
 @triton.jit
 def _slope_times(dy, saved, ACTIVATION: tl.constexpr):
-    # dy·act'(z); saved is y for relu and sigmoid, z for gelu and silu
+    # dy·act'(z); saved is y for relu and sigmoid, z for the others
     if ACTIVATION == "relu":
         dy = tl.where(saved <= 0, 0.0, dy)  # a NaN in y lets dy through, as in torch.relu
     elif ACTIVATION == "gelu":
         dy = dy * _gelu_grad(saved)
+    elif ACTIVATION == "gelu_tanh":
+        dy = dy * _gelu_tanh_grad(saved)
     elif ACTIVATION == "silu":
-        e = tl.exp(-tl.abs(saved))  # as in _gelu_grad: s·(1 - s) = e/(1 + e)²
+        e = tl.exp(-tl.abs(saved))  # as in _gelu_tanh_grad: s·(1 - s) = e/(1 + e)²
         t = 1.0 / (1.0 + e)
         dy = dy * (tl.where(saved < 0, e * t, t) + saved * (e * t * t))
     elif ACTIVATION == "sigmoid":
@@ -561,7 +598,7 @@ def _call(name, forward, x, delta, bias, scale, activation, plan, in_place=False
     if not _fits(x, delta, bias, scale, activation):
         _refuse_arguments(name, x, delta, bias, scale, activation)
     needs_grad = _needs_grad(x, delta, bias)
-    save_z = in_place and needs_grad and activation in ("gelu", "silu")
+    save_z = in_place and needs_grad and activation in _OF_Z
     if torch.compiler.is_compiling():
         if in_place and not needs_grad:
             lora_epilogue_op_(x, delta, bias, scale, activation)
@@ -589,7 +626,7 @@ def lora_epilogue_triton(
     """act(x + scale·delta + bias) in one Triton kernel, with gradients for x, delta and bias.
 
     x, delta: (..., N), any strides; bias: (N,), all on one device; scale: a Python number; activation:
-    identity, relu, gelu (tanh form), silu or sigmoid. Returns y of x's shape, contiguous, in the dtype of the
+    identity, relu, gelu, gelu_tanh, silu or sigmoid. Returns y of x's shape, contiguous, in the dtype of the
     sum: under autocast x may have 16 bits and bias 32.
     plan: a Plan in place of the one chosen, for tuning; torch.compile leaves it out.
     Works under torch.compile (as the op fused_kernels::lora_epilogue), autocast and CUDA graphs; not under
@@ -605,7 +642,7 @@ def lora_epilogue_triton_(
 ) -> torch.Tensor:  # fmt: skip
     """lora_epilogue_triton written into x, which is returned: no memory for y, the same traffic.
 
-    With gradients, gelu and silu save z = x + scale·delta + bias, one more tensor of x's size.
+    With gradients, gelu, gelu_tanh and silu save z = x + scale·delta + bias, one more tensor of x's size.
     Raises as lora_epilogue_triton, and ValueError where x must not be written: it overlaps itself, delta or
     bias in memory, or is a leaf that requires grad.
     """

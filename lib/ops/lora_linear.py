@@ -4,7 +4,7 @@
 
 Shapes    x: (..., K); W: (N, K), frozen; A: (R, K); B: (N, R), rank R up to 256; b: (N,) or None; any strides.
           s: a Python float, alpha / R. y: (..., N), contiguous.
-Act       identity, relu, gelu (tanh form), silu or sigmoid.
+Act       identity, relu, gelu (erf), gelu_tanh, silu or sigmoid.
 Dtypes    float16, bfloat16 (summed in float32), float32, float64. Tensor cores read 10 bits of a float32's
           mantissa (tf32). So each float32 is split into two tf32 and multiplied in three products (3xTF32), as
           accurate as float32 units and faster; allow_tf32=True uses one product. Numbers within 1/4096 of the
@@ -21,7 +21,7 @@ Design    cuBLAS computes u = x Aᵀ. With so few columns it is a pass over x, a
           tile to tile (a persistent kernel), and TMA moves x, W and y.
 Backward  One kernel computes dz = dy·act'(z) and sums it over rows to db; a second adds up the partial sums.
           cuBLAS does the rest: dB = s dzᵀ u, du = s dz B, dA = duᵀ x, dx = dz W + du A. Saves x, u, and y (for
-          relu and sigmoid) or z (gelu, silu), each only if a requested gradient needs it.
+          relu and sigmoid) or z (others), each only if a requested gradient needs it.
 Rounding  u is rounded to x's dtype, as eager rounds x Aᵀ, and so is s u. In float16 s u has to be in range; no
           digit is lost if s is a power of 2. The sum of both products is rounded once; eager rounds five times.
 Copy it   this file. MIT licence.
@@ -48,7 +48,8 @@ _MAX_RANK = 256
 _ACTIVATIONS = {
     "identity": lambda z: z,
     "relu": torch.relu,
-    "gelu": functools.partial(F.gelu, approximate="tanh"),
+    "gelu": F.gelu,
+    "gelu_tanh": functools.partial(F.gelu, approximate="tanh"),
     "silu": F.silu,
     "sigmoid": torch.sigmoid,
 }
@@ -56,11 +57,12 @@ _ACTIVATIONS = {
 _ACTIVATIONS_INTO = {
     # aten.relu.out allocates a tensor; clamp_min does not, and leaves NaN as it is
     "relu": functools.partial(torch.clamp_min, min=0),
-    "gelu": functools.partial(torch.ops.aten.gelu.out, approximate="tanh"),
+    "gelu": torch.ops.aten.gelu.out,
+    "gelu_tanh": functools.partial(torch.ops.aten.gelu.out, approximate="tanh"),
     "silu": torch.ops.aten.silu.out,
     "sigmoid": torch.ops.aten.sigmoid.out,
 }
-_OF_Z = ("gelu", "silu")  # their slope is taken from z; relu's and sigmoid's from y
+_OF_Z = ("gelu", "gelu_tanh", "silu")  # their slope is taken from z; relu's and sigmoid's from y
 
 
 class Tile(NamedTuple):
@@ -115,10 +117,43 @@ def _times_sigmoid(z, v):
 
 
 @triton.jit
+def _normal(z):
+    # Φ(z) and exp(-z²/2). (1 + erf(z/√2))/2 has lost its digits where Φ is near 0: in float32 it is a twentieth
+    # off at z = -5. Φ(-|z|) = exp(-z²/2)·p(t), t = 1/(1 + 0.3|z|), keeps them. p, of degree 8, fits by least
+    # squares with weights that even out the error, to 1.5e-7 of Φ for |z| up to 14; further out Φ is 0.
+    e = tl.exp2(-0.7213475204444817 * z * z)
+    if z.dtype == tl.float64:
+        cdf = 0.5 * (1.0 + tl.erf(0.7071067811865476 * z))  # float64 has digits to lose
+    else:
+        t = 1.0 / (1.0 + 0.3 * tl.abs(z))
+        p = 0.2063466079825968 + t * (-0.1571989730676126 + t * 0.035673758297739465)
+        p = 0.09991445642353258 + t * (0.1285584005903845 + t * (-0.053677435119704076 + t * p))
+        tail = e * (t * (0.11962930875828147 + t * (0.12075380295863522 + t * p)))
+        cdf = tl.where(z < 0, tail, 1.0 - tail)
+    return cdf, e
+
+
+@triton.jit
+def _gelu(z):
+    # gelu(z) = z·Φ(z)
+    cdf, _ = _normal(z)
+    return z * cdf
+
+
+@triton.jit
+def _gelu_grad(z):
+    # gelu'(z) = Φ(z) + z·Φ'(z), Φ'(z) = exp(-z²/2)/√(2π)
+    cdf, e = _normal(z)
+    return cdf + z * (0.3989422804014327 * e)
+
+
+@triton.jit
 def _act(z, ACTIVATION: tl.constexpr):
     if ACTIVATION == "relu":
         z = tl.where(z < 0, 0.0, z)  # tl.maximum(z, 0) would turn NaN into 0
     elif ACTIVATION == "gelu":
+        z = _gelu(z)
+    elif ACTIVATION == "gelu_tanh":
         # z·sigmoid(2u), 2u = 2√(2/π)·(z + 0.044715 z³): no overflow, where tanh as (e²ᵘ-1)/(e²ᵘ+1) has one
         z = _times_sigmoid(z, z * (1.5957691216057308 + 0.07135481627260025 * z * z))
     elif ACTIVATION == "silu":
@@ -129,7 +164,7 @@ def _act(z, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
-def _gelu_grad(z):
+def _gelu_tanh_grad(z):
     # s = sigmoid(2u); gelu'(z) = s + z·s·(1 - s)·2u'. By e = exp(-|2u|), which cannot overflow, and with
     # s·(1 - s) = e/(1 + e)²: where s is nearly 1, 1 - s has lost its digits, and z·2u' multiplies what is left.
     # Far out e is 0, and 2u' must not be infinite: 0·inf is NaN.
@@ -142,13 +177,15 @@ def _gelu_grad(z):
 
 @triton.jit
 def _slope_times(dy, saved, ACTIVATION: tl.constexpr):
-    # dy·act'(z); saved is y for relu and sigmoid, z for gelu and silu
+    # dy·act'(z); saved is y for relu and sigmoid, z for the others
     if ACTIVATION == "relu":
         dy = tl.where(saved <= 0, 0.0, dy)  # a NaN in y lets dy through, as in torch.relu
     elif ACTIVATION == "gelu":
         dy = dy * _gelu_grad(saved)
+    elif ACTIVATION == "gelu_tanh":
+        dy = dy * _gelu_tanh_grad(saved)
     elif ACTIVATION == "silu":
-        e = tl.exp(-tl.abs(saved))  # as in _gelu_grad: s·(1 - s) = e/(1 + e)²
+        e = tl.exp(-tl.abs(saved))  # as in _gelu_tanh_grad: s·(1 - s) = e/(1 + e)²
         t = 1.0 / (1.0 + e)
         dy = dy * (tl.where(saved < 0, e * t, t) + saved * (e * t * t))
     elif ACTIVATION == "sigmoid":
@@ -764,7 +801,7 @@ def lora_linear_triton(
     """act(x Wᵀ + b + s (x Aᵀ) Bᵀ), with gradients for x, lora_a, lora_b and bias; weight is frozen.
 
     x: (..., K), weight: (N, K), lora_a: (R, K), lora_b: (N, R), bias: (N,) or None, any strides, all of one
-    dtype and device; scale: a Python number, alpha / R; activation: identity, relu, gelu (tanh form), silu or
+    dtype and device; scale: a Python number, alpha / R; activation: identity, relu, gelu, gelu_tanh, silu or
     sigmoid; allow_tf32: whether float32 may be rounded to tf32. Returns y, (..., N), contiguous.
     plan: a Plan in place of the one chosen, for tuning; torch.compile leaves it out.
     Works under torch.compile (as the op fused_kernels::lora_linear), autocast (in its dtype, as torch's
@@ -799,7 +836,7 @@ def lora_linear_op(
     """lora_linear for torch.compile and torch.export: one node of the graph, which nothing looks into.
 
     Returns y, and u = x Aᵀ and z = x Wᵀ + b + s u Bᵀ for the backward pass. Without save_z z is empty, and the
-    backward pass of gelu and silu computes it again.
+    backward pass of gelu, gelu_tanh and silu computes it again.
     """
     if not _fits(x, weight, lora_a, lora_b, bias, scale, activation):
         _refuse_arguments("lora_linear_op", x, weight, lora_a, lora_b, bias, scale, activation)

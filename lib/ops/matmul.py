@@ -3,7 +3,7 @@
 """matmul: y = act(a b + bias), one product by tensor cores whose result is finished before it is stored.
 
 Shapes    a: (M, K), b: (K, N), any strides; bias: (N,) or None; y: (M, N), contiguous.
-Act       identity, relu, gelu (tanh form), silu or sigmoid, of the sum before it is rounded: an epilogue.
+Act       identity, relu, gelu (erf), gelu_tanh, silu or sigmoid, of the sum before it is rounded: an epilogue.
 Dtypes    float16, bfloat16 (summed in float32), float32 and float64. Tensor cores read 10 bits of a float32's
           mantissa, TF32. So float32 goes by 3xTF32: each number is a sum of two TF32, multiplied in three
           products. That is as accurate as float32 units and faster; allow_tf32=True takes one product.
@@ -14,7 +14,7 @@ Ways      tiles: one program for each tile of y; cp.async brings the next pieces
           split-K: few tiles and a long K, which programs share; a second kernel sums their parts in order.
           tma: a large product of 16 bits on Hopper; one program for each SM goes from tile to tile.
 Backward  dz = dy·act'(z), z = a b + bias, in one kernel that sums dbias too; da = dz bᵀ and db = aᵀ dz by the
-          kernels above, which read through strides. Saves a, b, and y (relu, sigmoid) or z (gelu, silu).
+          kernels above, which read through strides. Saves a, b, and y (relu, sigmoid) or z (others).
 Tuned     on an H200. Other GPUs get two tiles that are correct, and not tuned.
 Copy it   this file for Triton; matmul.cu beside it for CUDA. MIT licence.
 """
@@ -40,11 +40,12 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _ACTIVATIONS = {
     "identity": lambda z: z,
     "relu": torch.relu,
-    "gelu": functools.partial(F.gelu, approximate="tanh"),
+    "gelu": F.gelu,
+    "gelu_tanh": functools.partial(F.gelu, approximate="tanh"),
     "silu": F.silu,
     "sigmoid": torch.sigmoid,
 }
-_OF_Z = ("gelu", "silu")  # their slope is taken from z; relu's and sigmoid's from y
+_OF_Z = ("gelu", "gelu_tanh", "silu")  # their slope is taken from z; relu's and sigmoid's from y
 
 
 class Tile(NamedTuple):
@@ -84,13 +85,13 @@ def _dot(a, b, total, PRECISION: tl.constexpr = None, COMPUTE: tl.constexpr = tl
 
 
 @triton.jit
-def _gelu(z):
+def _gelu_tanh(z):
     # gelu(z) = z·sigmoid(2u), u = √(2/π)·(z + 0.044715 z³): no overflow, where tanh as (e²ᵘ-1)/(e²ᵘ+1) has one
     return z / (1.0 + tl.exp(-1.5957691216057308 * z * (1.0 + 0.044715 * z * z)))
 
 
 @triton.jit
-def _gelu_grad(z):
+def _gelu_tanh_grad(z):
     # s = sigmoid(2u); gelu'(z) = s + z·s·(1 - s)·2u'. By e = exp(-|2u|), which cannot overflow, and with
     # s·(1 - s) = e/(1 + e)²: where s is nearly 1, 1 - s has lost its digits, and z·2u' multiplies what is left.
     # Far out e is 0, and 2u' must not be infinite: 0·inf is NaN.
@@ -102,11 +103,44 @@ def _gelu_grad(z):
 
 
 @triton.jit
+def _normal(z):
+    # Φ(z) and exp(-z²/2). (1 + erf(z/√2))/2 has lost its digits where Φ is near 0: in float32 it is a twentieth
+    # off at z = -5. Φ(-|z|) = exp(-z²/2)·p(t), t = 1/(1 + 0.3|z|), keeps them. p, of degree 8, fits by least
+    # squares with weights that even out the error, to 1.5e-7 of Φ for |z| up to 14; further out Φ is 0.
+    e = tl.exp2(-0.7213475204444817 * z * z)
+    if z.dtype == tl.float64:
+        cdf = 0.5 * (1.0 + tl.erf(0.7071067811865476 * z))  # float64 has digits to lose
+    else:
+        t = 1.0 / (1.0 + 0.3 * tl.abs(z))
+        p = 0.2063466079825968 + t * (-0.1571989730676126 + t * 0.035673758297739465)
+        p = 0.09991445642353258 + t * (0.1285584005903845 + t * (-0.053677435119704076 + t * p))
+        tail = e * (t * (0.11962930875828147 + t * (0.12075380295863522 + t * p)))
+        cdf = tl.where(z < 0, tail, 1.0 - tail)
+    return cdf, e
+
+
+@triton.jit
+def _gelu(z):
+    # gelu(z) = z·Φ(z)
+    cdf, _ = _normal(z)
+    return z * cdf
+
+
+@triton.jit
+def _gelu_grad(z):
+    # gelu'(z) = Φ(z) + z·Φ'(z), Φ'(z) = exp(-z²/2)/√(2π)
+    cdf, e = _normal(z)
+    return cdf + z * (0.3989422804014327 * e)
+
+
+@triton.jit
 def _activate(z, ACTIVATION: tl.constexpr):
     if ACTIVATION == "relu":
         z = tl.where(z < 0, 0.0, z)  # tl.maximum(z, 0) would turn NaN into 0
     elif ACTIVATION == "gelu":
         z = _gelu(z)
+    elif ACTIVATION == "gelu_tanh":
+        z = _gelu_tanh(z)
     elif ACTIVATION == "silu":
         z = z / (1.0 + tl.exp(-z))
     elif ACTIVATION == "sigmoid":
@@ -116,13 +150,15 @@ def _activate(z, ACTIVATION: tl.constexpr):
 
 @triton.jit
 def _slope_times(dy, saved, ACTIVATION: tl.constexpr):
-    # dy·act'(z); saved is y for relu and sigmoid, z for gelu and silu
+    # dy·act'(z); saved is y for relu and sigmoid, z for the others
     if ACTIVATION == "relu":
         dy = tl.where(saved <= 0, 0.0, dy)  # a NaN in y lets dy through, as in torch.relu
     elif ACTIVATION == "gelu":
         dy = dy * _gelu_grad(saved)
+    elif ACTIVATION == "gelu_tanh":
+        dy = dy * _gelu_tanh_grad(saved)
     elif ACTIVATION == "silu":
-        e = tl.exp(-tl.abs(saved))  # as in _gelu_grad: s·(1 - s) = e/(1 + e)²
+        e = tl.exp(-tl.abs(saved))  # as in _gelu_tanh_grad: s·(1 - s) = e/(1 + e)²
         t = 1.0 / (1.0 + e)
         dy = dy * (tl.where(saved < 0, e * t, t) + saved * (e * t * t))
     elif ACTIVATION == "sigmoid":
@@ -743,7 +779,7 @@ def matmul_triton(
     """act(a b + bias) by Triton kernels chosen for these shapes, with gradients for a, b and bias.
 
     a: (M, K), b: (K, N), any strides; bias: (N,) or None, all of one dtype and device; activation: identity,
-    relu, gelu (tanh form), silu or sigmoid; allow_tf32: whether tensor cores may round float32 to TF32.
+    relu, gelu, gelu_tanh, silu or sigmoid; allow_tf32: whether tensor cores may round float32 to TF32.
     Returns y, (M, N), contiguous. K = 0 gives act(bias). The same bits in every run.
     plan: a Plan in place of the one chosen, for tuning; torch.compile leaves it out.
     Works under torch.compile (as the op fused_kernels::matmul), autocast (in its dtype, as torch's
@@ -761,8 +797,8 @@ def matmul_op(
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """matmul for torch.compile and torch.export: one node of the graph, which nothing looks into.
 
-    Returns y, and z = a b + bias for the backward pass of gelu and silu. Without save_z that is empty, and the
-    backward pass multiplies once more.
+    Returns y, and z = a b + bias for the backward pass of gelu, gelu_tanh and silu. Without save_z
+    that is empty, and the backward pass multiplies once more.
     """
     if not _fits(a, b, bias, activation):
         _refuse_arguments("matmul_op", a, b, bias, activation)

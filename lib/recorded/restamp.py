@@ -8,6 +8,7 @@ trees are equal after the renames is the hash written anew; anything else is nam
 
 Renames    suite=registry                      a name
            machine.describe=show.describe      an attribute of a name
+           '"gelu"="gelu_tanh"'                a string, the whole of it
            lib/a.py=lib/b/a.py                 a file, in `sources` and, as lib.a too, in strings of the code
 """
 
@@ -45,6 +46,7 @@ class _Renamed(ast.NodeTransformer):
 
     def visit_Constant(self, node):
         if isinstance(node.value, str):
+            node.value = self.renames.get(f'"{node.value}"', node.value).strip('"')
             for old, new in self.renames.items():
                 if "/" in old:  # as a path, and as a module
                     node.value = node.value.replace(old, new)

@@ -19,13 +19,13 @@ import torch
 import triton.language as tl
 
 OP = registry.find("lora_epilogue")
-ACTIVATIONS = ["identity", "relu", "gelu", "silu", "sigmoid"]
+ACTIVATIONS = ["identity", "relu", "gelu", "gelu_tanh", "silu", "sigmoid"]
 activations = pytest.mark.parametrize("activation", ACTIVATIONS)
 SHAPE = (96, 640)
 
 
 def inputs(shape=SHAPE, dtype=torch.float32, activation="relu"):
-    return OP.configured(activation).inputs(shape, dtype, machine.device())
+    return OP.all_configured()[activation].inputs(shape, dtype, machine.device())
 
 
 def detached(*args, **kwargs):
@@ -39,7 +39,7 @@ def detached(*args, **kwargs):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_forward_reads_two_tensors_and_writes_one(activation, dtype):
     x, delta, bias = detached(SHAPE, dtype)
-    least = OP.configured(activation).bytes_moved(SHAPE, dtype.itemsize, gradients=False)
+    least = OP.all_configured()[activation].bytes_moved(SHAPE, dtype.itemsize, gradients=False)
     for version in (lora_epilogue_triton, lora_epilogue_triton_):
         traffic = count_traffic(lambda version=version: version(x, delta, bias, 0.5, activation))
         assert traffic.launches == 1
@@ -52,7 +52,7 @@ def test_backward_moves_what_the_table_says(activation):
     y = lora_epilogue_triton(x, delta, bias, 0.5, activation)
     dy = torch.randn_like(y)
     traffic = count_traffic(lambda: y.backward(dy))
-    op = OP.configured(activation)
+    op = OP.all_configured()[activation]
     forward = op.bytes_moved(SHAPE, 4, gradients=False)
     assert traffic.launches == 2  # the second adds up the partial sums
     large = [
@@ -68,7 +68,7 @@ def test_in_place_with_gradients_saves_z_where_it_has_to(activation):
     x, delta, bias = inputs()
     copy = x.clone()
     forward = count_traffic(lambda: lora_epilogue_triton_(copy, delta, bias, 0.5, activation))
-    saves_z = activation in ("gelu", "silu")
+    saves_z = activation in ("gelu", "gelu_tanh", "silu")
     assert forward.bytes_moved == (4 if saves_z else 3) * x.nbytes + bias.nbytes
     backward = count_traffic(lambda: copy.backward(torch.randn_like(x)))
     by = {name.rpartition(".")[2]: a for name, a in backward.by_argument.items()}
@@ -266,7 +266,9 @@ def test_in_place_takes_parts_of_one_tensor(module):
 
 def test_bad_arguments_are_refused():
     x, delta, bias = detached((4, 6))
-    with pytest.raises(ValueError, match="one of identity, relu, gelu, silu, sigmoid; got 'tanh'"):
+    with pytest.raises(
+        ValueError, match="one of identity, relu, gelu, gelu_tanh, silu, sigmoid; got 'tanh'"
+    ):
         lora_epilogue_triton(x, delta, bias, 1.0, "tanh")
     with pytest.raises(TypeError, match="scale must be a Python number, got Tensor"):
         lora_epilogue_triton(x, delta, bias, torch.tensor(1.0))
@@ -294,7 +296,7 @@ def test_sixteen_byte_accesses_no_spills_and_one_double(activation):
         (x, x, bias, x, None, 0.5, 64, 4096, 4096, 1, 4096, 1, 4096, 1),
         *op_file._plan(4096, torch.bfloat16)[:2], 4, ACTIVATION=activation,
     )  # fmt: skip
-    recomputes = activation in ("gelu", "silu")
+    recomputes = activation in ("gelu", "gelu_tanh", "silu")
     saved = None if activation == "identity" else x
     backward = _compiled(
         op_file._lora_epilogue_bwd_kernel,

@@ -69,7 +69,7 @@ def check(
 # --- rounding and special values -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("activation", ["identity", "gelu", "silu"])
+@pytest.mark.parametrize("activation", ["identity", "gelu", "gelu_tanh", "silu"])
 def test_errors_are_no_larger_than_eagers(module, activation):
     """Of y and each gradient, in the mean of their squares: s within u's rounding costs nothing."""
     squares = []
@@ -150,7 +150,7 @@ def test_nan_and_infinities_of_the_weights_stay_in_their_columns(module, plan, a
     assert torch.isfinite(y[[0, 2, 4, 5]][:, untouched]).all(), "it spreads"
 
 
-@pytest.mark.parametrize("activation", ["gelu", "silu", "sigmoid"])
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "silu", "sigmoid"])
 def test_large_sums_do_not_overflow_on_the_way(module, activation):
     tensors = inputs((6, 16, 24, 3))
     with torch.no_grad():
@@ -320,7 +320,7 @@ def test_forward_moves_each_tensor_once_and_z_only_for_a_gradient(module):
         leaf = x.detach().requires_grad_(gradient)
         tensors = leaf, weight, lora_a, lora_b, bias, 1.0, activation
         traffic = count_traffic(functools.partial(module.lora_linear_triton, *tensors))
-        keeps_z = gradient and activation in ("gelu", "silu")
+        keeps_z = gradient and activation in ("gelu", "gelu_tanh", "silu")
         assert traffic.launches == 1
         assert traffic.bytes_moved == read + y_bytes * (2 if keeps_z else 1), activation
 
@@ -349,7 +349,7 @@ GRADIENTS = [c for n in (1, 2, 3, 4) for c in itertools.combinations((0, 2, 3, 4
 
 
 @wrappers
-@pytest.mark.parametrize("activation", ["identity", "relu", "gelu"])
+@pytest.mark.parametrize("activation", ["identity", "relu", "gelu", "gelu_tanh"])
 def test_saves_only_what_the_gradients_need(module, name, activation):
     """x for A; W, A, B for x; u for B; nothing for the bias; beside them y or z, and for identity nothing."""
     m, _, n, r = SMALL
@@ -420,9 +420,9 @@ def test_cublas_adds_and_activates_in_place(activation):
         assert log.products() == [(m, r), (m, n), (m, n)]
         assert not {"add", "add_", "mul", "mul_"} & set(names)
         made = [shape for name, shape in log.entries if name.startswith(("empty", "new_empty"))]
-        assert made.count((m, n)) == 1 + (saves and activation in ("gelu", "silu"))
+        assert made.count((m, n)) == 1 + (saves and activation in ("gelu", "gelu_tanh", "silu"))
         # not aten.relu.out, which goes by way of a second tensor
-        name = {"relu": "clamp_min"}.get(activation, activation)
+        name = {"relu": "clamp_min", "gelu_tanh": "gelu"}.get(activation, activation)
         assert (name in names) == (activation != "identity")
 
 
@@ -627,7 +627,7 @@ def count(compiled, pattern):
 
 @pytest.mark.parametrize(("rank", "activation"), [(16, "relu"), (64, "gelu"), (5, "silu")])
 def test_hopper_multiplies_by_wgmma_and_moves_by_tma(rank, activation):
-    keeps_z, tile = activation in ("gelu", "silu"), TILES["half"][0]
+    keeps_z, tile = activation in ("gelu", "gelu_tanh", "silu"), TILES["half"][0]
     plan = Plan(tile, "tma")
     launch, *_ = launches(lora_linear, torch.bfloat16, rank, activation, trained=keeps_z, plan=plan)
     assert launch.kernel.__name__ == "_lora_linear_tma_kernel"
@@ -681,7 +681,7 @@ def test_the_pointer_kernel_multiplies_by_the_best_there_is(kind, dtype, arch, p
     assert compiled.shared_bytes <= {90: 232_448, 80: 101_376, 75: 65_536}[arch]
 
 
-@pytest.mark.parametrize("activation", ["identity", "relu", "gelu"])
+@pytest.mark.parametrize("activation", ["identity", "relu", "gelu", "gelu_tanh"])
 def test_backward_kernel_has_sixteen_byte_accesses_and_no_spills(activation):
     _, launch, _ = launches(lora_linear, torch.bfloat16, activation=activation, trained=True)
     assert launch.kernel.__name__ == "_dz_kernel"
@@ -722,7 +722,7 @@ def test_what_only_this_op_refuses(module, name):
         "a bias of two dimensions": (but(bias=bias[None]), ValueError, "bias must be"),
         "another dtype of bias": (but(bias=bias.half()), TypeError, "cast one of them"),
         "a scale in a tensor": ((*good, torch.tensor(1.0)), TypeError, "Python number"),
-        "an activation": ((*good, 1.0, "tanh"), ValueError, "identity, relu, gelu, silu, sigmoid"),
+        "an activation": ((*good, 1.0, "tanh"), ValueError, "identity, relu, gelu, gelu_tanh, silu, sigmoid"),
     }  # fmt: skip
     for what, (bad, kind, message) in wrong.items():
         with pytest.raises(kind, match=f"{name}: .*{message}") as caught:

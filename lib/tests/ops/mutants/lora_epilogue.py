@@ -83,8 +83,8 @@ MUTANTS = [
     ),
     Mutant("ctx.mark_dirty(x)", "pass", "in place: autograd not told"),
     Mutant(
-        'needs_grad and activation in ("gelu", "silu")',
-        'needs_grad and activation == "gelu"',
+        "needs_grad and activation in _OF_Z",
+        'needs_grad and activation == "silu"',
         "in place: silu without its z",
     ),
     Mutant(
@@ -135,4 +135,6 @@ MUTANTS = [
         "wide = bias",
         "folded rows with the bias of one row in the backward pass",
     ),
+    Mutant("z = _gelu(z)", "z = _gelu_tanh(z)", "gelu: another form"),
+    Mutant("dy * _gelu_grad(saved)", "dy * _gelu_tanh_grad(saved)", "gelu: the other form's slope"),
 ]

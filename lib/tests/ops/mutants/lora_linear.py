@@ -347,4 +347,6 @@ MUTANTS = [
         "    def _load_from_state_dict(self, *args, **kwargs):\n        if False:",
         "loaded while merged",
     ),
+    Mutant("z = _gelu(z)", "z = _times_sigmoid(z, 1.702 * z)", "gelu: another form"),
+    Mutant("dy * _gelu_grad(saved)", "dy * _gelu_tanh_grad(saved)", "gelu: the other form's slope"),
 ]

@@ -34,8 +34,8 @@ MUTANTS = [
         "relu: a gradient where y is 0",
     ),
     Mutant(
-        '_OF_Z = ("gelu", "silu")',
-        '_OF_Z = ("gelu",)',
+        '_OF_Z = ("gelu", "gelu_tanh", "silu")',
+        '_OF_Z = ("gelu", "gelu_tanh")',
         "silu: its slope from y",
     ),
     Mutant(
@@ -288,4 +288,6 @@ MUTANTS = [
         "        ctx.mark_non_differentiable(*filter(torch.is_tensor, [z]))\n        return y, z  # z too",
         "a second derivative without what goes through z",
     ),
+    Mutant("z = _gelu(z)", "z = _gelu_tanh(z)", "gelu: another form"),
+    Mutant("dy * _gelu_grad(saved)", "dy * _gelu_tanh_grad(saved)", "gelu: the other form's slope"),
 ]
