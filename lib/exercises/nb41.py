@@ -1,4 +1,4 @@
-"""Exercises of notebook 41, linear_geglu."""
+"""Exercises of notebook 41, linear_glu."""
 
 import itertools
 import math
@@ -95,7 +95,7 @@ def _large_layer(shape, dtype):
 
 def _layer(shape, dtype):
     """x (M, K), weight (2H, K), bias (2H,), with no gradients."""
-    tensors = registry.find("linear_geglu").inputs(shape, dtype, machine.device())
+    tensors = registry.find("linear_glu").inputs(shape, dtype, machine.device())
     return tuple(t.detach() for t in tensors)
 
 

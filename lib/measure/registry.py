@@ -15,7 +15,7 @@ from lib.ops import (
     bias_gelu_dropout_add,
     fused_mlp,
     gelu,
-    linear_geglu,
+    linear_glu,
     lora_epilogue,
     lora_linear,
     matmul,
@@ -560,33 +560,37 @@ _GATED_LAYER = {"x": "... K", "weight": "2H K weight", "bias": "2H"}
 # Three rows of tiles, in groups of two, for two programs; then K in two steps. No size fills its tiles.
 _GATED_SHAPES = [(260, 24, 132), (130, 72, 33)]
 
-LINEAR_GEGLU = Op(
-    name="linear_geglu",
+LINEAR_GLU = Op(
+    name="linear_glu",
     notebook="41_linear_geglu",
     title="x1 · gelu(x2), [x1, x2] = x Wᵀ + b",
-    eager=linear_geglu.linear_geglu_eager,
-    versions={"triton": linear_geglu.linear_geglu_triton},
-    registered=(linear_geglu.linear_geglu_op,),
+    eager=linear_glu.linear_glu_eager,
+    versions={"triton": linear_glu.linear_glu_triton},
+    registered=(linear_glu.linear_glu_op,),
     tensors=_GATED_LAYER,
     letters="M K H",
     variants={
         "no bias": ({"x": "... K", "weight": "2H K weight"}, {}),
         "recompute": (_GATED_LAYER, {"recompute": True}),
+        "gelu": (_GATED_LAYER, {"activation": "gelu"}),
+        "silu, gate first": (_GATED_LAYER, {"activation": "silu", "gate": "first"}),
+        "relu": (_GATED_LAYER, {"activation": "relu"}),
+        "sigmoid, no bias": ({"x": "... K", "weight": "2H K weight"}, {"activation": "sigmoid"}),
     },
     version_arguments=("recompute",),
     plans={
         "wide tiles, two strips of several tiles": (
-            linear_geglu.Plan(
-                "pointers", linear_geglu.Tile(128, 128, 64, 8, 2), 2, backward=(16, 32, 2)
+            linear_glu.Plan(
+                "pointers", linear_glu.Tile(128, 128, 64, 8, 2), 2, backward=(16, 32, 2)
             ),
             _GATED_SHAPES,
         ),
         "TMA, short K": (
-            linear_geglu.Plan("tma", linear_geglu.Tile(128, 64, 64, 4, 3), 2, n_programs=2),
+            linear_glu.Plan("tma", linear_glu.Tile(128, 64, 64, 4, 3), 2, n_programs=2),
             _GATED_SHAPES,
         ),
         "TMA, long K": (
-            linear_geglu.Plan("tma", linear_geglu.Tile(128, 128, 64, 8, 3), 2, 2, tma_store=True),
+            linear_glu.Plan("tma", linear_glu.Tile(128, 128, 64, 8, 3), 2, 2, tma_store=True),
             [(260, 24, 136), (130, 72, 33)],  # TMA stores y of the first
         ),
     },
@@ -594,14 +598,14 @@ LINEAR_GEGLU = Op(
     host_shape=(16, 64, 64),
     odd_shapes=(*_ODD_PRODUCTS, (1030, 264, 2056)),  # M, K, H; the last one by TMA
     # forward: read x, W and b, write y; backward: read x, W and dy, write dx and dW
-    bytes_moved=lambda shape, itemsize, gradients: (
+    bytes_moved=lambda shape, itemsize, gradients, **_: (
         (2 if gradients else 1) * (shape[0] * shape[2]) * itemsize
         + (3 if gradients else 1) * (shape[0] * shape[1] + 2 * shape[1] * shape[2]) * itemsize
     ),
-    flops=lambda shape, gradients: (12 if gradients else 4) * torch.Size(shape).numel(),
+    flops=lambda shape, gradients, **_: (12 if gradients else 4) * torch.Size(shape).numel(),
     bench_shapes=((16384, 1024, 4096), (16384, 4096, 16384)),
     small_shape=(33, 40, 21),
-    sources=("lib/ops/linear_geglu.py",),
+    sources=("lib/ops/linear_glu.py",),
 )
 
 
@@ -761,7 +765,7 @@ _ALL = (
     BIAS_GELU_DROPOUT_ADD,
     ROPE,
     MATMUL,
-    LINEAR_GEGLU,
+    LINEAR_GLU,
     LORA_LINEAR,
     FUSED_MLP,
 )

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: MIT
 # Copyright (c) 2026 The Fused Kernels authors; Fused Kernels 0.1.0, lib/ops/bias_gelu_dropout_add.py
-"""bias_gelu_dropout_add: y = dropout(gelu(x + bias), p) + residual, one pass over memory instead of four.
+"""bias_gelu_dropout_add: y = dropout(gelu_tanh(x + bias), p) + residual, one pass over memory, not four.
 
 Shapes    x, residual, y: (..., N), x and residual with any strides, y contiguous; bias: (N,).
 Dtypes    float32, float16 and bfloat16 (computed in float32), also mixed, y then as their sum; and float64.
-          GELU is the tanh form.
 Traffic   M rows of N elements of s bytes. Forward: fused 3MNs; eager 9MNs and a mask.
           Backward: fused 3MNs (dy, x, dx); the gradient of residual is dy itself, nothing is moved for it.
 Dropout   Element i, counted row by row, has 16 random bits: lane i % 8 of Philox4x32-7 (Salmon et al.,
@@ -44,11 +43,11 @@ class Plan(NamedTuple):
 
 def bias_gelu_dropout_add_eager(
     x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, p: float = 0.1,
-    seed: int | torch.Tensor | None = None,
+    seed: int | torch.Tensor | None = None, training: bool = True,
 ) -> torch.Tensor:  # fmt: skip
     z = F.gelu(x + bias, approximate="tanh")
-    if seed is None:
-        return F.dropout(z, p) + residual
+    if seed is None or not training:
+        return F.dropout(z, p, training) + residual
     keep = keep_mask(z.shape, p, seed, z.device)
     share_kept = max(1 - _threshold(p) / 65536, 1 / 65536)  # all dropped: any number but 0 does
     return z * keep / share_kept + residual
@@ -519,19 +518,20 @@ def _seed_tensor(name, seed, device):
         return torch.randint(2**63 - 1, (1,), dtype=torch.int64, device=device)
     if isinstance(seed, int) and not isinstance(seed, bool):
         return torch.full((1,), seed, dtype=torch.int64, device=device)
-    if (
-        isinstance(seed, torch.Tensor) and seed.dtype == torch.int64 and seed.numel() == 1
-        and seed.device == device
-    ):  # fmt: skip
+    is_one = isinstance(seed, torch.Tensor) and seed.dtype == torch.int64 and seed.numel() == 1
+    if is_one and seed.device == device:
         return seed
     raise ValueError(
         f"{name}: seed must be None, an int, or an int64 tensor of one element on {device}, got {seed!r}"
     )
 
 
-def _call(name, x, bias, residual, p, seed, plan):
+def _call(name, x, bias, residual, p, seed, training, plan):
     if not _fits(x, bias, residual, p):
         _refuse_arguments(name, x, bias, residual, p)
+    if not isinstance(training, bool):
+        raise TypeError(f"{name}: training must be True or False, got {training!r}")
+    p = p if training else 0.0
     seed = _seed_tensor(name, seed, x.device)
     if torch.compiler.is_compiling():
         return bias_gelu_dropout_add_op(x, bias, residual, p, seed)
@@ -546,12 +546,12 @@ def _call(name, x, bias, residual, p, seed, plan):
 
 def bias_gelu_dropout_add_triton(
     x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, p: float = 0.1,
-    seed: int | torch.Tensor | None = None, *, plan: Plan | None = None,
+    seed: int | torch.Tensor | None = None, training: bool = True, *, plan: Plan | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """dropout(gelu(x + bias), p) + residual in one Triton kernel, with gradients for all three tensors.
+    """dropout(gelu_tanh(x + bias), p) + residual in one Triton kernel, with gradients for all three tensors.
 
-    x, residual: (..., N), any strides; bias: (N,), all on one device. p: share of elements dropped, 0 (pass it
-    for inference) to 1, rounded to 1/65536; what is kept is divided by the share kept. seed: None draws one
+    x, residual: (..., N), any strides; bias: (N,), all on one device. p: share of elements dropped, 0 to 1,
+    rounded to 1/65536, or none unless training; what is kept is divided by the share kept. seed: None draws one
     from torch's generator there, without waiting for the GPU; an int or an int64 tensor of one element fixes
     the mask. Returns y of x's shape, contiguous, in the dtype of the sum (x may have 16 bits and bias 32).
     plan: a Plan in place of the one chosen, for tuning; torch.compile leaves it out.
@@ -560,7 +560,7 @@ def bias_gelu_dropout_add_triton(
     twice differentiable: these raise.
     Raises TypeError for a wrong dtype, ValueError for a wrong shape, device, p or seed.
     """
-    return _call("bias_gelu_dropout_add_triton", x, bias, residual, p, seed, plan)
+    return _call("bias_gelu_dropout_add_triton", x, bias, residual, p, seed, training, plan)
 
 
 @torch.library.custom_op("fused_kernels::bias_gelu_dropout_add", mutates_args=())

@@ -2,7 +2,7 @@
 # Copyright (c) 2026 The Fused Kernels authors; Fused Kernels 0.1.0, lib/ops/matmul.py
 """matmul: y = act(a b + bias), one product by tensor cores whose result is finished before it is stored.
 
-Shapes    a: (M, K), b: (K, N), any strides; bias: (N,) or None; y: (M, N), contiguous.
+Shapes    a: (..., M, K), b: (K, N), any strides; bias: (N,) or None; y: (..., M, N), contiguous.
 Act       identity, relu, gelu (erf), gelu_tanh, silu or sigmoid, of the sum before it is rounded: an epilogue.
 Dtypes    float16, bfloat16 (summed in float32), float32 and float64. Tensor cores read 10 bits of a float32's
           mantissa, TF32. So float32 goes by 3xTF32: each number is a sum of two TF32, multiplied in three
@@ -730,8 +730,8 @@ def _refuse_arguments(name, a, b, bias, activation):
     """What matmul alone has to say; the rest is _refuse's."""
     of_a, of_b = (tuple(t.shape) if isinstance(t, torch.Tensor) else None for t in (a, b))
     if of_a is not None and len(of_a) != 2:
-        rows = "a batch of rows (..., K) can be passed as a.flatten(0, -2)"
-        raise ValueError(f"{name}: a must be (M, K), got {of_a}; {rows}")
+        hint = "one row is passed as a[None]" if len(of_a) == 1 else "use a.flatten(0, -2)"
+        raise ValueError(f"{name}: a must be (..., M, K), got {of_a}; {hint}")
     if of_a and of_b and len(of_b) == 2 and of_a[1] != of_b[0]:
         weight = "a weight of a linear layer, (N, K), is passed as weight.t()"
         raise ValueError(f"{name}: b must be (K, N) with K = {of_a[1]}, got {of_b}; {weight}")
@@ -756,6 +756,9 @@ def _explain(error, name, eager):
 
 
 def _call(name, forward, a, b, bias, activation, allow_tf32, plan):
+    if isinstance(a, torch.Tensor) and a.dim() > 2:
+        y = _call(name, forward, a.flatten(0, -2), b, bias, activation, allow_tf32, plan)
+        return y.unflatten(0, a.shape[:-1])
     a, b, bias = _autocast(a, b, bias)
     if not _fits(a, b, bias, activation):
         _refuse_arguments(name, a, b, bias, activation)
@@ -778,9 +781,10 @@ def matmul_triton(
 ) -> torch.Tensor:  # fmt: skip
     """act(a b + bias) by Triton kernels chosen for these shapes, with gradients for a, b and bias.
 
-    a: (M, K), b: (K, N), any strides; bias: (N,) or None, all of one dtype and device; activation: identity,
-    relu, gelu, gelu_tanh, silu or sigmoid; allow_tf32: whether tensor cores may round float32 to TF32.
-    Returns y, (M, N), contiguous. K = 0 gives act(bias). The same bits in every run.
+    a: (..., M, K), b: (K, N), any strides, so that a layer's weight (N, K) is passed as weight.t(); bias: (N,)
+    or None, all of one dtype and device; activation: identity, relu, gelu, gelu_tanh, silu or sigmoid;
+    allow_tf32: whether tensor cores may round float32 to TF32.
+    Returns y, (..., M, N), contiguous. K = 0 gives act(bias). The same bits in every run.
     plan: a Plan in place of the one chosen, for tuning; torch.compile leaves it out.
     Works under torch.compile (as the op fused_kernels::matmul), autocast (in its dtype, as torch's
     products) and CUDA graphs; not under torch.func, torch.vmap or forward-mode AD, nor twice

@@ -3,7 +3,8 @@
 """rope: rotary position embedding of q and k in one launch, in place or out of place.
 
 Shapes    q: (B, S, Hq, D), k: (B, S, Hk, D), any strides; layout="bhsd" takes (B, H, S, D).
-          cos, sin: (positions, R / 2) float32, R even and at most D: columns from R on pass through.
+          cos, sin: (positions, R / 2) float32, R even and at most D: columns from R on pass through; or of two
+          equal halves, (positions, D) or (B or 1, S, D), as Hugging Face and Liger hand them.
 Dtypes    q and k float32, float16 or bfloat16 (rotated in float32) or float64; cos and sin float32 or float64.
 Rotation  (x1, x2) -> (x1·cos - x2·sin, x2·cos + x1·sin), with x1, x2 = x[i], x[i + R/2] (halves, as in GPT-NeoX
           and Llama) or x[2i], x[2i + 1] (interleaved=True, as in the paper: Su et al., RoFormer, 2021).
@@ -49,16 +50,19 @@ def rope_tables(
 
 
 def rope_eager(
-    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, position_offset: int = 0,
-    interleaved: bool = False, layout: str = "bshd",
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    q: torch.Tensor, k: torch.Tensor | None, cos: torch.Tensor, sin: torch.Tensor, position_offset: int = 0,
+    interleaved: bool = False, layout: str = "bshd", positions: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
     def rotate(x):
         heads_dim, seq = (2, x.shape[1]) if layout == "bshd" else (1, x.shape[2])
+        rows = slice(position_offset, position_offset + seq) if positions is None else positions
         c, s = (
-            t[position_offset : position_offset + seq].to(x.dtype).unsqueeze(heads_dim - 1)
+            (t if t.dim() == 3 else t[rows]).to(x.dtype).unsqueeze(heads_dim - 4)
             for t in (cos, sin)
-        )  # (S, 1, R/2) or (1, S, R/2)
-        r = 2 * cos.shape[1]
+        )  # (..., S, 1, R/2) or (..., 1, S, R/2)
+        if c.shape[-1] == x.shape[-1]:  # two equal halves
+            c, s = c[..., : c.shape[-1] // 2], s[..., : s.shape[-1] // 2]
+        r = 2 * c.shape[-1]
         pairs, rest = x[..., :r], x[..., r:]
         if interleaved:
             x1, x2 = pairs[..., ::2], pairs[..., 1::2]
@@ -68,7 +72,7 @@ def rope_eager(
             y = torch.cat([x1 * c - x2 * s, x2 * c + x1 * s], dim=-1)
         return torch.cat([y, rest], dim=-1)
 
-    return rotate(q), rotate(k)
+    return rotate(q), None if k is None else rotate(k)
 
 
 @triton.jit
@@ -103,7 +107,7 @@ def _rotate_tile(
         tl.store(y_rows + rest, tl.load(x_rows + rest, mask=mask), mask=mask)
 
 
-@triton.jit(do_not_specialize=["n_tokens", "n_seq", "position_offset"])
+@triton.jit(do_not_specialize=["n_tokens", "n_seq", "position_offset", "n_positions"])
 def _rope_kernel(
     q_ptr, k_ptr, q_out_ptr, k_out_ptr, cos_ptr, sin_ptr, n_tokens, n_seq, position_offset,
     n_q_heads, n_k_heads, stride_qb, stride_qs, stride_qh, stride_kb, stride_ks, stride_kh,
@@ -111,6 +115,7 @@ def _rope_kernel(
     R: tl.constexpr, D: tl.constexpr, BACK: tl.constexpr, INTERLEAVED: tl.constexpr,
     COPY_REST: tl.constexpr, COMPUTE: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_REST: tl.constexpr,
+    positions_ptr=None, n_positions=None, stride_pb=None, stride_ps=None,
 ):  # fmt: skip
     # One program handles BLOCK_T tokens of BLOCK_H heads, of q or of k. Neighbours take the other heads of the
     # same tokens: in memory they follow, and their cos and sin are in the cache.
@@ -121,10 +126,18 @@ def _rope_kernel(
     # int64: batch * stride passes 2**31 elements
     batch, seq = (tokens // n_seq).to(tl.int64), (tokens % n_seq).to(tl.int64)
     cols = tl.arange(0, BLOCK_R)[None, None, :]
-    table = ((position_offset + seq) * (R // 2))[:, None, None] + cols
-    table_mask = inside[:, None, None] & (cols < R // 2)
-    c = tl.load(cos_ptr + table, mask=table_mask, other=0.0).to(COMPUTE)
-    s = tl.load(sin_ptr + table, mask=table_mask, other=0.0).to(COMPUTE)
+    if positions_ptr is not None:
+        position = tl.load(
+            positions_ptr + batch * stride_pb + seq * stride_ps, mask=inside, other=0
+        )
+        known, missing = inside & (position >= 0) & (position < n_positions), float("nan")
+        table = (position.to(tl.int64) * (R // 2))[:, None, None] + cols
+    else:
+        known, missing = inside, 0.0
+        table = ((position_offset + seq) * (R // 2))[:, None, None] + cols
+    table_mask = known[:, None, None] & (cols < R // 2)
+    c = tl.load(cos_ptr + table, mask=table_mask, other=missing).to(COMPUTE)
+    s = tl.load(sin_ptr + table, mask=table_mask, other=missing).to(COMPUTE)
     if BACK:
         s = -s
     if group < q_groups:
@@ -162,7 +175,7 @@ def _plan(fewest_heads, rotary_dim, itemsize):
     return Plan(rows // block_h, block_h)
 
 
-def _launch(plan, q, k, q_out, k_out, cos, sin, how, back):
+def _launch(plan, q, k, q_out, k_out, cos, sin, positions, how, back):
     """Rotate q into q_out and k into k_out, which may be q and k; back: with sin negated."""
     (position_offset, interleaved, layout), in_place = how, q_out is q
     if layout == "bhsd":  # the kernel sees (B, S, H, D), by strides
@@ -171,6 +184,10 @@ def _launch(plan, q, k, q_out, k_out, cos, sin, how, back):
     n_k_heads, rotary_dim, n_tokens = k.shape[2], 2 * cos.shape[1], n_batch * n_seq
     if n_tokens == 0 or n_q_heads + n_k_heads == 0:
         return
+    given = {}
+    if positions is not None:
+        steps = dict(zip(("stride_pb", "stride_ps"), positions.stride()))
+        given = {"positions_ptr": positions, "n_positions": len(cos)} | steps
     block_t, block_h = plan or _plan(min(n_q_heads, n_k_heads), rotary_dim, q.itemsize)
     n_groups = _cdiv(n_q_heads, block_h) + _cdiv(n_k_heads, block_h)
     with torch.cuda.device_of(q):  # else the launch goes to the current GPU, not to q's
@@ -181,14 +198,14 @@ def _launch(plan, q, k, q_out, k_out, cos, sin, how, back):
             COPY_REST=rotary_dim < head_dim and not in_place,
             COMPUTE=tl.float64 if q.dtype == torch.float64 else tl.float32,
             BLOCK_T=block_t, BLOCK_H=block_h, BLOCK_R=_power_of_2(rotary_dim // 2),
-            BLOCK_REST=_power_of_2(head_dim - rotary_dim), num_warps=2,
+            BLOCK_REST=_power_of_2(head_dim - rotary_dim), num_warps=2, **given,
         )  # fmt: skip
 
 
 # --- forward and backward ------------------------------------------------------------------------------------
 
 
-def _forward(q, k, cos, sin, how, plan=None, in_place=False, back=False):
+def _forward(q, k, cos, sin, positions, how, plan=None, in_place=False, back=False):
     """q and k rotated, in place or as new tensors. how: position_offset, interleaved, layout."""
     out = q, k
     if not in_place:
@@ -196,18 +213,21 @@ def _forward(q, k, cos, sin, how, plan=None, in_place=False, back=False):
         q, k = (t if t.stride(-1) == 1 else t.contiguous() for t in (q, k))
         out = torch.empty_like(q), torch.empty_like(k)
     # a slice of wider tables has gaps between its rows
-    _launch(plan, q, k, *out, cos.contiguous(), sin.contiguous(), how, back)
+    cos, sin = cos.contiguous(), sin.contiguous()
+    if positions is not None:
+        positions = positions.expand(q.shape[0], q.shape[how[2].index("s")])
+    _launch(plan, q, k, *out, cos, sin, positions, how, back)
     return out
 
 
-def _save(ctx, cos, sin, *how):
-    ctx.save_for_backward(cos, sin)
+def _save(ctx, cos, sin, positions, how):
+    ctx.save_for_backward(cos, sin, positions)
     ctx.how = how
 
 
-def _backward(dq, dk, cos, sin, how, plan=None):
+def _backward(dq, dk, cos, sin, positions, how, plan=None):
     """dq and dk rotated back, as new tensors: dq and dk may be in use elsewhere."""
-    return _forward(dq, dk, cos, sin, how, plan, back=True)
+    return _forward(dq, dk, cos, sin, positions, how, plan, back=True)
 
 
 class _Undifferentiable(torch.autograd.Function):
@@ -242,17 +262,17 @@ def _once(backward):
 
 class _Rope(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, k, cos, sin, how, plan, in_place):
-        _save(ctx, cos, sin, *how)
+    def forward(ctx, q, k, cos, sin, positions, how, plan, in_place):
+        _save(ctx, cos, sin, positions, how)
         ctx.plan = plan
         if in_place:
             ctx.mark_dirty(q, k)
-        return _forward(q, k, cos, sin, how, plan, in_place)
+        return _forward(q, k, cos, sin, positions, how, plan, in_place)
 
     @staticmethod
     @_once
     def backward(ctx, dq, dk):
-        return *_backward(dq, dk, *ctx.saved_tensors, ctx.how, ctx.plan), *[None] * 5
+        return *_backward(dq, dk, *ctx.saved_tensors, ctx.how, ctx.plan), *[None] * 6
 
 
 # --- the calls -----------------------------------------------------------------------------------------------
@@ -304,7 +324,40 @@ def _refuse(name, eager, mixed=(), **wanted):
     raise ValueError(f"{name}: {first} must be on {on}, got {x.device}; use {eager} there")
 
 
-def _check_arguments(name, q, k, cos, sin, position_offset, layout):
+def _first_halves(q, cos, sin, positions, layout):
+    """cos, sin and positions; tables of two equal halves, as wide as q, as the kernel takes them."""
+    if not (isinstance(cos, torch.Tensor) and isinstance(sin, torch.Tensor) and q.dim() == 4):
+        return cos, sin, positions
+    n_batch, n_seq = q.shape[0], q.shape[layout.index("s")]
+    each_its_own = cos.shape[:-1] == (n_batch, n_seq) and n_batch > 1 and positions is None
+    if cos.shape != sin.shape or cos.shape[-1:] != q.shape[3:]:
+        return cos, sin, positions
+    if cos.dim() == 2 or cos.dim() == 3 and (cos.shape[0] == 1 or each_its_own):
+        if each_its_own:
+            positions = torch.arange(n_batch * n_seq, device=q.device).view(n_batch, n_seq)
+        cos, sin = (t[..., : q.shape[3] // 2].flatten(0, -2) for t in (cos, sin))
+        if cos.itemsize == 2:  # in the dtype of q, rounded already
+            cos, sin = cos.float(), sin.float()
+    return cos, sin, positions
+
+
+def _check_positions(name, q, positions, position_offset, layout):
+    if not isinstance(positions, torch.Tensor):
+        raise TypeError(f"{name}: positions must be a torch.Tensor, got {type(positions).__name__}")
+    if positions.dtype not in (torch.int64, torch.int32):
+        raise TypeError(f"{name}: positions must be int64 or int32, got {positions.dtype}")
+    if positions.device != q.device:
+        where = f"q is on {q.device} and positions on {positions.device}"
+        raise ValueError(f"{name}: {where}; move both to one device")
+    n_batch, n_seq = q.shape[0], q.shape[layout.index("s")]
+    if tuple(positions.shape) not in ((n_seq,), (1, n_seq), (n_batch, n_seq)):
+        want = f"(S,) or (B, S) with B = {n_batch} and S = {n_seq}"
+        raise ValueError(f"{name}: positions must be {want}, got {tuple(positions.shape)}")
+    if position_offset != 0:
+        raise ValueError(f"{name}: pass positions or position_offset, not both; or add the offset")
+
+
+def _check_arguments(name, q, k, cos, sin, positions, position_offset, layout):
     """Raise TypeError or ValueError, saying what to do, unless the tensors fit together."""
     if layout not in _LAYOUTS:
         raise ValueError(f"{name}: layout must be one of {_LAYOUTS}, got {layout!r}")
@@ -323,13 +376,16 @@ def _check_arguments(name, q, k, cos, sin, position_offset, layout):
         got = f"cos is {cos.dtype} and sin {sin.dtype}"
         raise TypeError(f"{name}: {got}; both must be float32 {why}")
     if cos.dim() != 2 or cos.shape != sin.shape or not 0 < 2 * cos.shape[1] <= q.shape[3]:
-        want = f"(positions, R / 2) with R at most q's last size {q.shape[3]}"
+        want = f"(positions, R / 2) with R at most q's last size D = {q.shape[3]}, or (B, S, D)"
         got = f"cos {tuple(cos.shape)} and sin {tuple(sin.shape)}"
         raise ValueError(f"{name}: cos and sin must be {want}, got {got}")
     if torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad):
         raise ValueError(f"{name}: there is no gradient for cos and sin; pass them detached")
     if isinstance(position_offset, bool) or not isinstance(position_offset, int):
         raise TypeError(f"{name}: position_offset must be an int, got {position_offset!r}")
+    if positions is not None:
+        _check_positions(name, q, positions, position_offset, layout)
+        return
     n_seq, n_heads = (q.shape[layout.index(letter)] for letter in "sh")
     if n_seq != n_heads == cos.shape[0] and position_offset == 0:
         other = next(known for known in _LAYOUTS if known != layout)
@@ -405,88 +461,98 @@ def _explain(error, name, eager):
         raise RuntimeError(f"{name}: {reach}; under them use {eager}") from error
 
 
-def _call(name, q, k, cos, sin, how, plan, in_place):
-    _check_arguments(name, q, k, cos, sin, how[0], how[2])
+def _call(name, q, k, cos, sin, positions, how, plan, in_place):
+    if k is None and isinstance(q, torch.Tensor) and q.dim() == 4 and how[2] in _LAYOUTS:
+        none = q.detach().narrow(how[2].index("h"), 0, 0)
+        return _call(name, q, none.clone(), cos, sin, positions, how, plan, in_place)[0], None
+    if isinstance(q, torch.Tensor) and how[2] in _LAYOUTS:
+        cos, sin, positions = _first_halves(q, cos, sin, positions, how[2])
+    _check_arguments(name, q, k, cos, sin, positions, how[0], how[2])
+    tensors = q, k, cos, sin
     if torch.compiler.is_compiling():
         if not in_place:
-            return rope_op(q, k, cos, sin, *how)
+            return rope_op(*tensors, *how, positions)
         if _needs_grad(q, k):
             # copied back: of a copy the compiler knows the gradient, of a change within an op it does not
-            q_out, k_out = rope_op(q, k, cos, sin, *how)
+            q_out, k_out = rope_op(*tensors, *how, positions)
             return q.copy_(q_out), k.copy_(k_out)
-        rope_op_(q, k, cos, sin, *how)  # which checks strides and memory
+        rope_op_(*tensors, *how, positions)  # which checks strides and memory
         return q, k
     try:
         if in_place:
             _check_writable(name, q, k)
         # in place always: autograd counts the versions of q and k
         if in_place or _needs_grad(q, k):
-            return _Rope.apply(q, k, cos, sin, how, plan, in_place)
+            return _Rope.apply(*tensors, positions, how, plan, in_place)
         # past autograd: a third of the host's time less
-        return _forward(q, k, cos, sin, how, plan)
+        return _forward(*tensors, positions, how, plan)
     except RuntimeError as error:
         _explain(error, name, "rope_eager")
         raise
 
 
 def rope_triton(
-    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, position_offset: int = 0,
-    interleaved: bool = False, layout: str = "bshd", *, plan: Plan | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    q: torch.Tensor, k: torch.Tensor | None, cos: torch.Tensor, sin: torch.Tensor, position_offset: int = 0,
+    interleaved: bool = False, layout: str = "bshd", positions: torch.Tensor | None = None,
+    *, plan: Plan | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
     """q and k rotated by their positions, as new tensors, in one Triton kernel; with gradients for both.
 
-    q: (B, S, Hq, D), k: (B, S, Hk, D), or with layout="bhsd" (B, Hq, S, D) and (B, Hk, S, D), any strides.
-    cos, sin: float32 (positions, R / 2), from rope_tables, R at most D; of a table (positions, R) whose halves
-    are equal, as Hugging Face makes it, pass cos[:, : R // 2]. The token at place s has position
-    position_offset + s. interleaved: pairs are neighbours (2i, 2i + 1) instead of halves (i, i + R/2).
+    q: (B, S, Hq, D), k: (B, S, Hk, D), or with layout="bhsd" (B, Hq, S, D) and (B, Hk, S, D), any strides; k
+    may be None. cos, sin: float32 (positions, R / 2), from rope_tables, R at most D; or tables of two equal
+    halves, as Hugging Face and Liger make them: (positions, D) or (B or 1, S, D), a row for each token; of one
+    narrower than D pass cos[..., : R // 2]. The token at place s has position position_offset + s, or
+    positions[b, s] where integers (B, S) or (S,) are given; one outside of the tables gives NaN.
+    interleaved: pairs are neighbours (2i, 2i + 1) instead of halves (i, i + R/2).
     plan: a Plan in place of the one chosen, for tuning; torch.compile leaves it out.
     Works under torch.compile (as the op fused_kernels::rope), autocast and CUDA graphs; not under
     torch.func, torch.vmap or forward-mode AD, nor twice differentiable: these raise.
     Raises TypeError for a wrong dtype, ValueError for a wrong shape, device or position.
     """
     how = (position_offset, interleaved, layout)
-    return _call("rope_triton", q, k, cos, sin, how, plan, in_place=False)
+    return _call("rope_triton", q, k, cos, sin, positions, how, plan, in_place=False)
 
 
 def rope_triton_(
-    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, position_offset: int = 0,
-    interleaved: bool = False, layout: str = "bshd", *, plan: Plan | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    q: torch.Tensor, k: torch.Tensor | None, cos: torch.Tensor, sin: torch.Tensor, position_offset: int = 0,
+    interleaved: bool = False, layout: str = "bshd", positions: torch.Tensor | None = None,
+    *, plan: Plan | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
     """rope_triton that writes into q and k, and returns them: no memory of its own, the same traffic.
 
     Where gradients are needed, q and k must be neither leaves nor views (ValueError): there use rope_triton.
     """
     how = (position_offset, interleaved, layout)
-    return _call("rope_triton_", q, k, cos, sin, how, plan, in_place=True)
+    return _call("rope_triton_", q, k, cos, sin, positions, how, plan, in_place=True)
 
 
 @torch.library.custom_op("fused_kernels::rope", mutates_args=())
 def rope_op(
     q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor,
-    position_offset: int, interleaved: bool, layout: str,
+    position_offset: int, interleaved: bool, layout: str, positions: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """rope for torch.compile and torch.export: one node of the graph, which nothing looks into."""
-    _check_arguments("rope_op", q, k, cos, sin, position_offset, layout)
-    return _forward(q, k, cos, sin, (position_offset, interleaved, layout))
+    _check_arguments("rope_op", q, k, cos, sin, positions, position_offset, layout)
+    return _forward(q, k, cos, sin, positions, (position_offset, interleaved, layout))
 
 
 @torch.library.custom_op("fused_kernels::rope_", mutates_args=("q", "k"))
 def rope_op_(
     q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor,
-    position_offset: int, interleaved: bool, layout: str,
+    position_offset: int, interleaved: bool, layout: str, positions: torch.Tensor | None = None,
 ) -> None:  # fmt: skip
     """rope in place, for torch.compile in inference; it says that it changes q and k."""
-    _check_arguments("rope_op_", q, k, cos, sin, position_offset, layout)
+    _check_arguments("rope_op_", q, k, cos, sin, positions, position_offset, layout)
     _check_writable("rope_op_", q, k)
-    _forward(q, k, cos, sin, (position_offset, interleaved, layout), in_place=True)
+    _forward(q, k, cos, sin, positions, (position_offset, interleaved, layout), in_place=True)
 
 
 @torch.library.custom_op("fused_kernels::rope_backward", mutates_args=())
 def _rope_backward_op(
     dq: torch.Tensor, dk: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor,
-    position_offset: int, interleaved: bool, layout: str,
+    position_offset: int, interleaved: bool, layout: str, positions: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    return _backward(dq, dk, cos, sin, (position_offset, interleaved, layout))
+    return _backward(dq, dk, cos, sin, positions, (position_offset, interleaved, layout))
 
 
 def _fake_outputs(q, k, *_):
@@ -498,9 +564,11 @@ _rope_backward_op.register_fake(_fake_outputs)
 
 
 def _op_backward(ctx, dq, dk):
-    return *_rope_backward_op(dq, dk, *ctx.saved_tensors, *ctx.how), *[None] * 5
+    cos, sin, positions = ctx.saved_tensors
+    return *_rope_backward_op(dq, dk, cos, sin, *ctx.how, positions), *[None] * 6
 
 
 rope_op.register_autograd(
-    _op_backward, setup_context=lambda ctx, inputs, output: _save(ctx, *inputs[2:])
+    _op_backward,
+    setup_context=lambda ctx, inputs, output: _save(ctx, *inputs[2:4], inputs[7], inputs[4:7]),
 )

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
 # Copyright (c) 2026 The Fused Kernels authors; Fused Kernels 0.1.0, lib/ops/softmax.py
-"""softmax: y = exp(x - max) / sum over the last dimension, one pass over memory instead of five.
+"""softmax: y = exp(x - max) / sum over one dimension, one pass over memory instead of five.
 
-Shapes    x, y: (..., N) of any rank, any strides; y contiguous.
+Shapes    x, y: (..., N) of any rank, any strides; y contiguous. Another dimension than the last is copied to be
+          the last, and y is a view of that.
 Dtypes    float32, float16, bfloat16 (computed in float32) and float64.
 Traffic   M rows of N elements of s bytes. Forward 2MNs, written by hand in PyTorch 8MNs; backward 3MNs.
 Design    A row that fits on the chip stays in registers between its sum and its quotients: it is read once.
@@ -51,8 +52,8 @@ class Plan(NamedTuple):
     backward: "Plan | None" = None
 
 
-def softmax_eager(x: torch.Tensor) -> torch.Tensor:
-    return torch.softmax(x, dim=-1)
+def softmax_eager(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
+    return torch.softmax(x, dim=dim)
 
 
 @triton.jit
@@ -541,9 +542,17 @@ def _explain(error, name, eager):
         raise RuntimeError(f"{name}: {reach}; under them use {eager}") from error
 
 
-def _call(name, forward, x, plan):
+def _call(name, forward, x, dim, plan):
     if not _fits(x):
         _refuse(name, "softmax_eager", x=(x, "... N"))
+    if dim != -1:
+        if isinstance(dim, bool) or not isinstance(dim, int):
+            raise TypeError(f"{name}: dim must be an int, got {dim!r}")
+        if not -x.dim() <= dim < x.dim():
+            want = f"from {-x.dim()} to {x.dim() - 1} for x {tuple(x.shape)}"
+            raise ValueError(f"{name}: dim must be {want}, got {dim}")
+        if dim not in (-1, x.dim() - 1):
+            return _call(name, forward, x.transpose(dim, -1), -1, plan).transpose(dim, -1)
     if torch.compiler.is_compiling():
         return softmax_op(x)
     try:
@@ -555,17 +564,17 @@ def _call(name, forward, x, plan):
         raise
 
 
-def softmax_triton(x: torch.Tensor, *, plan: Plan | None = None) -> torch.Tensor:
-    """softmax over the last dimension in one Triton kernel, with its gradient.
+def softmax_triton(x: torch.Tensor, dim: int = -1, *, plan: Plan | None = None) -> torch.Tensor:
+    """softmax over dimension `dim` in one Triton kernel, with its gradient.
 
-    x: (..., N), any strides. Returns y of x's shape, contiguous. Rows with NaN or +inf, and rows of -inf alone,
-    are NaN, as in torch.
+    x: (..., N), any strides. Returns y of x's shape, contiguous if dim is the last. Rows with NaN or +inf, and
+    rows of -inf alone, are NaN, as in torch.
     plan: a Plan in place of the one chosen, for tuning; torch.compile leaves it out.
     Works under torch.compile (as the op fused_kernels::softmax), autocast (in x's dtype) and CUDA graphs;
     not under torch.func, torch.vmap or forward-mode AD, nor twice differentiable: these raise.
-    Raises TypeError for a wrong dtype, ValueError for a scalar or a wrong device.
+    Raises TypeError for a wrong dtype, ValueError for a scalar, a wrong device or a dim that x has not.
     """
-    return _call("softmax_triton", _forward, x, plan)
+    return _call("softmax_triton", _forward, x, dim, plan)
 
 
 @torch.library.custom_op("fused_kernels::softmax", mutates_args=())
@@ -640,9 +649,9 @@ def _forward_cuda(x, plan=None):
     return _forward(x, plan, _launch_cuda)
 
 
-def softmax_cuda(x: torch.Tensor) -> torch.Tensor:
-    """softmax over the last dimension in one CUDA kernel; the gradient comes from the Triton kernel.
+def softmax_cuda(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
+    """softmax over dimension `dim` in one CUDA kernel; the gradient comes from the Triton kernel.
 
     Shapes, dtypes and errors as for softmax_triton. Needs nvcc and a C++ compiler at the first call.
     """
-    return _call("softmax_cuda", _forward_cuda, x, None)
+    return _call("softmax_cuda", _forward_cuda, x, dim, None)

@@ -112,7 +112,7 @@ def test_the_registry_names_every_file():
 
 
 def test_inputs_follow_the_specs():
-    op = registry.find("linear_geglu")
+    op = registry.find("linear_glu")
     x, weight, bias = op.inputs((5, 7, 3), torch.float32, machine.device())
     assert [tuple(t.shape) for t in (x, weight, bias)] == [(5, 7), (6, 7), (6,)]
     frozen = [

@@ -266,6 +266,25 @@ def test_a_dropped_nan_stays_one(module, seed):
         assert torch.equal(y.isfinite(), zeros.bool())
 
 
+def test_nothing_is_dropped_unless_training(module):
+    """As model.eval() means it: the same as p = 0, with a seed or without; p is checked all the same."""
+    x, bias, residual = inputs((33, 40))
+    for seed in (None, 7):
+        for p in (0.3, 1.0):
+            call, eager = (
+                functools.partial(f, p=p, seed=seed, training=False)
+                for f in (module.bias_gelu_dropout_add_triton, bias_gelu_dropout_add_eager)
+            )
+            check_against_float64(call, eager, x, bias, residual)
+            nothing = module.bias_gelu_dropout_add_triton(x, bias, residual, 0.0)
+            assert torch.equal(call(x, bias, residual), nothing)
+    for wrong in (1, None, "eval"):
+        with pytest.raises(TypeError, match="training must be True or False"):
+            module.bias_gelu_dropout_add_triton(x, bias, residual, 0.3, training=wrong)
+    with pytest.raises(ValueError, match="p must be a number"):
+        module.bias_gelu_dropout_add_triton(x, bias, residual, 1.5, training=False)
+
+
 def test_eager_with_no_seed_drops_p(module):
     """4096 equal elements: within SIGMAS standard deviations of 1/4."""
     x = torch.ones(64, 64)

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import sys
 
 from lib import machine
 from lib.measure import registry
@@ -76,6 +77,82 @@ def test_equals_apply_rotary_pos_emb(module):
             got = version(q, k, cos, sin, layout="bhsd")
             assert_close(got, want)
             assert_close(torch.autograd.grad(got, (q, k), dys), wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+def test_takes_the_tables_of_hugging_face_whole(module, layout, dtype):
+    """(1, S, D) for all sequences, (B, S, D) with rows of their own, and (S, D), Liger's without its batch."""
+    q, k, *_ = tensors((3, 9, 4, 2, 16, 16), layout=layout)
+    q, k = (t.detach().to(dtype).requires_grad_() for t in (q, k))
+    cos, sin = (t.to(dtype) for t in hugging_face_tables(40, 16))
+    places = torch.stack([torch.arange(9) + first for first in (0, 31, 7)]).to(q.device)
+    for c, s in (
+        (cos[:, :9], sin[:, :9]),
+        (cos[0, places], sin[0, places]),
+        (cos[0, 3:12], sin[0, 3:12]),
+    ):
+        check(module.rope_triton, (q, k, c, s), layout=layout)
+        turned = (t.double() if layout == "bhsd" else t.double().transpose(1, 2) for t in (q, k))
+        tables = (t.double() if t.dim() == 3 else t.double()[None] for t in (c, s))
+        want = apply_rotary_pos_emb(*turned, *tables)
+        want = [t if layout == "bhsd" else t.transpose(1, 2) for t in want]
+        assert_close(module.rope_eager(*(t.double() for t in (q, k, c, s)), layout=layout), want)
+
+
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32], ids=str)
+def test_positions(module, layout, dtype):
+    """Any position for any token, one row of them for all sequences, and steps of any kind between them."""
+    q, k, cos, sin = tensors((3, 9, 4, 2, 16, 10), layout=layout, positions=50)
+    each = torch.randint(50, (3, 9), dtype=dtype, device=q.device)
+    for places in (each, each.t().contiguous().t(), each[:1], each[1]):
+        check(module.rope_triton, (q, k, cos, sin), layout=layout, positions=places)
+        copies = [t.detach().clone() for t in (q, k)]
+        module.rope_triton_(*copies, cos, sin, layout=layout, positions=places)
+        assert_close(copies, module.rope_triton(q, k, cos, sin, layout=layout, positions=places))
+    shifted = module.rope_triton(q, k, cos, sin, 4, layout=layout)
+    places = torch.arange(4, 13, device=q.device)
+    assert_close(module.rope_triton(q, k, cos, sin, layout=layout, positions=places), shifted)
+
+
+def test_a_position_outside_of_the_tables_gives_nan(module):
+    q, k, cos, sin = detached((2, 5, 2, 2, 8, 6), positions=20)
+    places = torch.tensor([[0, 19, 20, -1, 2**40], [3] * 5], device=q.device)
+    for y in module.rope_triton(q, k, cos, sin, positions=places):
+        assert y[0, 2:, :, :6].isnan().all()
+        assert not y[0, :2].isnan().any() and not y[1].isnan().any()
+
+
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+def test_q_alone(module, layout):
+    q, k, cos, sin = tensors((2, 9, 4, 2, 16, 16), layout=layout)
+    for version in (module.rope_triton, rope_eager):
+        y, none = version(q, None, cos, sin, 0, False, layout)
+        assert none is None
+        assert_close(y, rope_eager(q, k, cos, sin, 0, False, layout)[0])
+        assert torch.autograd.grad(y.sum(), q)[0].isfinite().all()
+    copy = q.detach().clone()
+    assert module.rope_triton_(copy, None, cos, sin, 0, False, layout)[0] is copy
+    assert_close(copy, y)
+
+
+def test_compiled_with_positions(module):
+    torch._dynamo.reset()
+    sys.modules.setdefault(module.__name__, module)  # where the compiler looks for it
+    q, k, cos, sin = tensors((2, 9, 4, 2, 16, 16), positions=30)
+    places = torch.randint(30, (2, 9), device=q.device)
+
+    @functools.partial(torch.compile, fullgraph=True, backend="aot_eager")
+    def call(q, k, places):
+        both = module.rope_triton(q * 1, k * 1, cos, sin, positions=places)
+        return *both, module.rope_triton(q * 1, None, *hugging_face_tables(9, 16))[0]
+
+    got, want = call(q, k, places), rope_eager(q, k, cos, sin, positions=places)
+    assert_close(got[:2], want)
+    assert_close(torch.autograd.grad(got[0].sum(), q), torch.autograd.grad(want[0].sum(), q))
+    example = (q, k, cos, sin, 0, False, "bshd", places)
+    torch.library.opcheck(module.rope_op, example)
 
 
 def test_takes_a_slice_of_the_tables_of_hugging_face(module):
@@ -569,6 +646,7 @@ def test_another_length_or_offset_does_not_compile_again(module, interleaved, la
 
 def test_tables_and_positions_are_refused_in_a_sentence(module):
     q, k, cos, sin = detached()
+    good, places = (q, k, cos, sin, 0, False, "bshd"), torch.arange(7, device=q.device)
     wrong = {
         "a list": ((q, k, cos.tolist(), sin), TypeError, "cos must be a torch.Tensor"),
         "bfloat16 tables": ((q, k, cos.bfloat16(), sin.bfloat16()), TypeError, "must be float32"),
@@ -595,6 +673,16 @@ def test_tables_and_positions_are_refused_in_a_sentence(module):
         "a fraction": ((q, k, cos, sin, 0.0), TypeError, "must be an int"),
         "a bool": ((q[:, :6], k[:, :6], cos, sin, True), TypeError, "must be an int"),
         "no layout": ((q, k, cos, sin, 0, False, "sbhd"), ValueError, "'bshd', 'bhsd'"),
+        "positions in a list": ((*good, [0] * 7), TypeError, "positions must be a torch.Tensor"),
+        "positions of a fraction": ((*good, places.float()), TypeError, "int64 or int32"),
+        "positions of another shape": ((*good, places[:5]), ValueError, r"\(S,\) or \(B, S\) with"),
+        "positions elsewhere": ((*good, places.to("meta")), ValueError, "one device"),
+        "positions and an offset": ((*good[:4], 1, *good[5:], places), ValueError, "not both"),
+        "a table of another length": (
+            (q, k, *(t[:1] for t in hugging_face_tables(6, 16))),
+            ValueError,
+            r"or \(B, S, D\)|longer tables",
+        ),
         "trained tables": ((q, k, cos.clone().requires_grad_(), sin), ValueError, "no gradient"),
     }
     for version in (module.rope_triton, module.rope_triton_):

@@ -2,6 +2,7 @@
 
 import functools
 import re
+import sys
 
 from lib import machine
 from lib.measure import registry
@@ -41,8 +42,8 @@ def of(module, version, plan=None):
     return functools.partial(run, plan=plan) if plan else run
 
 
-def check(run, x, name=None, **options):
-    check_against_float64(run, softmax.softmax_eager, x, name=name, **options)
+def check(run, x, name=None, eager=softmax.softmax_eager, **options):
+    check_against_float64(run, eager, x, name=name, **options)
 
 
 def rows(shape, dtype=torch.float32, scale=3):
@@ -255,6 +256,36 @@ def test_rows_far_apart(module, plan):
         dy = far if version is run else far.contiguous()
         grads += torch.autograd.grad(version(x), x, dy)
     torch.testing.assert_close(*grads, rtol=0.03, atol=1e-5)
+
+
+@versions
+@both_dtypes
+def test_any_dimension(module, version, dtype):
+    """As torch.softmax takes it: from either end, sizes of 1 and 0 included."""
+    x = rows((3, 17, 1, 5), dtype)
+    for dim in range(-4, 4):
+        chosen = functools.partial(of(module, version), dim=dim)
+        check(chosen, x, str(dim), eager=functools.partial(softmax.softmax_eager, dim=dim))
+    y = of(module, version)(rows((3, 0, 5), dtype), 0)
+    assert y.shape == (3, 0, 5)
+
+
+def test_a_dimension_that_is_not_there(module):
+    x = rows((3, 4)).detach()
+    for dim in (2, -3):
+        with pytest.raises(ValueError, match="dim must be from -2 to 1 for x .3, 4., got"):
+            module.softmax_triton(x, dim)
+    for dim in (1.0, None, True, "0"):
+        with pytest.raises(TypeError, match="dim must be an int, got"):
+            module.softmax_triton(x, dim)
+
+
+def test_compiled_along_another_dimension(module):
+    torch._dynamo.reset()
+    sys.modules.setdefault(module.__name__, module)  # where the compiler looks for it
+    x, call = rows((3, 17, 5)), functools.partial(module.softmax_triton, dim=1)
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    check(compiled, x, eager=functools.partial(softmax.softmax_eager, dim=1))
 
 
 # --- ways to launch ----------------------------------------------------------------------------------------

@@ -1,7 +1,9 @@
-"""What is particular to linear_geglu: both kernels, rounding, traffic, what is saved, machine code."""
+"""What is particular to linear_glu: both kernels, rounding, traffic, what is saved, machine code."""
 
+import functools
 import itertools
 import math
+import sys
 import tempfile
 from pathlib import Path
 
@@ -11,15 +13,15 @@ from lib.measure.check import check_against_float64
 from lib.nogpu.compile_only import compile_for, instruction_mix
 from lib.nogpu.fake_gpu import fake_gpu
 from lib.nogpu.memory import count_traffic
-from lib.ops import linear_geglu
-from lib.ops.linear_geglu import Plan, Tile, linear_geglu_eager
+from lib.ops import linear_glu
+from lib.ops.linear_glu import Plan, Tile, linear_glu_eager
 from lib.tests.ops import battery, cases
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-OP = registry.find("linear_geglu")
+OP = registry.find("linear_glu")
 PLANS = {label: plan for label, (plan, _) in OP.plans.items()}
 POINTERS, SHORT, LONG = PLANS.values()
 both_kernels = pytest.mark.parametrize("plan", [POINTERS, SHORT, LONG])
@@ -38,20 +40,25 @@ def of_each_kind(module):
     """The op with h saved and computed again, as functions and as the compiler's node."""
 
     def saving(x, weight, bias):
-        return module.linear_geglu_op(x, weight, bias, True)[0]
+        return module.linear_glu_op(x, weight, bias, save_h=True)[0]
 
     def not_saving(x, weight, bias):
-        return module.linear_geglu_op(x, weight, bias)[0]
+        return module.linear_glu_op(x, weight, bias)[0]
 
     def recomputing(x, weight, bias):
-        return module.linear_geglu_triton(x, weight, bias, recompute=True)
+        return module.linear_glu_triton(x, weight, bias, recompute=True)
 
     return {
-        "saved": module.linear_geglu_triton,
+        "saved": module.linear_glu_triton,
         "recomputed": recomputing,
         "op, saved": saving,
         "op, recomputed": not_saving,
     }
+
+
+GEGLU = ("gelu_tanh", "second")
+GATINGS = list(itertools.product(linear_glu._ACTIVATIONS, ("second", "first")))
+gatings = pytest.mark.parametrize(("activation", "gate"), GATINGS)
 
 
 def for_a_gpu(module):
@@ -63,7 +70,7 @@ def for_a_gpu(module):
 
 @pytest.fixture(scope="module")
 def h200():
-    return for_a_gpu(linear_geglu)
+    return for_a_gpu(linear_glu)
 
 
 def by_argument(traffic):
@@ -78,8 +85,56 @@ def test_the_definition_is_a_layer_whose_second_half_is_the_gate(module):
     value, gate = (F.linear(x, w, b) for w, b in zip(weight.split(40), bias.split(40)))
     u = math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)
     want = value * 0.5 * gate * (1 + torch.tanh(u))
-    torch.testing.assert_close(module.linear_geglu_eager(x, weight, bias), want)
-    torch.testing.assert_close(module.linear_geglu_triton(x, weight, bias), want)
+    torch.testing.assert_close(module.linear_glu_eager(x, weight, bias), want)
+    torch.testing.assert_close(module.linear_glu_triton(x, weight, bias), want)
+
+
+@gatings
+def test_the_definition_of_every_gate(module, activation, gate):
+    """GEGLU, SwiGLU, ReGLU and GLU, written out; the old name is the op with gelu_tanh of the second half."""
+    x, weight, bias = (t.double() for t in detached())
+    first, second = (F.linear(x, w, b) for w, b in zip(weight.split(40), bias.split(40)))
+    value, z = (second, first) if gate == "first" else (first, second)
+    act = {
+        "gelu": 0.5 * z * (1 + torch.erf(z / 2**0.5)),
+        "gelu_tanh": 0.5 * z * (1 + torch.tanh(math.sqrt(2 / math.pi) * (z + 0.044715 * z**3))),
+        "silu": z / (1 + torch.exp(-z)),
+        "relu": z.clamp(min=0),
+        "sigmoid": 1 / (1 + torch.exp(-z)),
+    }
+    for f in (module.linear_glu_eager, module.linear_glu_triton):
+        torch.testing.assert_close(f(x, weight, bias, activation, gate), value * act[activation])
+    old = module.linear_geglu_eager(x, weight, bias), module.linear_geglu_triton(x, weight, bias)
+    for y in old:
+        torch.testing.assert_close(y, linear_glu_eager(x, weight, bias))
+
+
+@gatings
+@pytest.mark.parametrize("label", [None, *OP.plans])
+def test_every_gate_of_every_way(module, activation, gate, label):
+    """Forward and backward, h saved or made again; and what a gate of another kind would not show: tails."""
+    plan, shapes = OP.plans[label] if label else (None, [(33, 40, 21)])
+    how = {"activation": activation, "gate": gate}
+    eager = functools.partial(linear_glu_eager, **how)
+    for recompute in (False, True):
+        version = functools.partial(module.linear_glu_triton, recompute=recompute, plan=plan, **how)
+        inputs = OP.checked_inputs(shapes[0], torch.bfloat16, machine.device())
+        check_against_float64(version, eager, *inputs, name=f"{how}, {label}")
+    z = torch.linspace(-60, 60, 241, device=machine.device())[:, None]
+    x = torch.cat([z, torch.ones_like(z)], dim=1).requires_grad_()
+    swap = torch.eye(2, device=x.device)[[1, 0] if gate == "second" else [0, 1]]
+    check_against_float64(functools.partial(version, plan=None), eager, x, swap, name="tails")
+
+
+@pytest.mark.parametrize("backend", ["aot_eager"])
+def test_compiled_with_a_gate(module, backend):
+    torch._dynamo.reset()
+    sys.modules.setdefault(module.__name__, module)  # where the compiler looks for it
+    how = {"activation": "silu", "gate": "first"}
+    call = functools.partial(module.linear_glu_triton, **how)
+    compiled = torch.compile(call, fullgraph=True, backend=backend)
+    eager = functools.partial(linear_glu_eager, **how)
+    check_against_float64(compiled, eager, *tensors(), name="compiled")
 
 
 @both_kernels
@@ -87,8 +142,8 @@ def test_y_rounds_once(module, plan):
     """Stricter than twice eager's error: eager rounds h and gelu(x2) on the way."""
     for dtype in (torch.bfloat16, torch.float16):
         inputs = detached((130, 24, 72), dtype)
-        want = linear_geglu_eager(*(t.double() for t in inputs))
-        error = (module.linear_geglu_triton(*inputs, plan=plan).double() - want).abs()
+        want = linear_glu_eager(*(t.double() for t in inputs))
+        error = (module.linear_glu_triton(*inputs, plan=plan).double() - want).abs()
         assert (error <= 0.51 * torch.finfo(dtype).eps * want.abs() + 1e-5).all()
 
 
@@ -97,8 +152,8 @@ def test_gelu_and_its_gradient_in_the_tails(module):
     gate = torch.linspace(-12, 12, 961, device=machine.device())[:, None]
     found = []
     for run, dtype in (
-        (module.linear_geglu_triton, torch.float32),
-        (linear_geglu_eager, torch.float64),
+        (module.linear_glu_triton, torch.float32),
+        (linear_glu_eager, torch.float64),
     ):
         x = torch.cat([torch.ones_like(gate), gate], dim=1).to(dtype).requires_grad_()
         y = run(x, torch.eye(2, dtype=dtype, device=x.device))  # x1 = 1, x2 = gate
@@ -117,8 +172,8 @@ def test_numbers_too_large_and_none_at_all(module, dtype):
         weight = torch.tensor([[0.5], [gate]], dtype=dtype, device=x.device).requires_grad_()
         for recompute in (False, True):
             check_against_float64(
-                lambda x, w, r=recompute: module.linear_geglu_triton(x, w, None, r),
-                linear_geglu_eager, x, weight, name=f"gate {gate}",
+                lambda x, w, r=recompute: module.linear_glu_triton(x, w, recompute=r),
+                linear_glu_eager, x, weight, name=f"gate {gate}",
             )  # fmt: skip
 
 
@@ -127,7 +182,7 @@ def test_many_rows_are_summed_by_many_programs(module):
     n_rows = 2**10 + 5
     dy = torch.ones(n_rows, 1, device=machine.device())
     h = torch.tensor([[1.0, 8.0]], device=dy.device).repeat(n_rows, 1)
-    dh, db = module._dz(dy, h, True, POINTERS)
+    dh, db = module._dz(dy, h, GEGLU, True, POINTERS)
     assert (dh == torch.tensor([8.0, 1.0], device=dy.device)).all()
     assert db.tolist() == [8 * n_rows, n_rows]
 
@@ -141,7 +196,7 @@ def test_the_halves_do_not_run_into_each_other(module, plan):
     for bad in (0, 1):
         x, weight, bias = detached((140, 64, 136), torch.float16)
         weight.view(2, 136, 64)[bad] = bias.view(2, 136)[bad] = float("nan")
-        _, h = module._forward(x, weight, bias, False, save_h=True, plan=plan)
+        _, h = module._forward(x, weight, bias, GEGLU, False, save_h=True, plan=plan)
         nan = h.view(140, 2, 136).isnan()
         assert nan[:, bad].all() and not nan[:, 1 - bad].any()
         h = h.view(140, 2, 136)[:, 1 - bad]
@@ -156,10 +211,8 @@ def test_tma_takes_what_it_can_read(module):
     found = []
 
     def taken(*inputs):
-        traffic = count_traffic(
-            lambda: found.append(module.linear_geglu_triton(*inputs, plan=SHORT))
-        )
-        battery.assert_close(found[-1], linear_geglu_eager(*inputs), inputs[0].dtype)
+        traffic = count_traffic(lambda: found.append(module.linear_glu_triton(*inputs, plan=SHORT)))
+        battery.assert_close(found[-1], linear_glu_eager(*inputs), inputs[0].dtype)
         return "x_desc" in by_argument(traffic)
 
     assert taken(x, weight, bias)
@@ -204,7 +257,7 @@ def test_a_gradient_that_nobody_needs_costs_no_launch(recompute):
     """Without db no sums over rows; the two products are left out where their results are."""
     for needs, launches in [((1, 1, 1), 2), ((1, 1, 0), 1), ((0, 1, 0), 1), ((0, 0, 1), 2)]:
         some = [t.detach().requires_grad_(bool(need)) for t, need in zip(tensors(), needs)]
-        y = linear_geglu.linear_geglu_triton(*some, recompute)
+        y = linear_glu.linear_glu_triton(*some, recompute=recompute)
         assert count_traffic(lambda y=y: y.sum().backward()).launches == launches, needs
         assert [t.grad is not None for t in some] == [bool(need) for need in needs]
 
@@ -221,7 +274,7 @@ def test_no_gradient_for_y():
         def backward(ctx, dy):
             return None
 
-    for version in of_each_kind(linear_geglu).values():
+    for version in of_each_kind(linear_glu).values():
         inputs = tensors()
         Nothing.apply(version(*inputs)).sum().backward()
         assert all(t.grad is None or not t.grad.any() for t in inputs)
@@ -240,7 +293,7 @@ def test_a_second_derivative_raises_of_each_kind(module, kind):
 @pytest.mark.parametrize("kind", ["saved", "recomputed", "op, saved", "op, recomputed"])
 def test_a_backward_pass_under_autocast_keeps_the_dtype(module, kind):
     inputs = tensors()
-    want = torch.autograd.grad(linear_geglu_eager(*inputs).sum(), inputs)
+    want = torch.autograd.grad(linear_glu_eager(*inputs).sum(), inputs)
     y = of_each_kind(module)[kind](*inputs)
     with torch.autocast(machine.device().type, dtype=torch.bfloat16):
         got = torch.autograd.grad(y.sum(), inputs)
@@ -252,12 +305,12 @@ def test_autocast_takes_what_a_linear_layer_takes(module, dtype):
     """One dtype from any mix of three, and float64 as it is."""
     x, weight, bias = tensors()
     with torch.autocast(machine.device().type, dtype=dtype):
-        y = module.linear_geglu_triton(x.to(dtype), weight, bias)
-        assert y.dtype == dtype == linear_geglu_eager(x.to(dtype), weight, bias).dtype
-        wide = module.linear_geglu_triton(*(t.double() for t in (x, weight, bias)))
+        y = module.linear_glu_triton(x.to(dtype), weight, bias)
+        assert y.dtype == dtype == linear_glu_eager(x.to(dtype), weight, bias).dtype
+        wide = module.linear_glu_triton(*(t.double() for t in (x, weight, bias)))
         assert wide.dtype == torch.float64
     gradients = torch.autograd.grad(y.float().square().sum(), (x, weight, bias))
-    want = linear_geglu_eager(x, weight, bias)
+    want = linear_glu_eager(x, weight, bias)
     torch.testing.assert_close(y.float(), want, rtol=0.05, atol=0.05)
     for a, b in zip(gradients, torch.autograd.grad(want.square().sum(), (x, weight, bias))):
         assert a.dtype == torch.float32
@@ -266,7 +319,7 @@ def test_autocast_takes_what_a_linear_layer_takes(module, dtype):
 
 def test_compiled_under_autocast_and_without_a_gradient():
     torch._dynamo.reset()
-    compiled = torch.compile(linear_geglu.linear_geglu_triton, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(linear_glu.linear_glu_triton, fullgraph=True, backend="aot_eager")
     inputs = tensors()
     with torch.autocast(machine.device().type, dtype=torch.bfloat16):
         assert compiled(*inputs).dtype == torch.bfloat16
@@ -285,7 +338,7 @@ def test_h_reaches_memory_only_where_it_is_saved(module, dtype, recompute, no_gr
     inputs = tensors((64, 32, 64), dtype)
     y_bytes = 64 * 64 * dtype.itemsize
     with torch.set_grad_enabled(not no_grad):
-        traffic = count_traffic(lambda: module.linear_geglu_triton(*inputs, recompute))
+        traffic = count_traffic(lambda: module.linear_glu_triton(*inputs, recompute=recompute))
     h_bytes = 0 if recompute or no_grad else 2 * y_bytes
     assert traffic.launches == 1
     assert traffic.bytes_moved == sum(t.nbytes for t in inputs) + y_bytes + h_bytes
@@ -294,7 +347,7 @@ def test_h_reaches_memory_only_where_it_is_saved(module, dtype, recompute, no_gr
 
 def test_the_backward_pass_reads_dy_and_h_once_and_writes_dh_once(module):
     inputs = tensors((256, 64, 128))
-    y = module.linear_geglu_triton(*inputs)
+    y = module.linear_glu_triton(*inputs)
     traffic = count_traffic(lambda: torch.autograd.grad(y, inputs, torch.ones_like(y)))
     by = by_argument(traffic)
     assert traffic.launches == 2
@@ -305,7 +358,7 @@ def test_the_backward_pass_reads_dy_and_h_once_and_writes_dh_once(module):
 
 def test_tma_moves_the_same_bytes():
     inputs = detached((256, 64, 264), torch.bfloat16)
-    traffic = count_traffic(lambda: linear_geglu.linear_geglu_triton(*inputs, plan=SHORT))
+    traffic = count_traffic(lambda: linear_glu.linear_glu_triton(*inputs, plan=SHORT))
     assert traffic.launches == 1
     assert traffic.bytes_moved == sum(t.nbytes for t in inputs) + 256 * 264 * 2
     w_desc = by_argument(traffic)["w_desc"]
@@ -339,8 +392,8 @@ def test_what_is_saved_for_the_backward_pass(module, kind):
 @pytest.mark.parametrize("save_h", [False, True])
 def test_the_registered_op_gives_h_without_a_gradient(module, save_h):
     x, weight, bias = inputs = tensors()
-    torch.library.opcheck(module.linear_geglu_op, (*inputs, save_h, False))
-    y, h = module.linear_geglu_op(*inputs, save_h)
+    torch.library.opcheck(module.linear_glu_op, (*inputs, "silu", "first", save_h, False))
+    y, h = module.linear_glu_op(*inputs, save_h=save_h)
     assert y.requires_grad and not h.requires_grad
     want = F.linear(x, weight, bias).detach() if save_h else h.new_empty(0)
     battery.assert_close(h, want)
@@ -350,8 +403,8 @@ def test_the_registered_op_gives_h_without_a_gradient(module, save_h):
 def test_the_registered_op_without_a_bias(module, arguments):
     """torch leaves out of its context the arguments at their defaults."""
     x, weight, _ = tensors()
-    y = module.linear_geglu_op(x, weight, **arguments)[0]
-    want = linear_geglu_eager(x, weight)
+    y = module.linear_glu_op(x, weight, **arguments)[0]
+    want = linear_glu_eager(x, weight)
     dy = torch.randn_like(want)
     grads = (torch.autograd.grad(out, (x, weight), dy) for out in (y, want))
     battery.assert_close(*grads)
@@ -361,13 +414,13 @@ def test_the_registered_op_without_a_bias(module, arguments):
 @pytest.mark.parametrize("has_db", [False, True])
 def test_the_registered_backward_op(has_db):
     dy, h = (torch.randn(2, 3, n, device=machine.device()) for n in (6, 12))
-    torch.library.opcheck(linear_geglu._linear_geglu_backward_op, (dy, h, has_db))
+    torch.library.opcheck(linear_glu._linear_glu_backward_op, (dy, h, *GEGLU, has_db))
 
 
 def test_tensors_changed_before_the_backward_pass_are_noticed():
     for recompute, k in itertools.product((False, True), (0, 1)):
         inputs = [t * 1 for t in tensors()]
-        y = linear_geglu.linear_geglu_triton(*inputs, recompute)
+        y = linear_glu.linear_glu_triton(*inputs, recompute=recompute)
         inputs[k].mul_(2)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             y.sum().backward()
@@ -381,22 +434,22 @@ def test_tensors_changed_before_the_backward_pass_are_noticed():
 def test_offsets_past_two_to_the_31(module, which, dim, n_in):
     """x and W by rows and by columns; K = 66 is two steps of 64 or more, from one to the other past 2**31."""
     inputs = detached((3, n_in, 2), torch.float16)
-    want = linear_geglu_eager(*inputs)
+    want = linear_glu_eager(*inputs)
     t = inputs[which]
     step = max(-(-(2**31) // (t.shape[dim] - 1)), 2**25 + 1)
     far = torch.empty(t.shape[dim] * step, dtype=t.dtype, device=t.device)
     inputs[which] = far.as_strided(t.shape, [step, 1] if dim == 0 else [1, step]).copy_(t)
     plan = Plan("pointers", Tile(16, 16, 64, 4, 3), 2)
-    battery.assert_close(module.linear_geglu_triton(*inputs, plan=plan), want, torch.float16)
+    battery.assert_close(module.linear_glu_triton(*inputs, plan=plan), want, torch.float16)
 
 
 def test_columns_of_the_gradient_past_two_to_the_31(module):
     inputs = tensors((16, 8, 3), torch.float16)
     dy = torch.randn(16, 3, device=machine.device()).half()
-    want = torch.autograd.grad(linear_geglu_eager(*inputs), inputs, dy)
+    want = torch.autograd.grad(linear_glu_eager(*inputs), inputs, dy)
     far = cases.spaced(dy.t()).t()
     assert far.stride(1) == 2**30
-    got = torch.autograd.grad(module.linear_geglu_triton(*inputs), inputs, far)
+    got = torch.autograd.grad(module.linear_glu_triton(*inputs), inputs, far)
     battery.assert_close(got, want, torch.float16)
 
 
@@ -406,11 +459,11 @@ def test_more_than_two_to_the_31_elements(shape):
     if torch.cuda.mem_get_info()[0] < 60e9:
         pytest.skip("needs 60 GB of GPU memory")
     x, weight, bias = tensors(shape, torch.bfloat16)
-    y = linear_geglu.linear_geglu_triton(x, weight, bias)
+    y = linear_glu.linear_glu_triton(x, weight, bias)
     (dx,) = torch.autograd.grad(y, [x], y.detach())
     for rows in (slice(0, 2), slice(-2, None)):
         part = x.detach()[rows].requires_grad_()
-        want = linear_geglu_eager(part, weight.detach(), bias.detach())
+        want = linear_glu_eager(part, weight.detach(), bias.detach())
         gradient = torch.autograd.grad(want, part, y.detach()[rows])[0]
         battery.assert_close([y[rows], dx[rows]], [want, gradient], torch.bfloat16)
 
@@ -418,7 +471,7 @@ def test_more_than_two_to_the_31_elements(shape):
 # --- bad input -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["linear_geglu_triton", "linear_geglu_op"])
+@pytest.mark.parametrize("name", ["linear_glu_triton", "linear_glu_op"])
 def test_a_weight_that_is_none_is_refused_in_a_sentence(module, name):
     x, weight, bias = detached()
     for bad, message in [
@@ -431,6 +484,9 @@ def test_a_weight_that_is_none_is_refused_in_a_sentence(module, name):
         ((x[:0], weight[:1].expand(2**24 + 2, 24), None), r"at most 2\*\*24"),
         ((x, weight, bias[:40]), r"bias must be \(2H\) with .*2H = 80, got shape \(40,\)"),
         ((x, weight, bias[None]), r"bias must be \(2H\)"),
+        ((x, weight, bias, "tanh"), "activation must be one of gelu, gelu_tanh, silu, relu, sig"),
+        ((x, weight, bias, ""), "activation must be one of"),
+        ((x, weight, bias, "silu", 0), "gate must be 'first' or 'second'"),
     ]:
         with pytest.raises(ValueError, match=f"{name}: .*{message}"):
             getattr(module, name)(*bad)
@@ -446,7 +502,7 @@ def launched(h200, kernel, shape, dtype, bias=True, needs_grad=True, **how):
         empty = {"dtype": dtype, "device": "cuda"}
         sizes = [(shape[0], shape[1]), (2 * shape[2], shape[1])] + [(2 * shape[2],)] * bias
         inputs = [torch.empty(size, **empty, requires_grad=needs_grad) for size in sizes]
-        y = h200.linear_geglu_triton(*inputs, **how)
+        y = h200.linear_glu_triton(*inputs, **how)
         if needs_grad:
             torch.autograd.grad([y], inputs, [torch.empty_like(y)])
 
@@ -471,9 +527,9 @@ def _moves(mix):
 @pytest.mark.parametrize(("length", "n_in"), [("short", 1024), ("long", 4096)])
 def test_hopper_gets_tensor_cores_and_tma_without_spills(h200, save_h, bias, length, n_in):
     shape = (16384, n_in, 4096)
-    kernel = "_linear_geglu_tma_kernel"
+    kernel = "_linear_glu_tma_kernel"
     launch = launched(h200, kernel, shape, torch.bfloat16, bias, needs_grad=save_h)
-    code, tile = compiled(launch), linear_geglu._TMA_TILES[length]
+    code, tile = compiled(launch), linear_glu._TMA_TILES[length]
     mix = instruction_mix(code)
     # one product for both halves, twice as wide: half as many reads of x as two would need
     each = tile.m // 64 // (tile.num_warps // 4)
@@ -498,7 +554,7 @@ def test_hopper_gets_tensor_cores_and_tma_without_spills(h200, save_h, bias, len
 def forward_compiled(h200, kind, which, dtype, arch, **constexprs):
     plan = h200.Plan("pointers", h200._TILES[kind][which], 16)
     how = {"plan": plan, "allow_tf32": kind == "tf32"}
-    launch = launched(h200, "_linear_geglu_fwd_kernel", (512, 1024, 4096), dtype, **how)
+    launch = launched(h200, "_linear_glu_fwd_kernel", (512, 1024, 4096), dtype, **how)
     return compiled(launch, arch, **constexprs)
 
 
@@ -543,7 +599,7 @@ def test_turing_runs_it_too(h200, dtype):
 
 def test_tf32_is_for_who_asks_for_it(module):
     """What tensor cores may round: the interpreter rounds nothing, so it is read off the launch."""
-    kernel, shape = "_linear_geglu_fwd_kernel", (512, 1024, 4096)
+    kernel, shape = "_linear_glu_fwd_kernel", (512, 1024, 4096)
     for how, want in (({}, "tf32x3"), ({"allow_tf32": True}, "tf32")):
         how["needs_grad"] = False
         launch = launched(for_a_gpu(module), kernel, shape, torch.float32, **how)
@@ -555,9 +611,9 @@ def test_tf32_is_as_rough_as_it_says():
     if torch.cuda.get_device_capability()[0] < 8:
         pytest.skip("this GPU has no tf32")
     x, weight, _ = detached((256, 1024, 256))
-    want = linear_geglu_eager(x.double(), weight.double())
+    want = linear_glu_eager(x.double(), weight.double())
     error, rough = (
-        (linear_geglu.linear_geglu_triton(x, weight, allow_tf32=tf32) - want).abs().max()
+        (linear_glu.linear_glu_triton(x, weight, allow_tf32=tf32) - want).abs().max()
         for tf32 in (False, True)
     )
     assert error < 1e-4 < rough < 1e-1
@@ -569,10 +625,10 @@ def test_other_sizes_compile_nothing(dtype):
     first, *rest = (
         (8000, 1024, 2048), (8001, 512, 4096), (9999, 2048, 1024), (7777, 1040, 2064)
     )  # fmt: skip
-    battery.gradients(linear_geglu.linear_geglu_triton, tensors(first, dtype))
+    battery.gradients(linear_glu.linear_glu_triton, tensors(first, dtype))
     with battery.count_compilations() as names:
         for shape in rest:
-            battery.gradients(linear_geglu.linear_geglu_triton, tensors(shape, dtype))
+            battery.gradients(linear_glu.linear_glu_triton, tensors(shape, dtype))
     assert not names, names
 
 
@@ -580,7 +636,7 @@ def test_other_sizes_compile_nothing(dtype):
 @pytest.mark.parametrize("bias", [True, False])
 def test_backward_moves_sixteen_bytes_at_once(h200, dtype, bias):
     shape = (512, 1024, 4096)
-    code = compiled(launched(h200, "_linear_geglu_bwd_kernel", shape, dtype, bias))
+    code = compiled(launched(h200, "_linear_glu_bwd_kernel", shape, dtype, bias))
     mix = instruction_mix(code)
     assert mix["STG.E.128"] == 2 * dtype.itemsize, "two halves, 16 elements a thread"
     assert not [op for op in mix if op.startswith("LDG.")], "all loads go ahead, to shared memory"

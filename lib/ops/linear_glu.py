@@ -1,23 +1,24 @@
 # SPDX-License-Identifier: MIT
-# Copyright (c) 2026 The Fused Kernels authors; Fused Kernels 0.1.0, lib/ops/linear_geglu.py
-"""linear_geglu: y = x1 · gelu(x2), [x1, x2] = x Wᵀ + b: a linear layer, its bias and its gate in one kernel.
+# Copyright (c) 2026 The Fused Kernels authors; Fused Kernels 0.1.0, lib/ops/linear_glu.py
+"""linear_glu: y = x1 · act(x2), [x1, x2] = x Wᵀ + b: a linear layer, its bias and its gate in one kernel.
 
 Shapes    x: (..., K), W: (2H, K), any strides; b: (2H,) or None; y: (..., H), contiguous. x1 is the first half
-          of the columns of h = x Wᵀ + b, and x2, the gate, the second. gelu is in its tanh form.
+          of the columns of h = x Wᵀ + b, and x2, the gate, the second; with gate="first" the other way round.
+Act       gelu (erf), gelu_tanh, silu (SwiGLU), relu or sigmoid. linear_geglu is the op with gelu_tanh.
 Dtypes    float16, bfloat16 (summed in float32), float32, float64. Tensor cores keep 10 bits of a float32's
           mantissa (tf32). So a float32 is split into two tf32 and multiplied in three products (3xTF32): as
           accurate as float32 units, and faster; allow_tf32=True makes it one product. Numbers within 1/4096 of
           the largest float32 become infinite.
 Work      4MHK FLOPs forward for M rows, twice as many backward.
 Traffic   Beyond what the products read and write, for elements of s bytes. Forward: y alone, MHs, where eager
-          writes h, reads x2, writes gelu(x2), reads it and x1 and writes y, 7MHs. Backward: dy and h in, dh
+          writes h, reads x2, writes act(x2), reads it and x1 and writes y, 7MHs. Backward: dy and h in, dh
           out, 5MHs.
 Design    One program makes a tile of x1 and the tile of x2 of the same columns, so that they meet in registers:
           it multiplies with rows n and n + H of W together, 2 x BLOCK_N of them, and splits the sums at the
           end. On Hopper the programs are persistent, and TMA fetches both pieces of W in one request.
 Backward  needs h. The forward pass saves it, 2MHs bytes; with recompute=True it does not, and the backward pass
           makes it again: one more product, a third of forward and backward together.
-          dh = [dy·gelu(x2), dy·x1·gelu'(x2)] is one kernel, which also sums its columns for db. dW = dhᵀ x,
+          dh = [dy·act(x2), dy·x1·act'(x2)] is one kernel, which also sums its columns for db. dW = dhᵀ x,
           both halves at once, and dx = dh W are cuBLAS's: bare products, with nothing left to fuse.
 Rounding  y comes from h as summed. Gradients come from h rounded to the dtype of x, as in eager.
 Tuned     on an H200. On other GPUs the tiles are correct, not tuned.
@@ -41,6 +42,14 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 _ON_CPU = triton.knobs.runtime.interpret
 _INTERPRETED = tl.constexpr(_ON_CPU)
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+_ACTIVATIONS = {
+    "gelu": F.gelu,
+    "gelu_tanh": functools.partial(F.gelu, approximate="tanh"),
+    "silu": F.silu,
+    "relu": torch.relu,
+    "sigmoid": torch.sigmoid,
+}
+_GATES = ("first", "second")
 
 
 class Tile(NamedTuple):
@@ -62,6 +71,16 @@ class Plan(NamedTuple):
     n_programs: int = 0  # for tma
     tma_store: bool = False  # whether TMA writes y too, if its rows begin on 16-byte boundaries
     backward: tuple[int, int, int] | None = None
+
+
+def linear_glu_eager(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None,
+    activation: str = "gelu_tanh", gate: str = "second",
+) -> torch.Tensor:  # fmt: skip
+    x1, x2 = F.linear(x, weight, bias).chunk(2, dim=-1)
+    if gate == "first":
+        x1, x2 = x2, x1
+    return x1 * _ACTIVATIONS[activation](x2)
 
 
 def linear_geglu_eager(
@@ -100,23 +119,84 @@ def _divide(a, b):
 
 
 @triton.jit
-def _geglu(x1, x2):
-    # gelu(z) = z·sigmoid(2u), u = √(2/π)·(z + 0.044715 z³): no overflow, where tanh as (e²ᵘ-1)/(e²ᵘ+1) has one
-    e = _exp2(x2 * (-2.302208198144325 - 0.1029432395800235 * x2 * x2))  # exp(-2u)
-    return x1 * _divide(x2, 1.0 + e)
+def _normal(z):
+    # Φ(z) and exp(-z²/2). (1 + erf(z/√2))/2 has lost its digits where Φ is near 0: in float32 it is a twentieth
+    # off at z = -5. Φ(-|z|) = exp(-z²/2)·p(t), t = 1/(1 + 0.3|z|), keeps them. p, of degree 8, fits by least
+    # squares with weights that even out the error, to 1.5e-7 of Φ for |z| up to 14; further out Φ is 0.
+    e = tl.exp2(-0.7213475204444817 * z * z)
+    if z.dtype == tl.float64:
+        cdf = 0.5 * (1.0 + tl.erf(0.7071067811865476 * z))  # float64 has digits to lose
+    else:
+        t = 1.0 / (1.0 + 0.3 * tl.abs(z))
+        p = 0.2063466079825968 + t * (-0.1571989730676126 + t * 0.035673758297739465)
+        p = 0.09991445642353258 + t * (0.1285584005903845 + t * (-0.053677435119704076 + t * p))
+        tail = e * (t * (0.11962930875828147 + t * (0.12075380295863522 + t * p)))
+        cdf = tl.where(z < 0, tail, 1.0 - tail)
+    return cdf, e
 
 
 @triton.jit
-def _geglu_grad(dy, x1, x2):
-    # s = sigmoid(2u); gelu'(z) = s + z·s·(1 - s)·2u'. By e = exp(-|2u|), which cannot overflow, and with
-    # s·(1 - s) = e/(1 + e)²: where s is nearly 1, 1 - s has lost its digits, and z·2u' multiplies what is left.
-    # Far out e is 0, and 2u' must not be infinite: 0·inf is NaN.
-    a = tl.minimum(tl.abs(x2), 1e3)
+def _gelu(z):
+    # gelu(z) = z·Φ(z)
+    cdf, _ = _normal(z)
+    return z * cdf
+
+
+@triton.jit
+def _gelu_grad(z):
+    # gelu'(z) = Φ(z) + z·Φ'(z), Φ'(z) = exp(-z²/2)/√(2π)
+    cdf, e = _normal(z)
+    return cdf + z * (0.3989422804014327 * e)
+
+
+@triton.jit
+def _gelu_tanh_slope(z):
+    # sigmoid(2u) and gelu'(z) = s + z·s·(1 - s)·2u', s = sigmoid(2u). By e = exp(-|2u|), which cannot overflow,
+    # and with s·(1 - s) = e/(1 + e)²: where s is nearly 1, 1 - s has lost its digits, and z·2u' multiplies what
+    # is left. Far out e is 0, and 2u' must not be infinite: 0·inf is NaN.
+    a = tl.minimum(tl.abs(z), 1e3)
     e = _exp(a * (-1.5957691216057308 - 0.07135481627260025 * a * a))
-    t = _divide(tl.full(x2.shape, 1.0, x2.dtype), 1.0 + e)
-    s = tl.where(x2 < 0, e * t, t)
-    slope = s + x2 * (e * t * t) * (1.5957691216057308 + 0.2140644488178008 * a * a)
-    return dy * (x2 * s), dy * x1 * slope
+    t = _divide(tl.full(z.shape, 1.0, z.dtype), 1.0 + e)
+    s = tl.where(z < 0, e * t, t)
+    return s, s + z * (e * t * t) * (1.5957691216057308 + 0.2140644488178008 * a * a)
+
+
+@triton.jit
+def _gated(x1, x2, ACTIVATION: tl.constexpr):
+    # x1·act(x2)
+    if ACTIVATION == "gelu":
+        y = x1 * _gelu(x2)
+    elif ACTIVATION == "gelu_tanh":
+        # z·sigmoid(2u), u = √(2/π)·(z + 0.044715 z³): no overflow, where tanh as (e²ᵘ-1)/(e²ᵘ+1) has one
+        e = _exp2(x2 * (-2.302208198144325 - 0.1029432395800235 * x2 * x2))  # exp(-2u)
+        y = x1 * _divide(x2, 1.0 + e)
+    elif ACTIVATION == "silu":
+        y = x1 * _divide(x2, 1.0 + _exp(-x2))
+    elif ACTIVATION == "relu":
+        y = x1 * tl.where(x2 < 0, 0.0, x2)  # tl.maximum(z, 0) would turn NaN into 0
+    else:  # sigmoid
+        y = _divide(x1, 1.0 + _exp(-x2))
+    return y
+
+
+@triton.jit
+def _gated_grad(dy, x1, x2, ACTIVATION: tl.constexpr):
+    # dy·act(x2) and dy·x1·act'(x2)
+    if ACTIVATION == "gelu":
+        y, slope = _gelu(x2), _gelu_grad(x2)
+    elif ACTIVATION == "gelu_tanh":
+        s, slope = _gelu_tanh_slope(x2)
+        y = x2 * s
+    elif ACTIVATION == "relu":
+        y, slope = tl.where(x2 < 0, 0.0, x2), tl.where(x2 <= 0, 0.0, 1.0)
+    else:
+        e = _exp(-tl.abs(x2))  # as in _gelu_tanh_slope: s·(1 - s) = e/(1 + e)²
+        t = _divide(tl.full(x2.shape, 1.0, x2.dtype), 1.0 + e)
+        y, slope = tl.where(x2 < 0, e * t, t), e * t * t
+        if ACTIVATION == "silu":
+            slope = y + x2 * slope
+            y = x2 * y
+    return dy * y, dy * x1 * slope
 
 
 @triton.jit
@@ -142,7 +222,8 @@ def _load_bias(bias_ptr, col, n_hidden, BLOCK_N: tl.constexpr):
 @triton.jit
 def _store_gated(
     total, bias1, bias2, y_out, h_ptr, row, col, n_rows, n_hidden,
-    HAS_BIAS: tl.constexpr, BY_TMA: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    ACTIVATION: tl.constexpr, GATE_FIRST: tl.constexpr, HAS_BIAS: tl.constexpr, BY_TMA: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     # The epilogue; y_out is a descriptor or a pointer. Each thread holds the same columns of both halves of
     # `total`, (BLOCK_M, 2·BLOCK_N), so splitting them moves no data. Offsets within a tile are int32, which
@@ -158,7 +239,9 @@ def _store_gated(
         h_ptrs = h_ptr + (first_row * (2 * n_hidden) + col) + (rows * (2 * n_hidden) + cols)
         tl.store(h_ptrs, x1, mask=mask)
         tl.store(h_ptrs + n_hidden, x2, mask=mask)
-    y = _geglu(x1, x2)
+    if GATE_FIRST:
+        x1, x2 = x2, x1
+    y = _gated(x1, x2, ACTIVATION)
     if BY_TMA:
         y_out.store([row, col], y.to(y_out.dtype))  # TMA masks off what lies outside
     else:
@@ -167,9 +250,10 @@ def _store_gated(
 
 
 @triton.jit(do_not_specialize=["n_rows"])
-def _linear_geglu_fwd_kernel(
+def _linear_glu_fwd_kernel(
     x_ptr, w_ptr, bias_ptr, y_ptr, h_ptr, n_rows, n_hidden, n_in,
     stride_xm, stride_xk, stride_wn, stride_wk, PRECISION: tl.constexpr, COMPUTE: tl.constexpr,
+    ACTIVATION: tl.constexpr, GATE_FIRST: tl.constexpr,
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     # One program handles one tile of y, (BLOCK_M, BLOCK_N), in steps of BLOCK_K.
@@ -198,13 +282,14 @@ def _linear_geglu_fwd_kernel(
         bias1, bias2 = _load_bias(bias_ptr, col, n_hidden, BLOCK_N)
     _store_gated(
         total, bias1, bias2, y_ptr, h_ptr, row, col, n_rows, n_hidden,
-        bias_ptr is not None, False, BLOCK_M, BLOCK_N,
+        ACTIVATION, GATE_FIRST, bias_ptr is not None, False, BLOCK_M, BLOCK_N,
     )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["n_rows"])
-def _linear_geglu_tma_kernel(
+def _linear_glu_tma_kernel(
     x_desc, w_desc, bias_ptr, y_out, h_ptr, n_rows, n_hidden, n_in, GROUP: tl.constexpr,
+    ACTIVATION: tl.constexpr, GATE_FIRST: tl.constexpr,
     BY_TMA: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     # Persistent: n programs, as many as the GPU holds at once, each handle every n-th tile, (BLOCK_M, BLOCK_N).
@@ -226,13 +311,14 @@ def _linear_geglu_tma_kernel(
             total = _dot(x, tl.trans(w), total)
         _store_gated(
             total, bias1, bias2, y_out, h_ptr, row, col, n_rows, n_hidden,
-            bias_ptr is not None, BY_TMA, BLOCK_M, BLOCK_N,
+            ACTIVATION, GATE_FIRST, bias_ptr is not None, BY_TMA, BLOCK_M, BLOCK_N,
         )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["n_rows", "rows_per_program"])
-def _linear_geglu_bwd_kernel(
+def _linear_glu_bwd_kernel(
     dy_ptr, h_ptr, dh_ptr, partial_ptr, n_rows, n_hidden, stride_dym, stride_dyn, rows_per_program,
+    ACTIVATION: tl.constexpr, GATE_FIRST: tl.constexpr,
     NUM_STAGES: tl.constexpr, COMPUTE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     # One program handles rows_per_program rows of the same BLOCK_N columns of both halves, BLOCK_M rows at a
@@ -251,7 +337,10 @@ def _linear_geglu_bwd_kernel(
         dy = tl.load(dy_ptrs, mask=mask, other=0.0).to(COMPUTE)
         x1 = tl.load(h_ptr + offsets, mask=mask, other=0.0).to(COMPUTE)
         x2 = tl.load(h_ptr + n_hidden + offsets, mask=mask, other=0.0).to(COMPUTE)
-        dx1, dx2 = _geglu_grad(dy, x1, x2)
+        if GATE_FIRST:
+            dx2, dx1 = _gated_grad(dy, x2, x1, ACTIVATION)
+        else:
+            dx1, dx2 = _gated_grad(dy, x1, x2, ACTIVATION)
         tl.store(dh_ptr + offsets, dx1, mask=mask)
         tl.store(dh_ptr + n_hidden + offsets, dx2, mask=mask)
         total1 += dx1
@@ -367,7 +456,11 @@ def _plan_backward(n_hidden):
     return 2048 // block_n, block_n, max(1, min(_cdiv(4096, _cdiv(n_hidden, block_n)), 1024))
 
 
-def _launch(plan, x, weight, bias, y, h, allow_tf32):
+def _constexprs(activation, gate):
+    return {"ACTIVATION": activation, "GATE_FIRST": gate == "first"}
+
+
+def _launch(plan, x, weight, bias, y, h, gating, allow_tf32):
     """Write y, and h unless it is None. plan: None to have it chosen."""
     (n_rows, n_in), n_hidden = x.shape, weight.shape[0] // 2
     can_tma = x.itemsize == 2 and n_in > 0 and _has_tma(x.device) and _tma_reads(x)
@@ -375,19 +468,19 @@ def _launch(plan, x, weight, bias, y, h, allow_tf32):
     if plan is None or plan.way == "tma" and not can_tma:
         plan = _plan(n_rows, n_hidden, n_in, x.dtype, allow_tf32, x.device, can_tma)
     if plan.way == "tma":
-        _launch_tma(plan, x, weight, bias, y, h)
+        _launch_tma(plan, x, weight, bias, y, h, gating)
         return
     tile = plan.tile
-    _linear_geglu_fwd_kernel[(_cdiv(n_rows, tile.m) * _cdiv(n_hidden, tile.n),)](
+    _linear_glu_fwd_kernel[(_cdiv(n_rows, tile.m) * _cdiv(n_hidden, tile.n),)](
         x, weight, bias, y, h, n_rows, n_hidden, n_in, *x.stride(), *weight.stride(),
         PRECISION="ieee" if _generation(x.device) < 8 else "tf32" if allow_tf32 else "tf32x3",
-        COMPUTE=_compute_dtype(x.dtype), GROUP=plan.group,
+        COMPUTE=_compute_dtype(x.dtype), **_constexprs(*gating), GROUP=plan.group,
         BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k,
         num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
 
 
-def _launch_tma(plan, x, weight, bias, y, h, allow_tf32=False):
+def _launch_tma(plan, x, weight, bias, y, h, gating, allow_tf32=False):
     """For 16-bit x and weight that TMA can read, and K > 0; on a GPU that has it, or in the interpreter."""
     (n_rows, n_in), n_hidden, pitch = x.shape, weight.shape[0] // 2, weight.stride(0)
     plan = plan or _plan_tma(n_in, x.device)
@@ -397,16 +490,16 @@ def _launch_tma(plan, x, weight, bias, y, h, allow_tf32=False):
     halves = TensorDescriptor(
         weight, [2, n_hidden, n_in], [n_hidden * pitch, pitch, 1], [2, tile.n, tile.k]
     )
-    _linear_geglu_tma_kernel[(min(n_tiles, plan.n_programs),)](
+    _linear_glu_tma_kernel[(min(n_tiles, plan.n_programs),)](
         TensorDescriptor(x, [n_rows, n_in], [x.stride(0), 1], [tile.m, tile.k]), halves, bias,
         TensorDescriptor(rows, rows.shape, rows.stride(), [tile.m, tile.n]) if tma_store else y,
-        h, n_rows, n_hidden, n_in, GROUP=plan.group, BY_TMA=tma_store,
+        h, n_rows, n_hidden, n_in, **_constexprs(*gating), GROUP=plan.group, BY_TMA=tma_store,
         BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k,
         num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
 
 
-def _launch_backward(plan, dy, h, dh, has_db):
+def _launch_backward(plan, dy, h, dh, gating, has_db):
     """Write dh. Returns what each strip of rows adds to db, (strips, 2H), or None."""
     n_rows, n_hidden = dy.shape
     block_m, block_n, strips = plan or _plan_backward(n_hidden)
@@ -417,9 +510,9 @@ def _launch_backward(plan, dy, h, dh, has_db):
     wide = torch.float64 if h.dtype == torch.float64 else torch.float32
     partial = torch.empty((strips, 2 * n_hidden), dtype=wide, device=h.device) if has_db else None
     with torch.cuda.device_of(h):
-        _linear_geglu_bwd_kernel[(strips * n_tiles,)](
+        _linear_glu_bwd_kernel[(strips * n_tiles,)](
             dy, h, dh, partial, n_rows, n_hidden, *dy.stride(), rows_per_program,
-            NUM_STAGES=3 if aligned else 1, COMPUTE=_compute_dtype(h.dtype),
+            **_constexprs(*gating), NUM_STAGES=3 if aligned else 1, COMPUTE=_compute_dtype(h.dtype),
             BLOCK_M=block_m, BLOCK_N=block_n, num_warps=4,
         )  # fmt: skip
     return partial
@@ -438,8 +531,11 @@ def _sum_rows(partial, dtype):
 # --- forward and backward ------------------------------------------------------------------------------------
 
 
-def _forward(x, weight, bias, allow_tf32, save_h=False, plan=None, launch=_launch):
-    """y, and h = x Wᵀ + b if save_h, else None."""
+def _forward(
+    x, weight, bias, gating=("gelu_tanh", "second"), allow_tf32=False, save_h=False, plan=None,
+    launch=_launch,
+):  # fmt: skip
+    """y, and h = x Wᵀ + b if save_h, else None. gating: activation and gate."""
     n_hidden, n_in = weight.shape[0] // 2, weight.shape[1]
     y = torch.empty((*x.shape[:-1], n_hidden), dtype=x.dtype, device=x.device)
     h = y.new_empty((*x.shape[:-1], 2 * n_hidden)) if save_h else None
@@ -448,7 +544,7 @@ def _forward(x, weight, bias, allow_tf32, save_h=False, plan=None, launch=_launc
         rows = x.reshape(math.prod(x.shape[:-1]), n_in)
         bias = None if bias is None else bias.contiguous()
         with torch.cuda.device_of(x):  # else the launch goes to the current GPU, not to x's
-            launch(plan, rows, weight, bias, y, h, allow_tf32)
+            launch(plan, rows, weight, bias, y, h, gating, allow_tf32)
     return y, h
 
 
@@ -465,24 +561,26 @@ def _for_cublas(t):
     return t.contiguous() if any(s * t.itemsize >= 2**31 for s in t.stride()) else t
 
 
-def _dz(dy, h, has_db, plan=None, over_h=False):
+def _dz(dy, h, gating, has_db, plan=None, over_h=False):
     """dh, the gradient of h, in new memory or over h itself, and db if has_db, else None."""
     n_hidden, dh = dy.shape[-1], h if over_h else torch.empty_like(h)
     if dh.numel() == 0:
         return dh, dh.new_zeros(2 * n_hidden) if has_db else None
     # y.sum().backward() sends a dy of strides 0, which is read as it is
-    partial = _launch_backward(plan and plan.backward, dy.reshape(-1, n_hidden), h, dh, has_db)
+    partial = _launch_backward(
+        plan and plan.backward, dy.reshape(-1, n_hidden), h, dh, gating, has_db
+    )
     return dh, _sum_rows(partial, h.dtype) if has_db else None
 
 
-def _backward(dy, x, weight, bias, h, needs_grad, dz=_dz):
+def _backward(dy, x, weight, bias, h, gating, needs_grad, dz=_dz):
     """dx, dweight, db, each None unless needed. Where h is None it is computed again."""
     has_dx, has_dw, has_db = needs_grad
     # autocast, where it is on, would give these products another dtype than those of the forward pass
     with torch.autocast(dy.device.type, enabled=False):
         if h is None:
             h = F.linear(_for_cublas(x), _for_cublas(weight), bias)
-        dh, db = dz(dy, h, has_db)
+        dh, db = dz(dy, h, gating, has_db)
         rows = dh.view(math.prod(dh.shape[:-1]), dh.shape[-1])  # (M, 2H)
         dx = (rows @ _for_cublas(weight)).view(*dy.shape[:-1], weight.shape[1]) if has_dx else None
         dw = rows.t() @ _for_cublas(x.reshape(rows.shape[0], x.shape[-1])) if has_dw else None
@@ -519,12 +617,12 @@ def _once(backward):
     return guarded
 
 
-class _LinearGEGLU(torch.autograd.Function):
+class _LinearGLU(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, weight, bias, recompute, allow_tf32, plan):
-        y, h = _forward(x, weight, bias, allow_tf32, not recompute, plan)
+    def forward(ctx, x, weight, bias, gating, recompute, allow_tf32, plan):
+        y, h = _forward(x, weight, bias, gating, allow_tf32, not recompute, plan)
         _save(ctx, x, weight, bias, h)
-        ctx.plan = plan
+        ctx.gating, ctx.plan = gating, plan
         ctx.set_materialize_grads(False)  # no zeros for h's gradient, 2MHs bytes
         return y, h  # h too: by it a second derivative finds its way to the inputs
 
@@ -532,17 +630,17 @@ class _LinearGEGLU(torch.autograd.Function):
     @_once
     def backward(ctx, dy, _):
         if dy is None:  # y is used, and has no gradient all the same
-            return (None,) * 6
+            return (None,) * 7
         saved, needs_grad = ctx.saved_tensors, ctx.needs_input_grad[:3]
         # over an h computed again only: one that was saved may be asked for a second time
         dz = functools.partial(_dz, plan=ctx.plan, over_h=saved[-1] is None)
-        return *_backward(dy, *saved, needs_grad, dz), None, None, None
+        return *_backward(dy, *saved, ctx.gating, needs_grad, dz), *[None] * 4
 
 
 # --- the calls -----------------------------------------------------------------------------------------------
 
 
-def _fits(x, weight, bias):
+def _fits(x, weight, bias, activation, gate):
     """Whether the kernels take these arguments; if not, _refuse says why."""
     return (
         isinstance(x, torch.Tensor)
@@ -554,6 +652,8 @@ def _fits(x, weight, bias):
         and x.shape[-1:] == weight.shape[1:]
         and weight.shape[0] % 2 == 0
         and weight.shape[0] <= 2**24  # offsets within a tile are int32
+        and activation in _ACTIVATIONS
+        and gate in _GATES
         and (
             bias is None
             or isinstance(bias, torch.Tensor)
@@ -596,7 +696,13 @@ def _refuse(name, eager, mixed=(), **wanted):
     raise ValueError(f"{name}: {first} must be on {on}, got {x.device}; use {eager} there")
 
 
-def _refuse_arguments(name, x, weight, bias):
+def _refuse_arguments(name, x, weight, bias, activation, gate):
+    if activation not in _ACTIVATIONS:
+        known = ", ".join(_ACTIVATIONS)
+        raise ValueError(f"{name}: activation must be one of {known}; got {activation!r}")
+    if gate not in _GATES:
+        halves = "'first' or 'second', the half of the columns that goes through the activation"
+        raise ValueError(f"{name}: gate must be {halves}; got {gate!r}")
     if isinstance(x, torch.Tensor) and isinstance(weight, torch.Tensor) and weight.dim() == 2:
         sizes = f"x {tuple(x.shape)} and weight {tuple(weight.shape)}"
         if x.shape[-1:] != weight.shape[1:]:
@@ -607,7 +713,7 @@ def _refuse_arguments(name, x, weight, bias):
             want = "an even number of rows, at most 2**24: those of x1, then as many of the gate x2"
             raise ValueError(f"{name}: weight must have {want}, got {sizes}")
     last = {} if bias is None else {"bias": (bias, "2H")}
-    _refuse(name, "linear_geglu_eager", x=(x, "... K"), weight=(weight, "2H K"), **last)
+    _refuse(name, "linear_glu_eager", x=(x, "... K"), weight=(weight, "2H K"), **last)
 
 
 def _needs_grad(*tensors):
@@ -632,86 +738,110 @@ def _autocast(*tensors):
     return [t.to(dtype) if getattr(t, "dtype", None) in casts else t for t in tensors]
 
 
-def _call(name, x, weight, bias, recompute, allow_tf32, plan):
+def _call(name, x, weight, bias, gating, recompute, allow_tf32, plan):
     x, weight, bias = _autocast(x, weight, bias)
-    if not _fits(x, weight, bias):
-        _refuse_arguments(name, x, weight, bias)
+    if not _fits(x, weight, bias, *gating):
+        _refuse_arguments(name, x, weight, bias, *gating)
     needs_grad = _needs_grad(x, weight) if bias is None else _needs_grad(x, weight, bias)
     if torch.compiler.is_compiling():
-        return linear_geglu_op(x, weight, bias, needs_grad and not recompute, allow_tf32)[0]
+        save_h = needs_grad and not recompute
+        return linear_glu_op(x, weight, bias, *gating, save_h, allow_tf32)[0]
     try:
         if needs_grad:
-            return _LinearGEGLU.apply(x, weight, bias, recompute, allow_tf32, plan)[0]
-        return _forward(x, weight, bias, allow_tf32, plan=plan)[0]  # past autograd: less host time
+            return _LinearGLU.apply(x, weight, bias, gating, recompute, allow_tf32, plan)[0]
+        # past autograd: less host time
+        return _forward(x, weight, bias, gating, allow_tf32, plan=plan)[0]
     except RuntimeError as error:
-        _explain(error, name, "linear_geglu_eager")
+        _explain(error, name, "linear_glu_eager")
         raise
+
+
+def linear_glu_triton(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None,
+    activation: str = "gelu_tanh", gate: str = "second", recompute: bool = False,
+    allow_tf32: bool = False, *, plan: Plan | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """x1 · act(x2), [x1, x2] = x Wᵀ + b, in one Triton kernel, with gradients for x, weight and bias.
+
+    x: (..., K), weight: (2H, K), any strides; bias: (2H,) or None; all of one dtype and device. activation: of
+    the gate, gelu (GEGLU), gelu_tanh, silu (SwiGLU), relu (ReGLU) or sigmoid (GLU; all after Shazeer, GLU
+    Variants Improve Transformer, 2020). gate: which half of h's columns it is, "second" or "first"; the weights
+    of Llama's gate_proj and up_proj are torch.cat([gate_proj.weight, up_proj.weight]) and gate="first".
+    Returns y, (..., H), contiguous. recompute: the backward pass computes h again, and nothing keeps it.
+    allow_tf32: this kernel may round float32 to tf32; the products of the backward pass go by
+    torch.backends.cuda.matmul.
+    plan: a Plan in place of the one chosen, for tuning; torch.compile leaves it out.
+    Works under torch.compile (as the op fused_kernels::linear_glu), autocast (in its dtype, as F.linear)
+    and CUDA graphs; not under torch.func, torch.vmap or forward-mode AD, nor twice differentiable: these
+    raise.
+    Raises TypeError for a wrong dtype, ValueError for a wrong shape, device, activation or gate, and where 2H
+    would be odd.
+    """
+    gating = activation, gate
+    return _call("linear_glu_triton", x, weight, bias, gating, recompute, allow_tf32, plan)
 
 
 def linear_geglu_triton(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, recompute: bool = False,
     allow_tf32: bool = False, *, plan: Plan | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """x1 · gelu(x2), [x1, x2] = x Wᵀ + b, in one Triton kernel, with gradients for x, weight and bias.
-
-    x: (..., K), weight: (2H, K), any strides; bias: (2H,) or None; all of one dtype and device. Returns y,
-    (..., H), contiguous. recompute: the backward pass computes h again, and nothing keeps it. allow_tf32: this
-    kernel may round float32 to tf32; the products of the backward pass go by torch.backends.cuda.matmul.
-    plan: a Plan in place of the one chosen, for tuning; torch.compile leaves it out.
-    Works under torch.compile (as the op fused_kernels::linear_geglu), autocast (in its dtype, as F.linear)
-    and CUDA graphs; not under torch.func, torch.vmap or forward-mode AD, nor twice differentiable: these
-    raise.
-    Raises TypeError for a wrong dtype, ValueError for a wrong shape or device, and where 2H would be odd.
-    """
-    return _call("linear_geglu_triton", x, weight, bias, recompute, allow_tf32, plan)
+    """linear_glu_triton with gelu_tanh of the second half: x1 · gelu(x2)."""
+    gating = "gelu_tanh", "second"
+    return _call("linear_geglu_triton", x, weight, bias, gating, recompute, allow_tf32, plan)
 
 
-@torch.library.custom_op("fused_kernels::linear_geglu", mutates_args=())
-def linear_geglu_op(
+@torch.library.custom_op("fused_kernels::linear_glu", mutates_args=())
+def linear_glu_op(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None,
-    save_h: bool = False, allow_tf32: bool = False,
+    activation: str = "gelu_tanh", gate: str = "second", save_h: bool = False, allow_tf32: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """y, and h, which is empty without save_h: one node of a graph of torch.compile or torch.export."""
-    if not _fits(x, weight, bias):
-        _refuse_arguments("linear_geglu_op", x, weight, bias)
-    y, h = _forward(x, weight, bias, allow_tf32, save_h)
+    gating = activation, gate
+    if not _fits(x, weight, bias, *gating):
+        _refuse_arguments("linear_glu_op", x, weight, bias, *gating)
+    y, h = _forward(x, weight, bias, gating, allow_tf32, save_h)
     return y, y.new_empty(0) if h is None else h
 
 
-@torch.library.custom_op("fused_kernels::linear_geglu_backward", mutates_args=())
-def _linear_geglu_backward_op(
-    dy: torch.Tensor, h: torch.Tensor, has_db: bool
+@torch.library.custom_op("fused_kernels::linear_glu_backward", mutates_args=())
+def _linear_glu_backward_op(
+    dy: torch.Tensor, h: torch.Tensor, activation: str, gate: str, has_db: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    dh, db = _dz(dy, h, has_db)
+    dh, db = _dz(dy, h, (activation, gate), has_db)
     return dh, dh.new_empty(0) if db is None else db
 
 
-@linear_geglu_op.register_fake
-def _(x, weight, bias=None, save_h=False, allow_tf32=False):
+@linear_glu_op.register_fake
+def _(x, weight, bias=None, activation="gelu_tanh", gate="second", save_h=False, allow_tf32=False):
     n_hidden, lead = weight.shape[0] // 2, x.shape[:-1]
     return x.new_empty((*lead, n_hidden)), x.new_empty((*lead, 2 * n_hidden) if save_h else (0,))
 
 
-@_linear_geglu_backward_op.register_fake
-def _(dy, h, has_db):
+@_linear_glu_backward_op.register_fake
+def _(dy, h, activation, gate, has_db):
     return torch.empty_like(h), h.new_empty(h.shape[-1] if has_db else 0)
 
 
 def _setup_context(ctx, inputs, output):
-    (x, weight, bias, save_h, _), (_, h) = inputs, output
+    (x, weight, bias, activation, gate, save_h, _), (_, h) = inputs, output
+    ctx.gating = activation, gate
     ctx.mark_non_differentiable(h)
     ctx.set_materialize_grads(False)  # no zeros for h's gradient, 2MHs bytes
     # all inputs: h is no way to them for a second derivative
     ctx.save_for_backward(x, weight, bias, h if save_h else None)
 
 
+def _dz_op(dy, h, gating, has_db):
+    return _linear_glu_backward_op(dy, h, *gating, has_db)
+
+
 @_once
 def _op_backward(ctx, dy, _):
     if dy is None:  # y is used, and has no gradient all the same
-        return (None,) * 5
+        return (None,) * 7
     needs_grad = (*ctx.needs_input_grad, False)[:3]  # torch leaves out a bias that is None
-    grads = _backward(dy, *ctx.saved_tensors, needs_grad, _linear_geglu_backward_op)
-    return *grads, None, None
+    grads = _backward(dy, *ctx.saved_tensors, ctx.gating, needs_grad, _dz_op)
+    return *grads, *[None] * 4
 
 
-linear_geglu_op.register_autograd(_op_backward, setup_context=_setup_context)
+linear_glu_op.register_autograd(_op_backward, setup_context=_setup_context)

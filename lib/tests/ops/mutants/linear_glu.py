@@ -1,9 +1,9 @@
-"""Mutants of lib/ops/linear_geglu.py."""
+"""Mutants of lib/ops/linear_glu.py."""
 
 from lib.tests.ops.mutants import Mutant
 
 MUTANTS = [
-    Mutant("a = tl.minimum(tl.abs(x2), 1e3)", "a = tl.abs(x2)", "0·inf in the gradient, far out"),
+    Mutant("a = tl.minimum(tl.abs(z), 1e3)", "a = tl.abs(z)", "0·inf in the gradient, far out"),
     Mutant("over_h=saved[-1] is None", "over_h=True", "dh written over an h that was saved"),
     # --- the gate
     Mutant("x1, x2 = F.linear", "x2, x1 = F.linear", "eager: the gate is the first half"),
@@ -15,14 +15,14 @@ MUTANTS = [
     ),
     Mutant(
         "e = _exp2(x2 * (-2.302208198144325 - 0.1029432395800235 * x2 * x2))  # exp(-2u)\n"
-        "    return x1 * _divide(x2, 1.0 + e)",
+        "        y = x1 * _divide(x2, 1.0 + e)",
         "e = _exp2(x2 * (2.302208198144325 + 0.1029432395800235 * x2 * x2))\n"
-        "    return x1 * x2 * _divide(e, 1.0 + e)",
+        "        y = x1 * x2 * _divide(e, 1.0 + e)",
         "sigmoid as e/(e + 1): NaN where e overflows",
     ),
     Mutant(
-        "    return x1 * _divide(x2, 1.0 + e)",
-        "    return _divide(x2, 1.0 + e)",
+        "y = x1 * _divide(x2, 1.0 + e)",
+        "y = _divide(x2, 1.0 + e)",
         "no x1: gelu alone",
     ),
     Mutant(
@@ -30,15 +30,36 @@ MUTANTS = [
         "_exp2(x2 * (-2.4554669595",
         "gelu's other approximation, forward",
     ),
-    Mutant("s = tl.where(x2 < 0, e * t, t)", "s = t", "the gradient of -x2 as that of x2"),
-    Mutant("x2 * (e * t * t) *", "x2 * (s * (1.0 - s)) *", "1 - s, which has lost its digits"),
+    Mutant("s = tl.where(z < 0, e * t, t)", "s = t", "the gradient of -x2 as that of x2"),
+    Mutant("z * (e * t * t) *", "z * (s * (1.0 - s)) *", "1 - s, which has lost its digits"),
     Mutant("0.2140644488178008", "0.07135481627260025", "x³ without its factor 3 in the gradient"),
     Mutant(
-        "return dy * (x2 * s), dy * x1 * slope",
-        "return dy * x1 * slope, dy * (x2 * s)",
+        "return dy * y, dy * x1 * slope",
+        "return dy * x1 * slope, dy * y",
         "the gradients of both halves mixed up",
     ),
     Mutant("dy * x1 * slope", "dy * slope", "the gradient of the gate without x1"),
+    Mutant("x1, x2 = x2, x1\n    y", "x1, x2 = x1, x2\n    y", "deaf to the gate, forward"),
+    Mutant(
+        "dx2, dx1 = _gated_grad(dy, x2, x1, ACTIVATION)",
+        "dx1, dx2 = _gated_grad(dy, x1, x2, ACTIVATION)",
+        "deaf to the gate, backward",
+    ),
+    Mutant("y = x1 * _gelu(x2)", "y = x1 * _divide(x2, 1.0 + _exp(-1.702 * x2))", "gelu: another"),
+    Mutant(
+        "y, slope = _gelu(x2), _gelu_grad(x2)",
+        "y, slope = _gelu(x2), _gelu_tanh_slope(x2)[1]",
+        "gelu: the other form's slope",
+    ),
+    Mutant("slope = y + x2 * slope", "slope = y + slope", "silu: a slope without x2"),
+    Mutant("            y = x2 * y\n", "", "silu: the gradient of x1 by sigmoid"),
+    Mutant("tl.where(x2 <= 0, 0.0, 1.0)", "tl.where(x2 < -1, 0.0, 1.0)", "relu: a slope below 0"),
+    Mutant(
+        "y, slope = tl.where(x2 < 0, e * t, t), e * t * t",
+        "y, slope = t, e * t * t",
+        "sigmoid: of |x2|, backward",
+    ),
+    Mutant("y = _divide(x1, 1.0 + _exp(-x2))", "y = _divide(x1, 1.0 + _exp(x2))", "sigmoid of -x2"),
     # --- the products
     Mutant("mask=inside[None, :], other=0.0", "mask=None", "what lies past K read from x"),
     Mutant(
@@ -92,9 +113,9 @@ MUTANTS = [
     ),
     Mutant("tl.store(h_ptrs + n_hidden, x2", "tl.store(h_ptrs + n_hidden, x1", "h with x1 twice"),
     Mutant(
-        "    y = _geglu(x1, x2)\n",
+        "    y = _gated(x1, x2, ACTIVATION)\n",
         "    half: tl.constexpr = y_out.dtype if BY_TMA else y_out.dtype.element_ty\n"
-        "    y = _geglu(x1.to(half).to(x1.dtype), x2.to(half).to(x1.dtype))\n",
+        "    y = _gated(x1.to(half).to(x1.dtype), x2.to(half).to(x1.dtype), ACTIVATION)\n",
         "h rounded on the way to y",
     ),
     Mutant("if y.numel() > 0:", "if n_in > 0:", "K = 0: nothing written"),
