@@ -80,6 +80,12 @@ def check_drop_path(answer):
         if p == 0.25:
             many = {"shapes": ((700, 3),), "dtypes": (torch.float32,)}
             expect_op(given, eager, _rows_and_branch, **many)
+            x, branch = _rows_and_branch((8, 8), torch.float32)
+            branch[~keep_mask((8,), p, seed, x.device)] = float("nan")
+            expect(
+                torch.equal(attempted(given(x, branch)).isnan(), eager(x, branch).isnan()),
+                "a dropped row whose branch holds NaN should be x: 0 · NaN is NaN, so choose",
+            )
         expect_launches(
             lambda given=given: given(*_rows_and_branch((5, 7), torch.float32)), exactly=1
         )

@@ -598,3 +598,20 @@ def _op_backward(ctx, dy):
 bias_gelu_dropout_add_op.register_autograd(
     _op_backward, setup_context=lambda ctx, inputs, output: _save(ctx, *inputs)
 )
+
+
+class BiasGELUDropoutAdd(torch.nn.Module):
+    """dropout(gelu_tanh(x + bias), p) + residual, the bias being a parameter; nothing is dropped in eval()."""
+
+    def __init__(
+        self, features: int, p: float = 0.1,
+        device: torch.device | str | None = None, dtype: torch.dtype | None = None,
+    ):  # fmt: skip
+        super().__init__()
+        self.p, self.bias = p, torch.nn.Parameter(torch.zeros(features, device=device, dtype=dtype))
+
+    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        return bias_gelu_dropout_add_triton(x, self.bias, residual, self.p, training=self.training)
+
+    def extra_repr(self):
+        return f"{len(self.bias)}, p={self.p}"

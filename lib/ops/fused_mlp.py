@@ -720,3 +720,26 @@ def _op_backward(ctx, dy):
 
 
 fused_mlp_op.register_autograd(_op_backward, setup_context=_setup_context)
+
+
+class FusedMLP(torch.nn.Sequential):
+    """torch.nn.Sequential(Linear, ReLU, Linear, final) in one kernel or two; with its state_dict.
+
+    final: sigmoid, relu or identity.
+    """
+
+    def __init__(
+        self, in_features: int, hidden_features: int, out_features: int, final: str = "sigmoid",
+        device: torch.device | str | None = None, dtype: torch.dtype | None = None,
+    ):  # fmt: skip
+        ends = {"sigmoid": torch.nn.Sigmoid, "relu": torch.nn.ReLU, "identity": torch.nn.Identity}
+        if final not in ends:
+            raise ValueError(f"FusedMLP: final must be one of {', '.join(ends)}; got {final!r}")
+        first = torch.nn.Linear(in_features, hidden_features, device=device, dtype=dtype)
+        second = torch.nn.Linear(hidden_features, out_features, device=device, dtype=dtype)
+        super().__init__(first, torch.nn.ReLU(), second, ends[final]())
+        self.final = final
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first, second = self[0], self[2]
+        return fused_mlp_triton(x, first.weight, first.bias, second.weight, second.bias, self.final)

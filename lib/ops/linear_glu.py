@@ -845,3 +845,28 @@ def _op_backward(ctx, dy, _):
 
 
 linear_glu_op.register_autograd(_op_backward, setup_context=_setup_context)
+
+
+class FusedGLU(torch.nn.Linear):
+    """torch.nn.Linear(in_features, 2 * hidden_features) and its gate in one kernel; the same state_dict.
+
+    activation, gate, recompute: as for linear_glu_triton.
+    """
+
+    def __init__(
+        self, in_features: int, hidden_features: int, bias: bool = True, activation: str = "gelu_tanh",
+        gate: str = "second", recompute: bool = False,
+        device: torch.device | str | None = None, dtype: torch.dtype | None = None,
+    ):  # fmt: skip
+        super().__init__(in_features, 2 * hidden_features, bias, device, dtype)
+        if activation not in _ACTIVATIONS or gate not in _GATES:
+            _refuse_arguments("FusedGLU", None, None, None, activation, gate)
+        self.activation, self.gate, self.recompute = activation, gate, recompute
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return linear_glu_triton(
+            x, self.weight, self.bias, self.activation, self.gate, self.recompute
+        )
+
+    def extra_repr(self):
+        return f"{super().extra_repr()}, activation={self.activation!r}, gate={self.gate!r}"

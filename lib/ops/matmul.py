@@ -855,6 +855,25 @@ def _op_backward(ctx, dy, _):
 matmul_op.register_autograd(_op_backward, setup_context=_setup_context)
 
 
+class FusedLinear(torch.nn.Linear):
+    """A torch.nn.Linear and the activation behind it in one kernel; its state_dict is that of the Linear."""
+
+    def __init__(
+        self, in_features: int, out_features: int, bias: bool = True, activation: str = "identity",
+        device: torch.device | str | None = None, dtype: torch.dtype | None = None,
+    ):  # fmt: skip
+        super().__init__(in_features, out_features, bias, device, dtype)
+        if activation not in _ACTIVATIONS:
+            _refuse_arguments("FusedLinear", None, None, None, activation)
+        self.activation = activation
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return matmul_triton(x, self.weight.t(), self.bias, self.activation)
+
+    def extra_repr(self):
+        return f"{super().extra_repr()}, activation={self.activation!r}"
+
+
 @contextlib.contextmanager
 def _one_build(name, load_inline):
     """Around load_inline: one process at a time, and none waits for a build that was killed."""

@@ -325,13 +325,11 @@ def _refuse(name, eager, mixed=(), **wanted):
 
 
 def _first_halves(q, cos, sin, positions, layout):
-    """cos, sin and positions; tables of two equal halves, as wide as q, as the kernel takes them."""
-    if not (isinstance(cos, torch.Tensor) and isinstance(sin, torch.Tensor) and q.dim() == 4):
-        return cos, sin, positions
+    """cos, sin and positions as the kernel takes them, of tables as wide as q, whose halves are equal."""
+    if not isinstance(sin, torch.Tensor) or cos.shape != sin.shape or layout not in _LAYOUTS:
+        return cos, sin, positions  # which is refused
     n_batch, n_seq = q.shape[0], q.shape[layout.index("s")]
     each_its_own = cos.shape[:-1] == (n_batch, n_seq) and n_batch > 1 and positions is None
-    if cos.shape != sin.shape or cos.shape[-1:] != q.shape[3:]:
-        return cos, sin, positions
     if cos.dim() == 2 or cos.dim() == 3 and (cos.shape[0] == 1 or each_its_own):
         if each_its_own:
             positions = torch.arange(n_batch * n_seq, device=q.device).view(n_batch, n_seq)
@@ -465,7 +463,8 @@ def _call(name, q, k, cos, sin, positions, how, plan, in_place):
     if k is None and isinstance(q, torch.Tensor) and q.dim() == 4 and how[2] in _LAYOUTS:
         none = q.detach().narrow(how[2].index("h"), 0, 0)
         return _call(name, q, none.clone(), cos, sin, positions, how, plan, in_place)[0], None
-    if isinstance(q, torch.Tensor) and how[2] in _LAYOUTS:
+    tensors = isinstance(q, torch.Tensor) and isinstance(cos, torch.Tensor)
+    if tensors and q.dim() == 4 and cos.shape[-1:] == q.shape[3:]:
         cos, sin, positions = _first_halves(q, cos, sin, positions, how[2])
     _check_arguments(name, q, k, cos, sin, positions, how[0], how[2])
     tensors = q, k, cos, sin

@@ -33,6 +33,11 @@ def named(*names):
     return lambda item: item.originalname in names
 
 
+def with_values(**wanted):
+    """A rule for items of these parameters."""
+    return lambda item: wanted.items() <= _parameters(item).items()
+
+
 def with_plain_builds(item):
     """Does the test build a .cu without the checker? The quick tier builds each with it, once."""
     return "plain" in item.fixturenames or "plain" in _parameters(item).values()
@@ -106,6 +111,14 @@ NIGHTLY = {
     "ops/test_battery.py": [beside_the_first],
     "ops/test_mutants.py": [but_two_of_each_op],
     **{f"ops/test_{name}.py": [one_in(5)] for name in registry.OPS},
+    "ops/test_small_models.py": [
+        with_values(n_steps=50),
+        with_values(how="compiled"),
+        named(
+            "test_the_same_losses_in_two_processes",
+            "test_copied_into_an_empty_folder_they_do_it_too",
+        ),
+    ],
     "ops/test_copyable.py": [
         named(
             "test_copied_alone_it_runs_forward_and_backward",

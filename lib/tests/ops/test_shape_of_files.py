@@ -20,11 +20,12 @@ CLASSES = {"_Undifferentiable"}
 MOST_LINES = 600
 LONGER = {
     "lora_linear": 1014,
-    "matmul": 905,
-    "fused_mlp": 722,
-    "linear_glu": 847,
+    "matmul": 924,
+    "fused_mlp": 745,
+    "linear_glu": 872,
     "lora_epilogue": 754,
     "softmax": 657,
+    "bias_gelu_dropout_add": 617,
 }  # to get shorter
 
 

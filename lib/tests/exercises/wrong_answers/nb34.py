@@ -91,21 +91,23 @@ def keep_flags__no_kernel(n_elements, p, seed, block_size):
 
 @triton.jit
 def _drop_path_kernel(
-    x_ptr, branch_ptr, y_ptr, keep_ptr, n_elements, n_cols, scale, BLOCK_SIZE: tl.constexpr
-):
+    x_ptr, branch_ptr, y_ptr, keep_ptr, n_elements, n_cols, scale,
+    PRODUCT: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+):  # fmt: skip
     offsets = tl.program_id(0) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
     mask = offsets < n_elements
     x = tl.load(x_ptr + offsets, mask=mask).to(tl.float32)
     branch = tl.load(branch_ptr + offsets, mask=mask).to(tl.float32)
     keep = tl.load(keep_ptr + offsets // n_cols, mask=mask)
-    tl.store(y_ptr + offsets, x + tl.where(keep != 0, branch * scale, 0.0), mask=mask)
+    kept = branch * scale * keep if PRODUCT else tl.where(keep != 0, branch * scale, 0.0)
+    tl.store(y_ptr + offsets, x + kept, mask=mask)
 
 
-def _drop_path(x, branch, keep, scale, per_row=True):
+def _drop_path(x, branch, keep, scale, per_row=True, product=False):
     y, n = torch.empty_like(x), x.numel()
     _drop_path_kernel[(triton.cdiv(n, 1024),)](
-        x, branch, y, keep.to(torch.int8), n, x.shape[1] if per_row else 1, scale, BLOCK_SIZE=1024
-    )
+        x, branch, y, keep.to(torch.int8), n, x.shape[1] if per_row else 1, scale, product, BLOCK_SIZE=1024
+    )  # fmt: skip
     return y
 
 
@@ -121,6 +123,11 @@ def drop_path__element_by_element(x, branch, p, seed):
 def drop_path__first_element_of_each_row(x, branch, p, seed):
     keep = keep_mask(x.shape, p, seed, x.device)[:, 0].contiguous()
     return _drop_path(x, branch, keep, 1 / (1 - p))
+
+
+def drop_path__a_product_lets_nan_through(x, branch, p, seed):
+    keep = keep_mask(x.shape[:1], p, seed, x.device)
+    return _drop_path(x, branch, keep, 1 / (1 - p), product=True)
 
 
 def drop_path__eager(x, branch, p, seed):
