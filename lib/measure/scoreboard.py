@@ -1,6 +1,6 @@
-"""The README's picture: every op's versions as a share of the ceiling, from the recorded results.
+"""The README's pictures: versions of ops as a share of the ceiling, from the recorded results.
 
-python -m lib.measure.scoreboard      writes data/results/scoreboard.png
+python -m lib.measure.scoreboard      writes data/results/scoreboard.png and three_ops.png
 """
 
 from lib.measure import registry
@@ -12,6 +12,7 @@ matplotlib.use("agg")
 import matplotlib.pyplot as plt  # noqa: E402  after the choice of a backend without a screen
 
 PATH = results.FOLDER / "scoreboard.png"
+SMALL, THREE = PATH.with_name("three_ops.png"), ("rope", "bias_gelu_dropout_add", "linear_glu")
 STYLES = {
     "eager": ("#d9d9d9", ""),
     "compiled": ("#9db7d5", "//"),
@@ -36,7 +37,7 @@ def shares(op, gpu=results.REFERENCE_GPU):
 
 
 def draw():
-    """Write the picture; returns its path, or None when nothing is recorded yet."""
+    """Write both pictures; returns the path of the large one, or None when nothing is recorded yet."""
     ops = [(op, *found) for op in registry.OPS.values() if (found := shares(op))]
     if not ops:
         return None
@@ -47,27 +48,43 @@ def draw():
         _draw_op(ax, op, groups, record)
     figure.savefig(PATH, dpi=110)
     plt.close(figure)
+    _draw_three([(op, groups["bfloat16", True]) for op, groups, _ in ops if op.name in THREE])
     return PATH
+
+
+def _draw_three(ops):
+    figure, ax = plt.subplots(figsize=(7, 2.7), layout="constrained")
+    versions = [v for v in STYLES if all(v in group for _, group in ops)]
+    labels = [f"{op.title}\n{'×'.join(map(str, op.bench_shapes[0]))}" for op, _ in ops]
+    _bars(ax, versions, labels, [group for _, group in ops])
+    ax.set(ylabel="% of the ceiling", ylim=(0, 119))
+    ax.set_title("bfloat16, forward and backward, on an NVIDIA H200", fontsize="medium")
+    figure.savefig(SMALL, dpi=130)
+    plt.close(figure)
+
+
+def _bars(ax, versions, labels, groups):
+    width = 0.8 / len(versions)
+    for k, version in enumerate(versions):
+        color, hatch = STYLES[version]
+        x = [i + width * (k - (len(versions) - 1) / 2) for i in range(len(groups))]
+        height = [group.get(version, 0) for group in groups]
+        bars = ax.bar(x, height, width, color=color, hatch=hatch, edgecolor="black", label=version)
+        ax.bar_label(bars, [f"{h:.0f}" if h else "" for h in height], fontsize=7)
+    ax.axhline(100, color="black", linestyle="--", linewidth=1)
+    ax.set_xticks(range(len(groups)), labels, fontsize="small")
+    ax.legend(loc="upper right", ncols=len(versions), fontsize="small")
 
 
 def _draw_op(ax, op, groups, record):
     labels = [f"{dtype}\n{'forward + backward' if grad else 'forward'}" for dtype, grad in groups]
     shown = set().union(*groups.values())
-    styles = {version: style for version, style in STYLES.items() if version in shown}
-    width = 0.8 / len(styles)
-    for k, (version, (color, hatch)) in enumerate(styles.items()):
-        x = [i + width * (k - (len(styles) - 1) / 2) for i in range(len(groups))]
-        height = [group.get(version, 0) for group in groups.values()]
-        bars = ax.bar(x, height, width, color=color, hatch=hatch, edgecolor="black", label=version)
-        ax.bar_label(bars, [f"{h:.0f}" if h else "" for h in height], fontsize=7)
-    ax.axhline(100, color="black", linestyle="--", linewidth=1)
-    ax.set_xticks(range(len(groups)), labels, fontsize="small")
+    _bars(ax, [version for version in STYLES if version in shown], labels, list(groups.values()))
     shape = "×".join(map(str, op.bench_shapes[0]))
     # float32 products by tensor cores pass the ceiling, which is that of units for float32
     highest = max(max(group.values()) for group in groups.values())
     ax.set(ylabel="% of the ceiling", ylim=(0, max(128, 1.2 * highest)))
     ax.set_title(f"{op.name}: {op.title}, {shape}, {results.where(record)}", fontsize="medium")
-    ax.legend(loc="upper right", ncols=len(styles), fontsize="small")
 
 
 if __name__ == "__main__":

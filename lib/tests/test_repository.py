@@ -5,6 +5,7 @@ import subprocess
 import tomllib
 
 from lib import nogpu
+from lib.exercises import all_exercises
 from lib.recorded.results import ROOT
 
 import pytest
@@ -67,8 +68,20 @@ def test_nothing_tracked_names_a_folder_of_one_machine():
             assert not found, f"{path.relative_to(ROOT)}: {found[0]}"
 
 
-def test_links_of_the_readme_lead_somewhere():
-    links = re.findall(r"\]\((?!https?:)([^)#]+)", (ROOT / "README.md").read_text())
-    missing = [link for link in links if not (ROOT / link).exists()]
-    assert links
+def test_the_hours_of_the_readme_are_the_sum_of_its_minutes():
+    text = (ROOT / "README.md").read_text()
+    notebooks = [int(n) for n in re.findall(r"(?m)^\| \[\d\d\].*\| (\d+) \| \w+ \| \[", text)]
+    minutes = [exercise.minutes for exercise in all_exercises().values()]
+    hours = (
+        f"{round(sum(notebooks) / 60)} hours of reading and running, and {len(minutes)} exercises"
+    )
+    assert len(notebooks) == 19
+    assert f"{hours} for {round(sum(minutes) / 60)} more" in " ".join(text.split())
+
+
+@pytest.mark.parametrize("page", ["README.md", "lib/ops/README.md", "data/README.md"])
+def test_links_of_a_page_lead_somewhere(page):
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", (ROOT / page).read_text())
+    missing = [link for link in links if not ((ROOT / page).parent / link).exists()]
+    assert links or page.startswith("data")
     assert not missing
