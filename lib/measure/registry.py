@@ -341,12 +341,16 @@ SOFTMAX = Op(
     versions={"triton": softmax.softmax_triton, "cuda": softmax.softmax_cuda},
     registered=(softmax.softmax_op,),
     tensors={"x": "... N"},
+    variants={
+        "causal, scale 0.3": ({"x": "... N"}, {"scale": 0.3, "causal": True}),
+        "scale -2": ({"x": "... N"}, {"scale": -2.0}),
+    },
     # forward: read x, write y; backward: read dy and y, write dx
-    bytes_moved=lambda shape, itemsize, gradients: (
+    bytes_moved=lambda shape, itemsize, gradients, **_: (
         (5 if gradients else 2) * _numel(shape) * itemsize
     ),
     # an exponential and a quotient count as one each
-    flops=lambda shape, gradients: (9 if gradients else 5) * _numel(shape),
+    flops=lambda shape, gradients, **_: (9 if gradients else 5) * _numel(shape),
     bench_shapes=((131072, 1024), (16384, 8192), (4096, 32768), (1024, 131072), (65536, 781)),
     small_shape=(65, 781),
     odd_shapes=(

@@ -6,18 +6,21 @@ Shapes    x, y: (..., N) of any rank, any strides; y contiguous. Another dimensi
           the last, and y is a view of that.
 Dtypes    float32, float16, bfloat16 (computed in float32) and float64.
 Traffic   M rows of N elements of s bytes. Forward 2MNs, written by hand in PyTorch 8MNs; backward 3MNs.
+Options   scale: of scale·x. causal: without the columns j > i of x[..., i, j], as attention leaves them out.
+          Both in the same pass; in PyTorch each is one or two more.
 Design    A row that fits on the chip stays in registers between its sum and its quotients: it is read once.
           Longer rows are cut into parts, each held by a program of its own; the parts of a row exchange maximum
           and sum through memory and wait for each other (a grid barrier), so they too are read once.
           Rows that do not begin on a 16-byte boundary are read in whole 16-byte pieces, and at their two ends
           element by element.
-Backward  dx = y · (dy - sum(y · dy)). Saves y only.
+Backward  dx = scale · y · (dy - sum(y · dy)). Saves y only.
 Copy it   this file for Triton; softmax.cu beside it for CUDA. MIT licence.
 """
 
 import contextlib
 import fcntl
 import functools
+import math
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,8 +55,20 @@ class Plan(NamedTuple):
     backward: "Plan | None" = None
 
 
-def softmax_eager(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
+def softmax_eager(
+    x: torch.Tensor, dim: int = -1, scale: float = 1.0, causal: bool = False
+) -> torch.Tensor:
+    if scale != 1.0:
+        x = x * scale
+    if causal:
+        i, j = (torch.arange(n, device=x.device) for n in (_n_seq(x), x.shape[-1]))
+        x = x.masked_fill((j > i[:, None]).view(x.shape[-2:]), -float("inf"))
     return torch.softmax(x, dim=dim)
+
+
+def _n_seq(x):
+    """How many rows follow each other before the first column counts again: S of x (..., S, N)."""
+    return x.shape[-2] if x.dim() > 1 else 1
 
 
 @triton.jit
@@ -91,9 +106,31 @@ def _pieces(starts, cols, inside, n_cols, V: tl.constexpr):
 
 
 @triton.jit
+def _scored_grad(dx, row, col, n_seq, SCALE: tl.constexpr):
+    # 0 where a column was left out, in a row of NaN too
+    if SCALE is not None:
+        dx = dx * SCALE
+    if n_seq is not None:
+        dx = tl.where(col <= row % n_seq, dx, 0.0)
+    return dx
+
+
+@triton.jit
+def _scored(x, row, col, mask, n_seq, SCALE: tl.constexpr):
+    # scale·x, -inf where the mask leaves a column out; with an n_seq, as long as a matrix is high, causal too.
+    # -inf comes after the product: scale may be negative.
+    if SCALE is not None:
+        x = tl.where(mask, x * SCALE, -float("inf"))
+    if n_seq is not None:
+        x = tl.where(col <= row % n_seq, x, -float("inf"))
+    return x
+
+
+@triton.jit
 def _forward_rows(
-    x_ptr, y_ptr, first_row, n_rows, n_cols, stride_xm, WHOLE_PIECES: tl.constexpr,
-    COMPUTE: tl.constexpr, V: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    x_ptr, y_ptr, first_row, n_rows, n_cols, stride_xm, n_seq, SCALE: tl.constexpr,
+    WHOLE_PIECES: tl.constexpr, COMPUTE: tl.constexpr, V: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     # BLOCK_M whole rows, padded to BLOCK_N.
     rows = (first_row + tl.arange(0, BLOCK_M).to(tl.int64))[:, None]
@@ -104,10 +141,14 @@ def _forward_rows(
         mask, at_ends, end_cols = _pieces(rows * n_cols, cols, inside, n_cols, V)
         x_offsets, y_offsets = base + cols, base + cols
         ends = tl.load(x_ptr + base + end_cols, mask=at_ends, other=-float("inf")).to(COMPUTE)
+        first_col = rows * n_cols - base
+        ends = _scored(ends, rows, end_cols - first_col, at_ends, n_seq, SCALE)
     else:
         mask = inside & (cols < n_cols)
         x_offsets, y_offsets = rows * stride_xm + cols, rows * n_cols + cols
+        first_col = 0
     x = tl.load(x_ptr + x_offsets, mask=mask, other=-float("inf")).to(COMPUTE)
+    x = _scored(x, rows, cols - first_col, mask, n_seq, SCALE)
     top = _row_max(x)
     if WHOLE_PIECES:
         top = tl.maximum(top, _row_max(ends))
@@ -121,27 +162,28 @@ def _forward_rows(
     tl.store(y_ptr + y_offsets, numerator * (1.0 / total), mask=mask)
 
 
-@triton.jit(do_not_specialize=["n_rows", "n_programs"])
+@triton.jit(do_not_specialize=["n_rows", "n_programs", "n_seq"])
 def _softmax_fwd_kernel(
     x_ptr, y_ptr, n_rows, n_cols, stride_xm, n_programs, NUM_STAGES: tl.constexpr,
     WHOLE_PIECES: tl.constexpr, COMPUTE: tl.constexpr, V: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, n_seq=None, SCALE: tl.constexpr = None,
 ):  # fmt: skip
     # One program handles BLOCK_M rows; with stages it takes rows n_programs apart, the next ones under way.
     if NUM_STAGES == 0:
         first_row = tl.program_id(0).to(tl.int64) * BLOCK_M
-        _forward_rows(x_ptr, y_ptr, first_row, n_rows, n_cols, stride_xm, WHOLE_PIECES, COMPUTE, V,
-                      BLOCK_M, BLOCK_N)  # fmt: skip
+        _forward_rows(x_ptr, y_ptr, first_row, n_rows, n_cols, stride_xm, n_seq, SCALE,
+                      WHOLE_PIECES, COMPUTE, V, BLOCK_M, BLOCK_N)  # fmt: skip
     else:
         for row in tl.range(tl.program_id(0), n_rows, n_programs, num_stages=NUM_STAGES):
-            _forward_rows(x_ptr, y_ptr, tl.cast(row, tl.int64), n_rows, n_cols, stride_xm,
-                          WHOLE_PIECES, COMPUTE, V, BLOCK_M, BLOCK_N)  # fmt: skip
+            _forward_rows(x_ptr, y_ptr, tl.cast(row, tl.int64), n_rows, n_cols, stride_xm, n_seq,
+                          SCALE, WHOLE_PIECES, COMPUTE, V, BLOCK_M, BLOCK_N)  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["n_rows"])
+@triton.jit(do_not_specialize=["n_rows", "n_seq"])
 def _softmax_bwd_kernel(
     dy_ptr, y_ptr, dx_ptr, n_rows, n_cols, stride_dym, WHOLE_PIECES: tl.constexpr,
     COMPUTE: tl.constexpr, V: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    n_seq=None, SCALE: tl.constexpr = None,
 ):  # fmt: skip
     # One program handles BLOCK_M whole rows, padded to BLOCK_N.
     first_row = tl.program_id(0).to(tl.int64) * BLOCK_M
@@ -152,18 +194,24 @@ def _softmax_bwd_kernel(
         base = rows * n_cols // V * V
         mask, at_ends, end_cols = _pieces(rows * n_cols, cols, inside, n_cols, V)
         dy_offsets, y_offsets = base + cols, base + cols
+        first_col = rows * n_cols - base
         end_dy = tl.load(dy_ptr + base + end_cols, mask=at_ends, other=0.0).to(COMPUTE)
         end_y = tl.load(y_ptr + base + end_cols, mask=at_ends, other=0.0).to(COMPUTE)
     else:
         mask = inside & (cols < n_cols)
         dy_offsets, y_offsets = rows * stride_dym + cols, rows * n_cols + cols
+        first_col = 0
     dy = tl.load(dy_ptr + dy_offsets, mask=mask, other=0.0).to(COMPUTE)
     y = tl.load(y_ptr + y_offsets, mask=mask, other=0.0).to(COMPUTE)
     total = _row_sum(y * dy)
     if WHOLE_PIECES:
         total += _row_sum(end_y * end_dy)
-        tl.store(dx_ptr + base + end_cols, end_y * (end_dy - total), mask=at_ends)
-    tl.store(dx_ptr + y_offsets, y * (dy - total), mask=mask)
+        end_dx_ptrs, cols_of_row = dx_ptr + base + end_cols, end_cols - first_col
+        end_dx = _scored_grad(end_y * (end_dy - total), rows, cols_of_row, n_seq, SCALE)
+        tl.store(end_dx_ptrs, end_dx, mask=at_ends)
+    dx_ptrs = dx_ptr + y_offsets
+    dx = _scored_grad(y * (dy - total), rows, cols - first_col, n_seq, SCALE)
+    tl.store(dx_ptrs, dx, mask=mask)
 
 
 # --- rows too long for one program: a grid barrier -----------------------------------------------------------
@@ -219,10 +267,11 @@ def _get(stats, parts, mask, COMPUTE: tl.constexpr):
     return tl.where(mask, top, -float("inf")), total
 
 
-@triton.jit(do_not_specialize=["n_parts"])
+@triton.jit(do_not_specialize=["n_parts", "n_seq"])
 def _softmax_parts_fwd_kernel(
     x_ptr, y_ptr, counters_ptr, stats_ptr, n_cols, stride_xm, n_parts, PHASE: tl.constexpr,
     COMPUTE: tl.constexpr, PARTS: tl.constexpr, BLOCK_N: tl.constexpr,
+    n_seq=None, SCALE: tl.constexpr = None,
 ):  # fmt: skip
     # One program handles one part of a row, (1, BLOCK_N). Phase 0 is all of it; the interpreter, where programs
     # run in turn and cannot wait for each other, runs phase 1 up to the waiting and then phase 2.
@@ -230,6 +279,7 @@ def _softmax_parts_fwd_kernel(
     cols = part * BLOCK_N + tl.arange(0, BLOCK_N)
     mask = cols < n_cols
     x = tl.load(x_ptr + row * stride_xm + cols, mask=mask, other=-float("inf")).to(COMPUTE)
+    x = _scored(x, row, cols, mask, n_seq, SCALE)
     top = tl.max(x, axis=0)
     # a part of -inf alone adds nothing, and exp(-inf - -inf) would be NaN
     numerator = _exp(x - tl.where(top == -float("inf"), 0.0, top))
@@ -248,10 +298,11 @@ def _softmax_parts_fwd_kernel(
         tl.store(y_ptr + row * n_cols + cols, numerator * scale, mask=mask)
 
 
-@triton.jit(do_not_specialize=["n_parts"])
+@triton.jit(do_not_specialize=["n_parts", "n_seq"])
 def _softmax_parts_bwd_kernel(
     dy_ptr, y_ptr, dx_ptr, counters_ptr, stats_ptr, n_cols, stride_dym, n_parts,
     PHASE: tl.constexpr, COMPUTE: tl.constexpr, PARTS: tl.constexpr, BLOCK_N: tl.constexpr,
+    n_seq=None, SCALE: tl.constexpr = None,
 ):  # fmt: skip
     # One program handles one part of a row, (1, BLOCK_N), in phases as forward.
     row, part = _ticket(counters_ptr, n_parts, PHASE)
@@ -268,25 +319,26 @@ def _softmax_parts_bwd_kernel(
         ids = tl.arange(0, PARTS)
         sums = tl.load(stats + ids, mask=ids < n_parts, other=0.0, cache_modifier=".cg")
         dx = y * (dy - tl.sum(sums, axis=0))
+        dx = _scored_grad(dx, row, cols, n_seq, SCALE)
         tl.store(dx_ptr + row * n_cols + cols, dx, mask=mask)
 
 
-def _launch_parts(plan, x, y):
+def _launch_parts(plan, x, y, options):
     grid, memory, sizes = _parts(x, plan.block_n, 2, torch.int64)
     for phase in _phases():
         _softmax_parts_fwd_kernel[grid](
             x, y, *memory, x.shape[1], x.stride(0), PHASE=phase, COMPUTE=_compute_dtype(x.dtype),
-            **sizes, num_warps=plan.num_warps,
+            **sizes, **options, num_warps=plan.num_warps,
         )  # fmt: skip
 
 
-def _launch_parts_backward(plan, dy, y, dx):
+def _launch_parts_backward(plan, dy, y, dx, options):
     wide = torch.float64 if y.dtype == torch.float64 else torch.float32
     grid, memory, sizes = _parts(y, plan.block_n, 1, wide)
     for phase in _phases():
         _softmax_parts_bwd_kernel[grid](
             dy, y, dx, *memory, y.shape[1], dy.stride(0), PHASE=phase,
-            COMPUTE=_compute_dtype(y.dtype), **sizes, num_warps=plan.num_warps,
+            COMPUTE=_compute_dtype(y.dtype), **sizes, **options, num_warps=plan.num_warps,
         )  # fmt: skip
 
 
@@ -379,31 +431,41 @@ def _plan_backward(n_cols, itemsize, contiguous):
     return _plan_parts(n_cols) if plan.block_n * itemsize > _LONGEST_BACKWARD else plan
 
 
-def _launch(plan, x, y):
+def _options(scale, n_seq):
+    """What kernels get besides, where it is not as by default; so a plain call costs the host no more."""
+    options = {} if scale == 1.0 else {"SCALE": float(scale)}
+    return options if n_seq is None else options | {"n_seq": n_seq}
+
+
+def _launch(plan, x, y, scale=1.0, n_seq=None):
+    options = _options(scale, n_seq)
     n_rows, n_cols = x.shape
     with torch.cuda.device_of(x):  # else the launch goes to the current GPU, not to x's
         if plan.way == "parts":
-            _launch_parts(plan, x, y)
+            _launch_parts(plan, x, y, options)
             return
         pipelined = plan.way == "pipeline"
         programs = min(n_rows, plan.programs) if pipelined else _cdiv(n_rows, plan.block_m)
         _softmax_fwd_kernel[(programs,)](
             x, y, n_rows, n_cols, x.stride(0), programs, NUM_STAGES=3 if pipelined else 0,
             WHOLE_PIECES=plan.whole_pieces and x.is_contiguous(), COMPUTE=_compute_dtype(x.dtype),
-            V=16 // x.itemsize, BLOCK_M=plan.block_m, BLOCK_N=plan.block_n, num_warps=plan.num_warps,
+            V=16 // x.itemsize, BLOCK_M=plan.block_m, BLOCK_N=plan.block_n, **options,
+            num_warps=plan.num_warps,
         )  # fmt: skip
 
 
-def _launch_backward(plan, dy, y, dx):
+def _launch_backward(plan, dy, y, dx, scale, n_seq):
+    options = _options(scale, n_seq)
     n_rows, n_cols = y.shape
     with torch.cuda.device_of(y):
         if plan.way == "parts":
-            _launch_parts_backward(plan, dy, y, dx)
+            _launch_parts_backward(plan, dy, y, dx, options)
             return
         _softmax_bwd_kernel[(_cdiv(n_rows, plan.block_m),)](
             dy, y, dx, n_rows, n_cols, dy.stride(0),
             WHOLE_PIECES=plan.whole_pieces and dy.is_contiguous(), COMPUTE=_compute_dtype(y.dtype),
-            V=16 // y.itemsize, BLOCK_M=plan.block_m, BLOCK_N=plan.block_n, num_warps=plan.num_warps,
+            V=16 // y.itemsize, BLOCK_M=plan.block_m, BLOCK_N=plan.block_n, **options,
+            num_warps=plan.num_warps,
         )  # fmt: skip
 
 
@@ -415,27 +477,30 @@ def _rows_side_by_side(x):
     return x if x.stride(1) == 1 or x.shape[1] == 1 else x.contiguous()
 
 
-def _forward(x, plan=None, launch=_launch):
+def _forward(x, scale=1.0, causal=False, plan=None, launch=_launch):
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     if y.numel() > 0:
-        n_cols = x.shape[-1]
+        n_cols, n_seq = x.shape[-1], _n_seq(x) if causal else None
         x, out = _rows_side_by_side(x.reshape(-1, n_cols)), y.view(-1, n_cols)
-        launch(plan or _plan(n_cols, x.itemsize, x.is_contiguous(), x.device), x, out)
+        chosen = plan or _plan(n_cols, x.itemsize, x.is_contiguous(), x.device)
+        launch(chosen, x, out, scale, n_seq)
     return y
 
 
-def _save(ctx, y):
+def _save(ctx, y, scale, causal):
     ctx.save_for_backward(y)
+    ctx.how = scale, causal
 
 
-def _backward(dy, y, plan=None):
+def _backward(dy, y, scale, causal, plan=None):
     dx = torch.empty_like(y)
     if y.numel() > 0:
         n_cols = y.shape[-1]
         # y.sum().backward() sends a dy of strides 0: copied, as rows are read side by side
         dy = _rows_side_by_side(dy.reshape(-1, n_cols))
         plan = plan and plan.backward or _plan_backward(n_cols, y.itemsize, dy.is_contiguous())
-        _launch_backward(plan, dy, y.view(-1, n_cols), dx.view(-1, n_cols))
+        n_seq = _n_seq(y) if causal else None
+        _launch_backward(plan, dy, y.view(-1, n_cols), dx.view(-1, n_cols), scale, n_seq)
     return dx
 
 
@@ -471,28 +536,31 @@ def _once(backward):
 
 class _Softmax(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, forward, plan):
-        y = forward(x, plan)
-        _save(ctx, y)
+    def forward(ctx, x, scale, causal, forward, plan):
+        y = forward(x, scale, causal, plan)
+        _save(ctx, y, scale, causal)
         ctx.plan = plan
         return y
 
     @staticmethod
     @_once
     def backward(ctx, dy):
-        return _backward(dy, *ctx.saved_tensors, ctx.plan), None, None
+        return _backward(dy, *ctx.saved_tensors, *ctx.how, ctx.plan), *[None] * 4
 
 
 # --- the calls -----------------------------------------------------------------------------------------------
 
 
-def _fits(x):
-    """Whether the kernels take this argument; if not, _refuse says why."""
+def _fits(x, scale, causal):
+    """Whether the kernels take these arguments; if not, _refuse_arguments says why."""
     return (
         isinstance(x, torch.Tensor)
         and x.dtype in _DTYPES
         and x.device.type == ("cpu" if _ON_CPU else "cuda")
         and x.dim() > 0
+        and isinstance(scale, (int, float))
+        and math.isfinite(scale)
+        and isinstance(causal, bool)
     )
 
 
@@ -529,6 +597,14 @@ def _refuse(name, eager, mixed=(), **wanted):
     raise ValueError(f"{name}: {first} must be on {on}, got {x.device}; use {eager} there")
 
 
+def _refuse_arguments(name, x, scale, causal):
+    if not isinstance(scale, (int, float)) or not math.isfinite(scale):
+        raise ValueError(f"{name}: scale must be a finite Python number, got {scale!r}")
+    if not isinstance(causal, bool):
+        raise TypeError(f"{name}: causal must be True or False, got {causal!r}")
+    _refuse(name, "softmax_eager", x=(x, "... N"))
+
+
 def _needs_grad(*tensors):
     """Whether autograd has to know; of forward-mode AD, too, whose tangents would be lost without a word."""
     backward = torch.is_grad_enabled() and any([t.requires_grad for t in tensors])
@@ -542,9 +618,9 @@ def _explain(error, name, eager):
         raise RuntimeError(f"{name}: {reach}; under them use {eager}") from error
 
 
-def _call(name, forward, x, dim, plan):
-    if not _fits(x):
-        _refuse(name, "softmax_eager", x=(x, "... N"))
+def _call(name, forward, x, dim, scale, causal, plan):
+    if not _fits(x, scale, causal):
+        _refuse_arguments(name, x, scale, causal)
     if dim != -1:
         if isinstance(dim, bool) or not isinstance(dim, int):
             raise TypeError(f"{name}: dim must be an int, got {dim!r}")
@@ -552,57 +628,67 @@ def _call(name, forward, x, dim, plan):
             want = f"from {-x.dim()} to {x.dim() - 1} for x {tuple(x.shape)}"
             raise ValueError(f"{name}: dim must be {want}, got {dim}")
         if dim not in (-1, x.dim() - 1):
-            return _call(name, forward, x.transpose(dim, -1), -1, plan).transpose(dim, -1)
+            if causal:
+                raise ValueError(f"{name}: causal is for the last dimension, got dim {dim}")
+            turned = x.transpose(dim, -1)
+            return _call(name, forward, turned, -1, scale, causal, plan).transpose(dim, -1)
     if torch.compiler.is_compiling():
-        return softmax_op(x)
+        return softmax_op(x, float(scale), causal)
     try:
         if _needs_grad(x):
-            return _Softmax.apply(x, forward, plan)
-        return forward(x, plan)  # past autograd: a third of the host's time less
+            return _Softmax.apply(x, scale, causal, forward, plan)
+        return forward(x, scale, causal, plan)  # past autograd: a third of the host's time less
     except RuntimeError as error:
         _explain(error, name, "softmax_eager")
         raise
 
 
-def softmax_triton(x: torch.Tensor, dim: int = -1, *, plan: Plan | None = None) -> torch.Tensor:
-    """softmax over dimension `dim` in one Triton kernel, with its gradient.
+def softmax_triton(
+    x: torch.Tensor, dim: int = -1, scale: float = 1.0, causal: bool = False, *, plan: Plan | None = None
+) -> torch.Tensor:  # fmt: skip
+    """softmax of scale·x over dimension `dim` in one Triton kernel, with its gradient.
 
-    x: (..., N), any strides. Returns y of x's shape, contiguous if dim is the last. Rows with NaN or +inf, and
-    rows of -inf alone, are NaN, as in torch.
+    x: (..., N), any strides. scale: a finite Python number, compiled into the kernel. causal: x is (..., S, N),
+    and element [..., i, j] with j > i is left out, its y 0, as is_causal of F.scaled_dot_product_attention
+    leaves it out; dim is the last then. Returns y of x's shape, contiguous if dim is the last. Rows with NaN or
+    +inf, and rows of -inf alone, are NaN, as in torch.
     plan: a Plan in place of the one chosen, for tuning; torch.compile leaves it out.
     Works under torch.compile (as the op fused_kernels::softmax), autocast (in x's dtype) and CUDA graphs;
     not under torch.func, torch.vmap or forward-mode AD, nor twice differentiable: these raise.
-    Raises TypeError for a wrong dtype, ValueError for a scalar, a wrong device or a dim that x has not.
+    Raises TypeError for a wrong dtype, ValueError for a scalar, a wrong device, a dim that x has not or a scale
+    that is not finite.
     """
-    return _call("softmax_triton", _forward, x, dim, plan)
+    return _call("softmax_triton", _forward, x, dim, scale, causal, plan)
 
 
 @torch.library.custom_op("fused_kernels::softmax", mutates_args=())
-def softmax_op(x: torch.Tensor) -> torch.Tensor:
+def softmax_op(x: torch.Tensor, scale: float = 1.0, causal: bool = False) -> torch.Tensor:
     """softmax for torch.compile and torch.export: one node of the graph, which nothing looks into."""
-    if not _fits(x):
-        _refuse("softmax_op", "softmax_eager", x=(x, "... N"))
-    return _forward(x)
+    if not _fits(x, scale, causal):
+        _refuse_arguments("softmax_op", x, scale, causal)
+    return _forward(x, scale, causal)
 
 
 @torch.library.custom_op("fused_kernels::softmax_backward", mutates_args=())
-def _softmax_backward_op(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return _backward(dy, y)
+def _softmax_backward_op(
+    dy: torch.Tensor, y: torch.Tensor, scale: float, causal: bool
+) -> torch.Tensor:
+    return _backward(dy, y, scale, causal)
 
 
 @softmax_op.register_fake
-def _(x):
+def _(x, scale=1.0, causal=False):
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
 @_softmax_backward_op.register_fake
-def _(dy, y):
+def _(dy, y, scale, causal):
     return torch.empty_like(y)
 
 
 softmax_op.register_autograd(
-    lambda ctx, dy: _softmax_backward_op(dy, *ctx.saved_tensors),
-    setup_context=lambda ctx, inputs, output: _save(ctx, output),
+    lambda ctx, dy: (_softmax_backward_op(dy, *ctx.saved_tensors, *ctx.how), None, None),
+    setup_context=lambda ctx, inputs, output: _save(ctx, output, *inputs[1:]),
 )
 
 
@@ -641,12 +727,12 @@ def _cuda():
     return torch.ops.softmax_cuda
 
 
-def _launch_cuda(plan, x, y):
+def _launch_cuda(plan, x, y, scale, n_seq):
     _cuda().forward(x, y)
 
 
-def _forward_cuda(x, plan=None):
-    return _forward(x, plan, _launch_cuda)
+def _forward_cuda(x, scale=1.0, causal=False, plan=None):
+    return _forward(x, scale, causal, plan, _launch_cuda)
 
 
 def softmax_cuda(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
@@ -654,4 +740,4 @@ def softmax_cuda(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
 
     Shapes, dtypes and errors as for softmax_triton. Needs nvcc and a C++ compiler at the first call.
     """
-    return _call("softmax_cuda", _forward_cuda, x, dim, None)
+    return _call("softmax_cuda", _forward_cuda, x, dim, 1.0, False, None)

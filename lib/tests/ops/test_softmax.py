@@ -270,6 +270,71 @@ def test_any_dimension(module, version, dtype):
     assert y.shape == (3, 0, 5)
 
 
+OPTIONS = [{"scale": 1 / 3}, {"causal": True}, {"scale": -0.7, "causal": True}, {"scale": 0}]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@any_plan
+@pytest.mark.parametrize("n_cols", [16, 75, 100])
+def test_scale_and_causal(module, plan, options, n_cols):
+    """In matrices higher and lower than they are wide, several of them, rows off 16-byte boundaries too."""
+    eager = functools.partial(softmax.softmax_eager, **options)
+    call = functools.partial(module.softmax_triton, plan=plan, **options)
+    shapes = ((2, 9, n_cols), (n_cols,)) if n_cols > 16 else ((3, n_cols + 9, n_cols),)
+    for shape in shapes:
+        for dtype in (torch.float32, torch.bfloat16):
+            check(call, rows(shape, dtype), f"{options}, {shape}", eager=eager)
+
+
+@pytest.mark.parametrize("n_cols", IN_PARTS, ids=str)
+def test_scale_and_causal_of_wide_rows(module, n_cols):
+    options = {"scale": -0.7, "causal": True}
+    call, eager = (
+        functools.partial(f, **options) for f in (module.softmax_triton, softmax.softmax_eager)
+    )
+    check(call, rows(n_cols), eager=eager)
+    y = call(rows((1, 3, 40000)).detach())
+    for row in range(3):
+        assert y[0, row, : row + 1].sum().sub(1).abs() < 1e-5 and not y[0, row, row + 1 :].any()
+
+
+def test_what_is_left_out_is_not_seen(module):
+    """NaN and infinities in later columns: as torch.masked_fill before softmax leaves nothing of them."""
+    x = rows((2, 8, 8)).detach()
+    later = torch.ones(8, 8, dtype=torch.bool, device=x.device).triu(1)
+    want = module.softmax_triton(x, causal=True)
+    for number in (NAN, INF, -INF):
+        assert torch.equal(module.softmax_triton(x.masked_fill(later, number), causal=True), want)
+    x[1, 4, 2] = NAN  # seen: its row is NaN, and no gradient comes from what the row does not see
+    for version in (module.softmax_triton, softmax.softmax_eager):
+        leaf = x.clone().requires_grad_()
+        (dx,) = torch.autograd.grad(version(leaf, causal=True).sum(), leaf)
+        assert dx[1, 4, :5].isnan().all() and not dx.masked_select(later).any()
+    scores = torch.nn.functional.scaled_dot_product_attention
+    q, k, v = torch.randn(3, 2, 8, 4, device=x.device)
+    y = module.softmax_triton(q @ k.transpose(1, 2), scale=0.5, causal=True) @ v
+    torch.testing.assert_close(y, scores(q, k, v, is_causal=True), rtol=1e-4, atol=1e-5)
+
+
+def test_options_are_refused_in_a_sentence(module):
+    x = rows((3, 4)).detach()
+    for scale in (None, NAN, INF, "1", torch.tensor(1.0)):
+        with pytest.raises(ValueError, match="scale must be a finite Python number, got"):
+            module.softmax_triton(x, scale=scale)
+    for causal in (None, 1, x):
+        with pytest.raises(TypeError, match="causal must be True or False, got"):
+            module.softmax_triton(x, causal=causal)
+    with pytest.raises(ValueError, match="causal is for the last dimension, got dim 0"):
+        module.softmax_triton(x, 0, causal=True)
+
+
+def test_the_registered_op_with_options(module):
+    x, options = rows((2, 9, 7)), {"scale": -0.7, "causal": True}
+    torch.library.opcheck(module.softmax_op, (x, -0.7, True))
+    eager = functools.partial(softmax.softmax_eager, **options)
+    check(functools.partial(module.softmax_op, **options), x, eager=eager)
+
+
 def test_a_dimension_that_is_not_there(module):
     x = rows((3, 4)).detach()
     for dim in (2, -3):

@@ -204,4 +204,42 @@ MUTANTS = [
         "return x",
         "columns with gaps read side by side",
     ),
+    # --- scale and causal
+    Mutant(
+        'x = tl.where(mask, x * SCALE, -float("inf"))',
+        "x = x * SCALE",
+        "-inf times a negative scale",
+    ),
+    Mutant(
+        "    x = tl.where(col <= row",
+        "    x = tl.where(col < row",
+        "causal: a row does not see itself",
+    ),
+    Mutant(
+        "    x = tl.where(col <= row % n_seq",
+        "    x = tl.where(col <= row",
+        "causal: rows of the next matrix see more",
+    ),
+    Mutant(
+        "        first_col = rows * n_cols - base\n        ends",
+        "        first_col = 0\n        ends",
+        "causal: from the boundary on",
+    ),
+    Mutant(
+        "end_cols - first_col, at_ends", "end_cols, at_ends", "causal: ends from the boundary on"
+    ),
+    Mutant("dx = dx * SCALE", "pass", "scale: forward only"),
+    Mutant(
+        "dx = tl.where(col <= row % n_seq, dx, 0.0)",
+        "pass",
+        "causal: NaN in the gradient of what is left out",
+    ),
+    Mutant(
+        "dx = _scored_grad(dx, row, cols, n_seq, SCALE)",
+        "pass",
+        "parts: scale and causal forward only",
+    ),
+    Mutant(
+        "x = _scored(x, row, cols, mask, n_seq, SCALE)", "pass", "parts: deaf to scale and causal"
+    ),
 ]
