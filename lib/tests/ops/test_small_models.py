@@ -6,10 +6,12 @@ import subprocess
 import sys
 
 from lib import machine
+from lib.measure import registry
 from lib.ops.bias_gelu_dropout_add import BiasGELUDropoutAdd
 from lib.ops.fused_mlp import FusedMLP
 from lib.ops.linear_glu import FusedGLU
 from lib.ops.matmul import FusedLinear
+from lib.recorded import results
 from lib.recorded.results import ROOT
 from lib.tests.ops import small_models
 from lib.tests.ops.small_models import GPTBlock, LlamaBlock, batch, both, half_of_each_batch, losses
@@ -139,3 +141,14 @@ def test_the_page_runs(tmp_path):
 def test_the_page_names_every_op():
     for path in (ROOT / "lib/ops").glob("[a-z]*.py"):
         assert f"[{path.stem}]({path.name})" in PAGE
+
+
+def test_the_page_says_what_a_call_costs():
+    bandwidth = results.load("ceilings")["rows"][0]["bandwidth_gbps"] / 1000  # MB a µs
+    rows = [row for name in registry.OPS for row in results.load(name)["rows"]]
+    host = [row["host_us"] for row in rows if row["version"] == "triton" and "host_us" in row]
+    least, most = min(host), max(host)
+    moved = (round(us * bandwidth, -1) for us in (least, most))
+    words = " ".join(PAGE.split())
+    assert f"{least:.0f} to {most:.0f} µs" in words
+    assert "{:.0f} to {:.0f} MB".format(*moved) in words
