@@ -486,7 +486,7 @@ def test_a_weight_that_is_none_is_refused_in_a_sentence(module, name):
         ((x, weight, bias[None]), r"bias must be \(2H\)"),
         ((x, weight, bias, "tanh"), "activation must be one of gelu, gelu_tanh, silu, relu, sig"),
         ((x, weight, bias, ""), "activation must be one of"),
-        ((x, weight, bias, "silu", 0), "gate must be 'first' or 'second'"),
+        ((x, weight, bias, "silu", ""), "gate must be 'first' or 'second'"),
     ]:
         with pytest.raises(ValueError, match=f"{name}: .*{message}"):
             getattr(module, name)(*bad)

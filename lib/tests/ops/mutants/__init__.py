@@ -178,8 +178,11 @@ def _is_set(value, names):
     return len(names) == 1 and isinstance(value, tuple) and type(value) is tuple and len(value) == 1
 
 
-def what_kills(name, mutant=None):
-    """The first check that fails and its message, "check | message"; None: alive. Without a mutant, the op."""
+def what_kills(name, mutant=None, only=None):
+    """The first check that fails and its message, "check | message"; None: alive. Without a mutant, the op.
+
+    only: labels of the checks to run, in place of all.
+    """
     source_of(name, mutant)  # raises where the mutant no longer fits the file
     try:
         module = load(name, mutant)
@@ -189,6 +192,8 @@ def what_kills(name, mutant=None):
         warnings.simplefilter("ignore")
         known = killers().get(name, {}).get(getattr(mutant, "why", None))
         for where, check in sorted(checks_of(name, module), key=lambda pair: pair[0] != known):
+            if only is not None and where not in only:
+                continue
             torch.manual_seed(0)
             try:
                 check()
