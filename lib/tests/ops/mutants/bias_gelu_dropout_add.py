@@ -152,10 +152,11 @@ MUTANTS = [
         "no seed: one that torch.manual_seed knows nothing of",
     ),
     Mutant(
-        "return F.dropout(z, p) + residual",
-        "return F.dropout(z, 1 - p) + residual",
+        "return F.dropout(z, p, training) + residual",
+        "return F.dropout(z, 1 - p, training) + residual",
         "eager: p kept",
     ),
+    Mutant("p = p if training else 0.0", "pass", "dropped in eval, too"),
     Mutant(
         "/ 65536, 1 / 65536)  # all", "/ 65536, 0)  # all", "eager at p = 1: zero divided by zero"
     ),

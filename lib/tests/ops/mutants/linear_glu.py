@@ -6,7 +6,9 @@ MUTANTS = [
     Mutant("a = tl.minimum(tl.abs(z), 1e3)", "a = tl.abs(z)", "0·inf in the gradient, far out"),
     Mutant("over_h=saved[-1] is None", "over_h=True", "dh written over an h that was saved"),
     # --- the gate
-    Mutant("x1, x2 = F.linear", "x2, x1 = F.linear", "eager: the gate is the first half"),
+    Mutant(
+        "        x1, x2 = x2, x1\n    return", "        pass\n    return", "eager: deaf to the gate"
+    ),
     Mutant("x1, x2 = tl.split", "x2, x1 = tl.split", "the gate is the first half"),
     Mutant(
         "(BLOCK_M, 2, BLOCK_N)), (0, 2, 1))",

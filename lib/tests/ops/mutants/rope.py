@@ -66,8 +66,8 @@ MUTANTS = [
         "position_offset forgotten for the backward pass",
     ),
     Mutant(
-        "cos.contiguous(), sin.contiguous(), how",
-        "cos, sin, how",
+        "cos, sin = cos.contiguous(), sin.contiguous()",
+        "pass",
         "a slice of wider tables read as if contiguous",
     ),
     Mutant("last > cos.shape[0]:", "last > cos.shape[0] + 1:", "a position behind the tables"),
@@ -139,10 +139,33 @@ MUTANTS = [
         "pass",
         "columns with gaps, and gradients of strides 0, read side by side",
     ),
+    Mutant(
+        "position >= 0) & (position < n", "position >= 0) & (position <= n", "a row past the tables"
+    ),
+    Mutant("inside & (position >= 0) &", "inside &", "a position below 0 read"),
+    Mutant(
+        "batch * stride_pb + seq * stride_ps", "seq * stride_ps", "positions of the first sequence"
+    ),
+    Mutant("batch * stride_pb + seq * stride_ps", "batch * stride_pb + seq", "positions with gaps"),
+    Mutant(
+        'known, missing = inside & (position >= 0) & (position < n_positions), float("nan")',
+        "known, missing = inside & (position >= 0) & (position < n_positions), 0.0",
+        "a position outside of the tables gives 0 in silence",
+    ),
+    Mutant(
+        "torch.arange(n_batch * n_seq, device=q.device)",
+        "torch.arange(n_batch * n_seq, device=q.device) % n_seq",
+        "Hugging Face's tables: all by those of the first sequence",
+    ),
+    Mutant(
+        "cos, sin, positions = ctx.saved_tensors",
+        "cos, sin, _ = ctx.saved_tensors; positions = None",
+        "compiled: the gradient deaf to positions",
+    ),
     # --- rounding
     Mutant(
-        "c = tl.load(cos_ptr + table, mask=table_mask, other=0.0).to(COMPUTE)",
-        "c = tl.load(cos_ptr + table, mask=table_mask, other=0.0).to(q_ptr.dtype.element_ty).to(COMPUTE)",
+        "c = tl.load(cos_ptr + table, mask=table_mask, other=missing).to(COMPUTE)",
+        "c = tl.load(cos_ptr + table, mask=table_mask, other=missing).to(q_ptr.dtype.element_ty).to(COMPUTE)",
         "cos rounded to the dtype of q",
     ),
     Mutant(
@@ -189,18 +212,18 @@ MUTANTS = [
         "a second derivative that is wrong in silence",
     ),
     Mutant(
-        "_save(ctx, *inputs[2:])",
-        "_save(ctx, inputs[3], inputs[2], *inputs[4:])",
+        "_save(ctx, *inputs[2:4],",
+        "_save(ctx, inputs[3], inputs[2],",
         "compiled: cos and sin mixed up for the gradient",
     ),
     Mutant(
-        "return _backward(dq, dk, cos, sin, (position_offset",
-        "return _forward(dq, dk, cos, sin, (position_offset",
+        "return _backward(dq, dk, cos, sin, positions, (position_offset",
+        "return _forward(dq, dk, cos, sin, positions, (position_offset",
         "compiled: rotated on, not back",
     ),
     Mutant(
-        "_forward(q, k, cos, sin, (position_offset, interleaved, layout), in_place=True)",
-        "_forward(q, k, cos, sin, (0, interleaved, layout), in_place=True)",
+        "_forward(q, k, cos, sin, positions, (position_offset, interleaved, layout), in_place=True)",
+        "_forward(q, k, cos, sin, positions, (0, interleaved, layout), in_place=True)",
         "compiled in place: position_offset ignored",
     ),
     Mutant(

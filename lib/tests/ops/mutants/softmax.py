@@ -74,13 +74,13 @@ MUTANTS = [
         "total += _row_sum(end_y * end_dy)", "total = total", "the gradient's sum without the ends"
     ),
     Mutant(
-        "tl.store(dx_ptr + y_offsets, y * (dy - total), mask=mask)",
-        "tl.store(dx_ptr + y_offsets, y * (dy + total), mask=mask)",
+        "dx = _scored_grad(y * (dy - total)",
+        "dx = _scored_grad(y * (dy + total)",
         "a wrong sign in the gradient",
     ),
     Mutant(
-        "tl.store(dx_ptr + y_offsets, y * (dy - total), mask=mask)",
-        "tl.store(dx_ptr + y_offsets, y * dy - total, mask=mask)",
+        "dx = _scored_grad(y * (dy - total)",
+        "dx = _scored_grad((y * dy - total)",
         "the sum not multiplied by y",
     ),
     Mutant(
@@ -112,7 +112,7 @@ MUTANTS = [
         "a second derivative that is wrong in silence",
     ),
     Mutant(
-        "inputs, output: _save(ctx, output)",
+        "inputs, output: _save(ctx, output, *inputs[1:])",
         "inputs, output: _save(ctx, *inputs)",
         "compiled: x saved where y is needed",
     ),
