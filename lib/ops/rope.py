@@ -188,7 +188,8 @@ def _launch(plan, q, k, q_out, k_out, cos, sin, positions, how, back):
     if positions is not None:
         steps = dict(zip(("stride_pb", "stride_ps"), positions.stride()))
         given = {"positions_ptr": positions, "n_positions": len(cos)} | steps
-    block_t, block_h = plan or _plan(min(n_q_heads, n_k_heads), rotary_dim, q.itemsize)
+    fewest_heads = min(n_q_heads, n_k_heads) or max(n_q_heads, n_k_heads)  # q may be alone
+    block_t, block_h = plan or _plan(fewest_heads, rotary_dim, q.itemsize)
     n_groups = _cdiv(n_q_heads, block_h) + _cdiv(n_k_heads, block_h)
     with torch.cuda.device_of(q):  # else the launch goes to the current GPU, not to q's
         _rope_kernel[(_cdiv(n_tokens, block_t) * n_groups,)](
@@ -463,8 +464,8 @@ def _call(name, q, k, cos, sin, positions, how, plan, in_place):
     if k is None and isinstance(q, torch.Tensor) and q.dim() == 4 and how[2] in _LAYOUTS:
         none = q.detach().narrow(how[2].index("h"), 0, 0)
         return _call(name, q, none.clone(), cos, sin, positions, how, plan, in_place)[0], None
-    tensors = isinstance(q, torch.Tensor) and isinstance(cos, torch.Tensor)
-    if tensors and q.dim() == 4 and cos.shape[-1:] == q.shape[3:]:
+    are_tensors = isinstance(q, torch.Tensor) and isinstance(cos, torch.Tensor)
+    if are_tensors and q.dim() == 4 and cos.shape[-1:] == q.shape[3:]:
         cos, sin, positions = _first_halves(q, cos, sin, positions, how[2])
     _check_arguments(name, q, k, cos, sin, positions, how[0], how[2])
     tensors = q, k, cos, sin
