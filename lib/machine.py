@@ -3,12 +3,18 @@
 import dataclasses
 import datetime
 import functools
+import os
 import platform
 import subprocess
 
 import torch
 
 HAS_GPU = torch.cuda.is_available()
+
+# There are virtual machines that announce Intel's AMX and hide the sizes of its tiles (CPUID leaf 1DH). On them
+# oneDNN fails at nearly every 16-bit product on the CPU: "could not create a primitive". With AVX-512 it works.
+# oneDNN reads the variable at its first product, and child processes inherit it.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 
 
 def device():
