@@ -292,6 +292,7 @@ GELU = Op(
 # out, and y (relu, sigmoid) or x and delta again (others; in place z, twice). For identity dx is dy.
 _LORA_BACKWARD = {"identity": 2, "relu": 4, "sigmoid": 4, "gelu": 5, "gelu_tanh": 5, "silu": 5}
 _LORA_SCALE = 0.5
+_LORA_SUM = {"x": "... N", "delta": "... N", "bias": "N"}
 
 LORA_EPILOGUE = Op(
     name="lora_epilogue",
@@ -305,7 +306,7 @@ LORA_EPILOGUE = Op(
     in_place={"triton_": lora_epilogue.lora_epilogue_triton_},
     registered=(lora_epilogue.lora_epilogue_op,),
     mutating=(lora_epilogue.lora_epilogue_op_,),
-    tensors={"x": "... N", "delta": "... N", "bias": "N"},
+    tensors=_LORA_SUM,
     configurations={
         activation: {"scale": _LORA_SCALE, "activation": activation}
         for activation in ("relu", "gelu_tanh", "silu", "sigmoid", "identity")
@@ -318,14 +319,8 @@ LORA_EPILOGUE = Op(
     bench_shapes=((65536, 4096), (8192, 32768), (524288, 781)),
     small_shape=(65, 781),
     variants={
-        "scale 1/3": (
-            {"x": "... N", "delta": "... N", "bias": "N"},
-            {"scale": 1 / 3, "activation": "silu"},
-        ),
-        "gelu": (
-            {"x": "... N", "delta": "... N", "bias": "N"},
-            {"scale": _LORA_SCALE, "activation": "gelu"},
-        ),
+        "scale 1/3": (_LORA_SUM, {"scale": 1 / 3, "activation": "silu"}),
+        "gelu": (_LORA_SUM, {"scale": _LORA_SCALE, "activation": "gelu"}),
     },
     plans={
         "two strips of several tiles": (lora_epilogue.Plan(16, 8, (16, 8, 2)), [(70, 11), (64, 16)])
@@ -561,6 +556,7 @@ MATMUL = Op(
 
 
 _GATED_LAYER = {"x": "... K", "weight": "2H K weight", "bias": "2H"}
+_GATED_WITHOUT_BIAS = {k: spec for k, spec in _GATED_LAYER.items() if k != "bias"}
 # Three rows of tiles, in groups of two, for two programs; then K in two steps. No size fills its tiles.
 _GATED_SHAPES = [(260, 24, 132), (130, 72, 33)]
 
@@ -574,12 +570,12 @@ LINEAR_GLU = Op(
     tensors=_GATED_LAYER,
     letters="M K H",
     variants={
-        "no bias": ({"x": "... K", "weight": "2H K weight"}, {}),
+        "no bias": (_GATED_WITHOUT_BIAS, {}),
         "recompute": (_GATED_LAYER, {"recompute": True}),
         "gelu": (_GATED_LAYER, {"activation": "gelu"}),
         "silu, gate first": (_GATED_LAYER, {"activation": "silu", "gate": "first"}),
         "relu": (_GATED_LAYER, {"activation": "relu"}),
-        "sigmoid, no bias": ({"x": "... K", "weight": "2H K weight"}, {"activation": "sigmoid"}),
+        "sigmoid, no bias": (_GATED_WITHOUT_BIAS, {"activation": "sigmoid"}),
     },
     version_arguments=("recompute",),
     plans={

@@ -627,7 +627,7 @@ def _call(name, forward, x, dim, scale, causal, plan):
         if not -x.dim() <= dim < x.dim():
             want = f"from {-x.dim()} to {x.dim() - 1} for x {tuple(x.shape)}"
             raise ValueError(f"{name}: dim must be {want}, got {dim}")
-        if dim not in (-1, x.dim() - 1):
+        if dim != x.dim() - 1:
             if causal:
                 raise ValueError(f"{name}: causal is for the last dimension, got dim {dim}")
             turned = x.transpose(dim, -1)

@@ -46,7 +46,8 @@ class _Renamed(ast.NodeTransformer):
 
     def visit_Constant(self, node):
         if isinstance(node.value, str):
-            node.value = self.renames.get(f'"{node.value}"', node.value).strip('"')
+            if whole := self.renames.get(f'"{node.value}"'):
+                node.value = whole.strip('"')
             for old, new in self.renames.items():
                 if "/" in old:  # as a path, and as a module
                     node.value = node.value.replace(old, new)

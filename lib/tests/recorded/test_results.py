@@ -75,6 +75,10 @@ RENAMES = {
         ('y = suite.find("add_relu")\ndescribe(y, "lib/b/a.py")', False),
         ('y = registry.find("add_relu")\ndescribe(y, "lib/b/a.py")\nz = "no", "no more"', False),
         ('y = registry.find("add_relu")\ndescribe(y, "lib/b/a.py")\nz = "yes", "yes more"', False),
+        (
+            'y = registry.find("add_relu")\ndescribe(y, "lib/b/a.py")\nz = "yes", \'"no more"\'',
+            False,
+        ),
     ],
 )
 def test_only_imports_and_renames_are_restamped(new, same):
