@@ -114,8 +114,17 @@ def show_source(thing, language="python"):
     thing = getattr(thing, "fn", thing)  # a @triton.jit kernel wraps its function
     text = thing if isinstance(thing, str) else inspect.getsource(thing)
     # Markdown rather than highlighted HTML: a tenth of the bytes in the notebook, and it follows the theme
-    fence = "\n".join([f"```{language}", text.strip("\n"), "```"])
-    display(Markdown(fence))
+    # In the pages that nbconvert makes, code in an output takes the font of what is around it.
+    lines = [
+        '<div style="font-family: monospace">',
+        "",
+        f"```{language}",
+        text.strip("\n"),
+        "```",
+        "",
+        "</div>",
+    ]
+    display(Markdown("\n".join(lines)))
 
 
 def show_plot(measurement, draw, alt, title=""):

@@ -17,7 +17,7 @@ from lib.recorded import notebooks, results
 
 import nbformat
 
-_FENCED = re.compile(r"```python\n(.*)\n```", re.DOTALL)
+_FENCED = re.compile(r"(?<=```python\n).*(?=\n```)", re.DOTALL)
 
 
 @functools.cache
@@ -43,8 +43,8 @@ def saved_sources(notebook):
             continue
         for output in cell.outputs:
             text = output.get("data", {}).get("text/markdown", "")
-            if match := _FENCED.fullmatch(text):
-                yield output, match[1]
+            if match := _FENCED.search(text):
+                yield output, match[0]
 
 
 def source_now(text, cells):
@@ -80,7 +80,8 @@ def main(argv=None):
         n_old += len(found)
         for output, text, now in found:
             print(f"{path.name}: {text.strip().splitlines()[0]} ... is another now")
-            output.data["text/markdown"] = f"```python\n{now.strip(chr(10))}\n```"
+            shown = output.data["text/markdown"]
+            output.data["text/markdown"] = shown.replace(text, now.strip("\n"))
         if options.write and found:
             path.write_text(nbformat.writes(notebook) + "\n")
     return 1 if n_old and not options.write else 0

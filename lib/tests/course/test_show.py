@@ -1,10 +1,14 @@
 """Tables and figures: what a reader sees when there are numbers, and when there are none yet."""
 
+import re
+
 from lib.course import show
 from lib.measure import bench
 from lib.recorded import results
 
 import matplotlib.pyplot as plt
+import nbconvert
+import nbformat
 import pandas as pd
 import pytest
 
@@ -93,3 +97,13 @@ def test_figures_are_closed_and_small(displayed):
 def test_kernel_names_survive_as_html():
     html = show.style_table(pd.DataFrame({"kernel": ["elementwise<Mul>"], "us": [1.25]})).to_html()
     assert "elementwise&lt;Mul&gt;" in html
+
+
+def test_a_source_is_highlighted_in_a_font_of_one_width_on_a_page_of_nbconvert(displayed):
+    show.show_source("def f():\n    return 1\n")
+    ((shown, _),) = displayed
+    output = nbformat.v4.new_output("display_data", {"text/markdown": shown.data})
+    cell = nbformat.v4.new_code_cell("show_source(f)", outputs=[output])
+    notebook = nbformat.v4.new_notebook(cells=[cell])
+    page, _ = nbconvert.HTMLExporter().from_notebook_node(notebook)
+    assert re.search(r'<div style="font-family: monospace">\s*<div class="highlight"><pre>', page)
