@@ -2,9 +2,9 @@
 
 from lib import machine
 from lib.measure import registry
+from lib.measure.mutants import Mutant
 from lib.tests.ops.mutants import (
     NAMES,
-    Mutant,
     checks_of,
     killers,
     load,

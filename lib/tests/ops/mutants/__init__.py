@@ -14,17 +14,16 @@ a list MUTANTS. Runs in the interpreter; on a GPU a mutant might write anywhere.
 import dataclasses
 import functools
 import importlib
-import importlib.util
 import inspect
 import itertools
 import json
 import re
-import sys
-import tempfile
 import warnings
 from pathlib import Path
 
 from lib.measure import registry
+from lib.measure.mutants import load as load_text
+from lib.measure.mutants import mutated
 from lib.recorded.results import ROOT
 from lib.tests.ops import battery
 from lib.tests.ops.property import any_call
@@ -35,15 +34,6 @@ import torch
 FOLDER = Path(__file__).parent
 NAMES = sorted(path.stem for path in FOLDER.glob("[a-z]*.py"))
 KILLERS = FOLDER / "killers.json"  # {op: {why: the check that killed it}}
-
-
-@dataclasses.dataclass(frozen=True)
-class Mutant:
-    """One mistake: `old`, which the op file has exactly once, becomes `new`; `why` names the mistake."""
-
-    old: str
-    new: str
-    why: str
 
 
 def mutants_of(name):
@@ -60,35 +50,13 @@ def source_of(name, mutant=None):
     """The text of an op file with the mistake in it, and with a torch.library namespace of its own."""
     text = (ROOT / "lib" / "ops" / f"{name}.py").read_text()
     if mutant is not None:
-        if text.count(mutant.old) != 1:
-            found = text.count(mutant.old)
-            raise ValueError(f"{name}, {mutant.why}: {mutant.old!r} occurs {found} times, not once")
-        text = text.replace(mutant.old, mutant.new)
+        text = mutated(text, mutant)
     return text.replace('"fused_kernels::', '"fused_kernels_mutants::')
 
 
-_loaded = []  # a number for each, as Triton finds a kernel's source by its file
-
-
 def load(name, mutant=None):
-    """The module of an op file with the mistake in it; the file itself is gone when the process ends."""
-    _loaded.append(name)
-    path = _folder() / f"{name}_mutant_{len(_loaded)}.py"
-    path.write_text(source_of(name, mutant))
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # torch.compile imports it by that name
-    spec.loader.exec_module(module)
-    return module
-
-
-@functools.cache
-def _temporary_folder():
-    return tempfile.TemporaryDirectory()
-
-
-def _folder():
-    return Path(_temporary_folder().name)
+    """The module of an op file with the mistake in it."""
+    return load_text(name, source_of(name, mutant))
 
 
 def with_module(op, module):

@@ -1,6 +1,6 @@
 """Mutants of lib/ops/add_relu.py."""
 
-from lib.tests.ops.mutants import Mutant
+from lib.measure.mutants import Mutant
 
 MUTANTS = [
     Mutant(

@@ -1,6 +1,6 @@
 """Mutants of lib/ops/bias_gelu_dropout_add.py."""
 
-from lib.tests.ops.mutants import Mutant
+from lib.measure.mutants import Mutant
 
 _KEPT = "y = tl.where(kept, y, y * 0.0) * scale"
 _DY_KEPT = "dy *= tl.where(kept, scale, 0.0)"

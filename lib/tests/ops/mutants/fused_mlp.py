@@ -1,6 +1,6 @@
 """Mutants of lib/ops/fused_mlp.py."""
 
-from lib.tests.ops.mutants import Mutant
+from lib.measure.mutants import Mutant
 
 MUTANTS = [
     Mutant("db2 = db2.clone()", "db2 = db2", "two gradients in one storage"),

@@ -1,6 +1,6 @@
 """Mutants of lib/ops/gelu.py."""
 
-from lib.tests.ops.mutants import Mutant
+from lib.measure.mutants import Mutant
 
 _TANH = "return z / (1.0 + tl.exp(-1.5957691216057308 * z * (1.0 + 0.044715 * z * z)))"
 

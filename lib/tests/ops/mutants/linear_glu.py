@@ -1,6 +1,6 @@
 """Mutants of lib/ops/linear_glu.py."""
 
-from lib.tests.ops.mutants import Mutant
+from lib.measure.mutants import Mutant
 
 MUTANTS = [
     Mutant("a = tl.minimum(tl.abs(z), 1e3)", "a = tl.abs(z)", "0·inf in the gradient, far out"),

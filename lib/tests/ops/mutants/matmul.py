@@ -1,6 +1,6 @@
 """Mutants of lib/ops/matmul.py."""
 
-from lib.tests.ops.mutants import Mutant
+from lib.measure.mutants import Mutant
 
 _ROWS = "of bfloat16 on\n    rows = pid_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)\n"
 _COLS = "    cols = pid_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)\n"

@@ -1,6 +1,6 @@
 """Mutants of lib/ops/softmax.py."""
 
-from lib.tests.ops.mutants import Mutant
+from lib.measure.mutants import Mutant
 
 _LOAD_X = 'x = tl.load(x_ptr + x_offsets, mask=mask, other=-float("inf")).to(COMPUTE)'
 _LOAD_PART = (

@@ -1,0 +1,84 @@
+"""The bug museum of notebook 60: mistakes of real libraries, kept running.
+
+museum.look(14)                 the broken code
+museum.visit(14, [1, 2, 3])     does it go wrong on this input, and is there a smaller one?
+museum.verdict(14)              an input that shows nothing, the smallest one that does, and the fix
+museum.tour()                   all of them in one figure
+"""
+
+from lib.course.show import show_source
+from lib.exercises.museum import addresses, numbers, order, tests
+
+import matplotlib.pyplot as plt
+
+ROOMS = {
+    "Numbers": numbers.EXHIBITS,
+    "Addresses": addresses.EXHIBITS,
+    "Order": order.EXHIBITS,
+    "Gradients and tests": tests.EXHIBITS,
+}
+EXHIBITS = dict(enumerate((e for room in ROOMS.values() for e in room), start=1))
+
+
+def _exhibit(number):
+    if number not in EXHIBITS:
+        raise ValueError(f"there is no exhibit {number!r}; they go from 1 to {len(EXHIBITS)}")
+    return EXHIBITS[number]
+
+
+def look(number):
+    """Show the broken code of an exhibit."""
+    exhibit = _exhibit(number)
+    show_source(exhibit.code(), exhibit.language)
+
+
+def visit(number, given):
+    """A line that says whether an exhibit goes wrong on this input. None: what it asks for."""
+    exhibit = _exhibit(number)
+    if given is None:
+        return Line(f"○ Put {exhibit.kind.ask} in place of None.")
+    if missing := exhibit.missing():
+        return Line(f"– skipped: {missing}")
+    try:
+        evidence = exhibit.evidence(given)
+    except ValueError as why:
+        return Line(f"✘ {why}")
+    if evidence is None:
+        return Line(f"✘ {given} shows nothing: this answer is right.")
+    if exhibit.is_smallest(given):
+        return Line(f"✔ {evidence}. We know of nothing smaller.")
+    return Line(f"● {evidence}. A smaller input shows it too.")
+
+
+class Line(str):
+    """Text that a cell shows as it is, without quotes."""
+
+    __repr__ = str.__str__
+
+
+def verdict(number):
+    """Show what an exhibit does on two inputs, and the lines that mend it."""
+    exhibit = _exhibit(number)
+    if missing := exhibit.missing():
+        print(f"– skipped: {missing}")
+    else:
+        print(f"{exhibit.passes}: {exhibit.evidence(exhibit.passes) or 'right'}")
+        print(f"{exhibit.smallest}: {exhibit.evidence(exhibit.smallest)}")
+    show_source(exhibit.fix(), "diff")
+
+
+def tour():
+    """A figure: inputs that pass beside the smallest that fail, where size is counted in elements."""
+    counted = {n: e for n, e in EXHIBITS.items() if e.kind.unit == "elements"}
+    rows = list(counted)[::-1]
+    figure, ax = plt.subplots(figsize=(7.5, 0.9 + 0.3 * len(rows)), layout="constrained")
+    passes = [counted[n].size(counted[n].passes) for n in rows]
+    fails = [counted[n].size(counted[n].smallest) for n in rows]
+    ax.hlines(range(len(rows)), fails, passes, color="#b9c9dd", linewidth=2, zorder=0)
+    ax.scatter(passes, range(len(rows)), marker="o", s=50, facecolors="white", edgecolors="black")
+    ax.scatter(fails, range(len(rows)), marker="X", s=60, color="#1f4e79")
+    ax.set_yticks(range(len(rows)), [f"{n} · {counted[n].title}" for n in rows])
+    ax.set(
+        xscale="log", xlabel="elements (white: a test that passes; cross: the smallest that fails)"
+    )
+    return figure

@@ -1,0 +1,195 @@
+"""Exercises of notebook 60: tests that find mistakes, a mistake that tests do not find, and a shrinker."""
+
+import inspect
+
+from lib.exercises import Wrong, attempted, exercise, expect
+from lib.exercises.museum import EXHIBITS, row_softmax
+from lib.measure.check import check_against_float64
+from lib.measure.mutants import Mutant, load, mutated
+from lib.nogpu.interpreter import interpreted_launches
+
+import torch
+
+_TEXT = inspect.getsource(row_softmax)
+
+# Each is one class of the museum; the hint says where to look and not at what.
+MUTANTS = {
+    "what padding holds": Mutant(
+        '-float("inf"))\n    e =', "0.0)\n    e =", "padding counted in the sum"
+    ),
+    "large numbers": Mutant(
+        "tl.exp(z - tl.max(z, axis=0))", "tl.exp(z)", "exp without the maximum"
+    ),
+    "the layout of x": Mutant(
+        "x_ptr + row * stride_m + cols * stride_n", "x_ptr + row * n_cols + cols", "strides of x"
+    ),
+    "the layout of dy": Mutant(
+        "dy_ptr + row * stride_m + cols * stride_n", "dy_ptr + row * n_cols + cols", "strides of dy"
+    ),
+    "16 bits": Mutant("scale * x.to(tl.float32)", "scale * x", "scaled in the dtype of x"),
+    "the backward pass": Mutant("dx = scale * y * (", "dx = y * (", "scale forgotten in dx"),
+    "a term of the gradient": Mutant(
+        "(dy - tl.sum(y * dy, axis=0))", "(dy - tl.sum(dy, axis=0) / n_cols)", "another sum in dx"
+    ),
+    "what a call leaves behind": Mutant(
+        "(n_rows, n_cols), dx = y.shape, torch.empty_like(y)",
+        "(n_rows, n_cols), dx = y.shape, dy",
+        "dx written over dy",
+    ),
+    "many rows": Mutant(
+        "row, cols = tl.program_id(0), tl.arange(0, BLOCK_SIZE)\n    mask = cols < n_cols\n    x =",
+        "row, cols = tl.program_id(0) % 64, tl.arange(0, BLOCK_SIZE)\n    mask = cols < n_cols\n    x =",
+        "rows from 64 on written over the first",
+    ),
+    "long rows": Mutant(
+        "size = triton.next_power_of_2(n_cols)\n        if n_rows > 0:\n            _forward",
+        "size = min(1024, triton.next_power_of_2(n_cols))\n        if n_rows > 0:\n            _forward",
+        "rows cut off at 1024",
+    ),
+    "numbers that are none": Mutant(
+        "z = tl.where(mask,", "z = tl.where(mask & (x == x),", "NaN taken for padding"
+    ),
+    "the value of scale": Mutant("ctx.scale = scale", "ctx.scale = abs(scale)", "its sign lost"),
+}
+
+
+def _op(mutant):
+    return load("row_softmax", mutated(_TEXT, mutant)).row_softmax
+
+
+def _refuses(tests, op):
+    """What `tests(op)` raises, in words, or None when it passes."""
+    try:
+        with interpreted_launches():
+            tests(op)
+    except NotImplementedError:
+        raise
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error)[:200]}"
+    return None
+
+
+# --- 60.1 ------------------------------------------------------------------------------------------------
+
+
+def killed_by(tests):
+    """{hint: does `tests` find this mistake?} for each of the mistakes."""
+    return {hint: _refuses(tests, _op(mutant)) is not None for hint, mutant in MUTANTS.items()}
+
+
+@exercise("60.1", "Tests that find them", minutes=20, level=2)
+def check_tests(tests):
+    for op in (row_softmax.row_softmax, row_softmax.row_softmax_eager):
+        why = _refuses(tests, op)
+        expect(why is None, f"your tests refuse {op.__name__}, which is right: {why}")
+    killed = killed_by(tests)
+    alive = [hint for hint, dead in killed.items() if not dead]
+    rate = f"{len(killed) - len(alive)} of {len(killed)} mistakes found"
+    expect(not alive, f"{rate}; one that got away has to do with {(alive or [''])[0]}")
+
+
+# --- 60.2 ------------------------------------------------------------------------------------------------
+
+
+def ordinary_tests(op):
+    """The tests that one writes first."""
+    torch.manual_seed(0)
+    for shape in ((64, 64), (32, 128), (17, 100)):
+        x = torch.randn(shape, requires_grad=True)
+        y, right = op(x, 0.5), row_softmax.row_softmax_eager(x, 0.5)
+        torch.testing.assert_close(y, right)
+        dy = torch.randn(shape)
+        (dx,), (dx_right,) = (torch.autograd.grad(out, x, dy) for out in (y, right))
+        torch.testing.assert_close(dx, dx_right)
+
+
+_HARD_INPUTS = (
+    (lambda: torch.randn(5, 7), 0.5),
+    (lambda: torch.randn(7, 5).t(), -2.0),
+    (lambda: torch.randn(130, 3)[::2], 0.5),
+    (lambda: 200 * torch.randn(9, 33), 1.0),
+    (lambda: torch.randn(3, 2100), 0.5),
+    (lambda: torch.randn(17, 33).bfloat16(), 1 / 3),
+    (lambda: 1000 * torch.randn(4, 9).half(), 100.0),
+    (lambda: torch.tensor([[1.0, torch.nan, 2.0], [-torch.inf, 0.0, 1.0]]), 0.5),
+)
+
+
+def _strict_tests(op):
+    def sums(version):  # their gradient has stride 0
+        return lambda x, scale: version(x, scale).sum(0)
+
+    eager = row_softmax.row_softmax_eager
+    for make, scale in _HARD_INPUTS:
+        torch.manual_seed(0)
+        x = make().detach().requires_grad_()
+        check_against_float64(op, eager, x, scale)
+        check_against_float64(sums(op), sums(eager), x, scale)
+        y = op(x, scale)
+        dy = torch.randn(y.shape).to(y.dtype)
+        first, second = (torch.autograd.grad(y, x, dy, retain_graph=True)[0] for _ in range(2))
+        torch.testing.assert_close(first, second, rtol=0, atol=0, equal_nan=True)
+
+
+@exercise("60.2", "A mistake that they do not find", minutes=15, level=2)
+def check_planted(edit):
+    pair = (
+        isinstance(edit, (tuple, list)) and len(edit) == 2 and all(isinstance(t, str) for t in edit)
+    )
+    expect(pair, "give two strings: a piece of row_softmax.py and what to put in its place")
+    try:
+        op = _op(Mutant(*edit, "your mistake"))
+    except (ValueError, SyntaxError) as error:
+        raise Wrong(str(error)) from None
+    why = _refuses(ordinary_tests, op)
+    expect(why is None, f"the tests find it: {why}")
+    expect(
+        _refuses(_strict_tests, op),
+        "nothing goes wrong with it on odd shapes, views, 16 bits, large numbers, long rows, NaN, negative"
+        " scales and a second backward pass: is it a mistake?",
+    )
+
+
+# --- 60.3 ------------------------------------------------------------------------------------------------
+
+_MOST_CALLS = 200
+_FAILURES = (
+    ("columns above 1024", lambda m, n: n > 1024, (4096, 5000)),
+    ("three elements or more", lambda m, n: m * n >= 3, (700, 900)),
+    (
+        "17 rows or more and an odd number of columns",
+        lambda m, n: m >= 17 and n % 2 == 1,
+        (64, 333),
+    ),
+    ("every shape", lambda m, n: True, (1000, 1000)),
+    ("this shape alone", lambda m, n: (m, n) == (48, 96), (48, 96)),
+)
+
+
+@exercise("60.3", "Let the machine find the smallest", minutes=20, level=3)
+def check_shrink(shrink):
+    for what, fails, shape in _FAILURES:
+        calls = []
+
+        def noted(candidate, fails=fails, calls=calls):
+            calls.append(candidate)
+            return fails(*candidate)
+
+        found = attempted(shrink(noted, shape))
+        at = f"{what}, from {shape}"
+        is_shape = isinstance(found, tuple) and len(found) == 2 and all(n >= 1 for n in found)
+        expect(is_shape, f"{at}: should give a shape (rows, columns), got {found!r}")
+        expect(fails(*found), f"{at}: gives {found}, which does not fail")
+        for less in ((found[0] - 1, found[1]), (found[0], found[1] - 1)):
+            small = min(less) >= 1 and fails(*less)
+            expect(not small, f"{at}: gives {found}, and {less} fails too")
+        expect(
+            len(calls) <= _MOST_CALLS, f"{at}: took {len(calls)} calls, {_MOST_CALLS} are allowed"
+        )
+    exhibit = EXHIBITS[9]
+    with interpreted_launches():
+        found = shrink(lambda size: exhibit.evidence(size) is not None, (40, 50))
+    expect(
+        exhibit.is_smallest(found),
+        f"exhibit 9, from (40, 50): gives {found}; {exhibit.smallest} fails",
+    )

@@ -1,0 +1,196 @@
+"""The bug museum: each exhibit goes wrong where it says, nowhere smaller, and its fix is right."""
+
+import itertools
+
+from lib.exercises import museum, nb60
+from lib.exercises.museum import EXHIBITS, row_softmax
+from lib.exercises.museum.exhibit import magnitude, numbers, shape
+from lib.nogpu.interpreter import interpreted_launches
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+INF, NAN = float("inf"), float("nan")
+each = pytest.mark.parametrize("number", EXHIBITS)
+
+
+@pytest.fixture
+def exhibit(number):
+    if missing := EXHIBITS[number].missing():
+        pytest.skip(missing)
+    return EXHIBITS[number]
+
+
+@each
+def test_it_goes_wrong_on_the_smallest_input_and_passes_on_the_other(exhibit):
+    assert exhibit.evidence(exhibit.passes) is None
+    assert exhibit.evidence(exhibit.smallest)
+
+
+def smaller_than(exhibit):
+    """Inputs smaller than the smallest known: all of them where they can be counted, else samples."""
+    size = exhibit.size(exhibit.smallest)
+    if exhibit.kind is magnitude:
+        return [size * f for f in (0.999 / 1.05, 0.9, 0.5, 0.1, 1e-3, 0)]
+    if exhibit.kind.size is numbers.size:
+        of = [0.0, -INF, 4096.0, 0.7]
+        of += [NAN, INF, 1.0, -1.0, 256.0, 1e30] if size <= 3 else []
+        if "10,000" in exhibit.kind.ask:
+            of = [n for n in of if abs(n) <= 1e4]
+        return [list(row) for n in range(1, size) for row in itertools.product(of, repeat=n)]
+    if exhibit.kind is shape:
+        shapes = itertools.product(range(1, 33), range(1, 33))
+        return [s for s in shapes if s[0] * s[1] < size]
+    if exhibit.kind.ask == "a whole number":
+        return range(min(1, size - 1), size)
+    return [(1, 2**31), (2, 2**30), (2**15, 2**16), (46340, 46340)]
+
+
+@each
+def test_nothing_smaller_shows_it(exhibit):
+    inputs = list(smaller_than(exhibit))
+    if number_of(exhibit) == 10:  # ten of them: each runs all of its threads
+        inputs = [(1, 1024), (2, 512), (32, 32), (1, 1)]
+    shown = [given for given in inputs[:1500] if exhibit.evidence(given)]
+    assert not shown, f"{shown[:3]} are smaller than {exhibit.smallest}"
+
+
+def number_of(exhibit):
+    return next(n for n, e in EXHIBITS.items() if e is exhibit)
+
+
+def _variance(x):
+    return x.double().var(correction=0)
+
+
+def _slope(x):
+    # PyTorch's own is NaN far out, where it is 1
+    x = x.double().requires_grad_()
+    return torch.autograd.grad(F.gelu(x, approximate="tanh").sum(), x)[0]
+
+
+def _penalty(x):
+    x = x.double().requires_grad_()
+    (slope,) = torch.autograd.grad((x**4).sum(), x, create_graph=True)
+    return torch.autograd.grad((slope**2).sum(), x)[0]
+
+
+def _rotation(position):
+    x = torch.tensor([1.0, 2.0], requires_grad=True)
+    c, s = torch.tensor(float(position)).cos(), torch.tensor(float(position)).sin()
+    y = torch.stack([x[0] * c - x[1] * s, x[1] * c + x[0] * s])
+    return torch.autograd.grad(y, x, torch.tensor([1.0, 0.5]))[0]
+
+
+# exhibit -> what its result should be, by PyTorch in float64 or by hand
+TRUTH = {
+    1: lambda x: F.gelu(x.double(), approximate="tanh"),
+    2: torch.relu,
+    3: lambda x: x.double().sign().expand(8),
+    4: _variance,
+    5: _slope,
+    6: lambda x: torch.softmax(x.double(), 0),
+    7: float,
+    8: lambda size: size[0] * size[1] - 1,
+    9: lambda size: torch.arange(1.0, size[0] * size[1] + 1).view(size),
+    10: lambda size: 2 * torch.arange(1.0, size[0] * size[1] + 1).view(size),
+    11: lambda size: 2 * torch.arange(1.0, size[0] * size[1] + 1).view(size).t(),
+    12: torch.ones,
+    13: lambda size: (
+        torch.arange(1.0, size[0] * size[1] + 1).view(size) + torch.arange(float(size[1]))
+    ),
+    14: lambda x: torch.softmax(x.double(), 0),
+    15: lambda ids: (ids.long() + 1) % 10,
+    16: lambda n: -torch.ones(n),
+    17: lambda size: torch.full(size[1:], float(size[0])),
+    18: None,  # random
+    19: lambda x: _softmax_slope(x),
+    20: lambda w: 2 * torch.exp(w.double()),
+    21: lambda n: torch.ones(4),
+    22: _rotation,
+    23: _penalty,
+    24: lambda x: False,
+}
+
+
+def _softmax_slope(x):
+    x = x.double().requires_grad_()
+    return torch.autograd.grad(torch.softmax(x, 0), x, torch.arange(1.0, x.numel() + 1).double())[0]
+
+
+@each
+def test_the_fix_is_right(number, exhibit):
+    if TRUTH[number] is None:
+        return
+    for given in (exhibit.passes, exhibit.smallest):
+        read = exhibit.kind.read(given)
+        with interpreted_launches():
+            fixed = exhibit.fixed[-1] if isinstance(exhibit.fixed, tuple) else exhibit.fixed
+            got = torch.as_tensor(exhibit.run(fixed, read)).double()
+        want = torch.as_tensor(TRUTH[number](read)).double()
+        if number == 5:
+            want = want.nan_to_num(1.0)
+        torch.testing.assert_close(
+            got, want.reshape(got.shape), rtol=1e-4, atol=1e-5, equal_nan=True
+        )
+
+
+def test_the_fixed_dropout_draws_other_numbers_in_each_tile():
+    (fixed,) = (e for e in EXHIBITS.values() if e.title == "One mask for every tile")
+    with interpreted_launches():
+        y = fixed.run(fixed.fixed, 64).view(4, 16)
+    assert len({tuple(row.tolist()) for row in y}) == 4 and set(y.unique().tolist()) == {0.0, 2.0}
+
+
+@each
+def test_the_fix_is_shown_and_the_code_does_not_name_it(number):
+    exhibit = EXHIBITS[number]
+    lines = exhibit.fix().splitlines()
+    assert any(line.startswith("+") for line in lines) and len(lines) <= 20
+    assert "fixed" not in exhibit.code().lower() and "fixed" not in exhibit.fix().lower()
+
+
+@pytest.mark.parametrize(
+    ("number", "given", "message"),
+    [
+        (1, [1], "one number"),
+        (1, True, "one number"),
+        (2, 3, "a list of numbers"),
+        (2, [], "a list of numbers"),
+        (2, ["a"], "a list of numbers"),
+        (4, [1e5, 1], "10,000"),
+        (9, 17, "rows, columns"),
+        (9, (0, 3), "rows, columns"),
+        (9, (1000, 1000), "16384 elements at most"),
+        (12, -1, "a whole number"),
+        (12, 2.0, "a whole number"),
+    ],
+)
+def test_an_input_that_is_none_gets_a_sentence(number, given, message):
+    assert message in museum.visit(number, given) and museum.visit(number, given)[0] == "✘"
+
+
+def test_a_failed_launch_is_not_laid_at_the_next_visitor_s_door():
+    if museum.visit(10, (1, 1025))[0] != "–":
+        assert museum.visit(10, (1, 1025)).startswith("✔")
+
+
+def test_a_visit_says_whether_it_can_be_smaller():
+    assert museum.visit(9, None).startswith("○")
+    assert museum.visit(9, (16, 16)).startswith("✘")
+    assert museum.visit(9, (40, 50)).startswith("●")
+    assert museum.visit(9, (17, 1)).startswith("✔")
+    assert repr(museum.visit(9, None)) == str(museum.visit(9, None))
+
+
+def test_the_op_of_the_exercises_passes_all_tests_that_it_is_put_to():
+    op = row_softmax.row_softmax
+    assert nb60._refuses(nb60.ordinary_tests, op) is None
+    assert nb60._refuses(nb60._strict_tests, op) is None
+    assert all(nb60.killed_by(nb60._strict_tests).values())
+
+
+def test_an_unknown_exhibit_says_which_there_are():
+    with pytest.raises(ValueError, match="from 1 to 24"):
+        museum.look(25)
