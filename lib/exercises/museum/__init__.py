@@ -75,10 +75,12 @@ def tour():
     passes = [counted[n].size(counted[n].passes) for n in rows]
     fails = [counted[n].size(counted[n].smallest) for n in rows]
     ax.hlines(range(len(rows)), fails, passes, color="#b9c9dd", linewidth=2, zorder=0)
-    ax.scatter(passes, range(len(rows)), marker="o", s=50, facecolors="white", edgecolors="black")
-    ax.scatter(fails, range(len(rows)), marker="X", s=60, color="#1f4e79")
-    ax.set_yticks(range(len(rows)), [f"{n} · {counted[n].title}" for n in rows])
-    ax.set(
-        xscale="log", xlabel="elements (white: a test that passes; cross: the smallest that fails)"
+    passing = {"marker": "o", "facecolors": "white", "edgecolors": "black"}
+    ax.scatter(passes, range(len(rows)), s=55, label="a test that passes", **passing)
+    ax.scatter(
+        fails, range(len(rows)), s=55, label="the smallest that fails", marker="X", c="#1f4e79"
     )
+    ax.set_yticks(range(len(rows)), [f"{n} · {counted[n].title}" for n in rows])
+    ax.set(xscale="log", xlabel="elements")
+    ax.legend(loc="lower right")
     return figure
