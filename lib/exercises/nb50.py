@@ -1,0 +1,138 @@
+"""Exercises of notebook 50: a fake, a whole op, and an op that writes in place."""
+
+import itertools
+
+from lib.exercises import Wrong, attempted, exercise, expect
+from lib.measure.check import check_against_float64
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+_numbers = itertools.count()
+
+
+def _expect_promises_kept(op, args, at):
+    """Wrong, in opcheck's words, unless the op does what its schema, fake and formula say."""
+    try:
+        torch.library.opcheck(op, args)
+    except NotImplementedError:
+        raise
+    except Exception as error:  # opcheck raises what the op raises, and errors of its own
+        raise Wrong(f"{at}: {str(error).partition(' (scroll up')[0][:400]}") from None
+
+
+def _expect_op(answer, name):
+    expect(
+        hasattr(attempted(answer), "register_fake"),
+        f"{name} has to be what torch.library.custom_op returns, got {type(answer).__name__}",
+    )
+
+
+def _compiled(function):
+    torch.compiler.reset()
+    return torch.compile(function, backend="aot_eager", fullgraph=True)
+
+
+# --- 50.1 ------------------------------------------------------------------------------------------------
+
+
+def _row_max_pool(x: torch.Tensor, k: int) -> torch.Tensor:
+    """The largest of each k neighbours of a row, in float32; the last window may be shorter."""
+    short = -x.shape[1] % k
+    padded = torch.nn.functional.pad(x.float(), (0, short), value=-torch.inf)
+    return padded.unflatten(1, (-1, k)).amax(2)
+
+
+_POOLED = (
+    ("(2, 4), k = 2", torch.randn(2, 4), 2),
+    ("(5, 7), k = 3", torch.randn(5, 7), 3),
+    ("(5, 8) in bfloat16, k = 4", torch.randn(5, 8).bfloat16(), 4),
+    ("a transposed (9, 6), k = 4", torch.randn(6, 9).t(), 4),
+    ("(3, 5), k = 8", torch.randn(3, 5), 8),
+)
+
+
+def _told(t):
+    return f"{tuple(t.shape)}, {t.dtype}, strides {t.stride()}"
+
+
+@exercise("50.1", "What comes out", minutes=10, level=1)
+def check_fake(answer):
+    for at, x, k in _POOLED:
+        with FakeTensorMode() as mode:
+            fake = attempted(answer(mode.from_tensor(x), k))
+        with FakeTensorMode(shape_env=ShapeEnv()) as mode:  # sizes are symbols here
+            n_rows = answer(mode.from_tensor(x), k).shape[0]
+        real = _row_max_pool(x, k)
+        expect(isinstance(fake, torch.Tensor), f"{at}: has to give a tensor, got {fake!r}")
+        expect(_told(fake) == _told(real), f"{at}: says {_told(fake)}; the op gives {_told(real)}")
+        expect(
+            isinstance(n_rows, torch.SymInt),
+            f"{at}: turns sizes into numbers, so each new shape would be compiled anew; take x.shape as it is",
+        )
+        op = torch.library.custom_op(
+            f"exercise::row_max_pool_{next(_numbers)}", _row_max_pool, mutates_args=()
+        )
+        op.register_fake(answer)
+        _expect_promises_kept(op, (x, k), at)
+
+
+# --- 50.2 ------------------------------------------------------------------------------------------------
+
+
+def _silu_mul_eager(gate, up):
+    return torch.nn.functional.silu(gate) * up
+
+
+@exercise("50.2", "A whole op", minutes=20, level=2)
+def check_silu_mul(answer):
+    _expect_op(answer, "silu_mul")
+    for at, shape, needs_grad in (
+        ("(3, 4)", (3, 4), (True, True)),
+        ("(5, 7), up frozen", (5, 7), (True, False)),
+        ("(5, 7), gate frozen", (5, 7), (False, True)),
+    ):
+        gate, up = (torch.randn(shape, requires_grad=needs) for needs in needs_grad)
+        for what, version in (("", answer), (", compiled", _compiled(lambda g, u: answer(g, u)))):
+            try:
+                check_against_float64(version, _silu_mul_eager, gate, up, name=at + what)
+            except (RuntimeError, NotImplementedError) as error:
+                raise Wrong(f"{at}{what}: {str(error).splitlines()[0][:300]}") from None
+        _expect_promises_kept(answer, (gate, up), at)
+    halves = torch.randn(5, 8).chunk(2, dim=1)
+    views = [half.detach().requires_grad_() for half in halves]
+    _expect_promises_kept(answer, views, "two halves of one tensor")
+    turned = [torch.randn(4, 5).t().requires_grad_() for _ in range(2)]
+    _expect_promises_kept(answer, turned, "transposed inputs")
+
+
+# --- 50.3 ------------------------------------------------------------------------------------------------
+
+
+def _clipped(x, limit):
+    return x / torch.clamp(x.norm() / limit, min=1.0)
+
+
+@exercise("50.3", "In place, and everybody told", minutes=15, level=2)
+def check_clip(answer):
+    _expect_op(answer, "clip_")
+
+    def clip_two_x(x):
+        y = 2 * x
+        answer(y, 1.0)
+        return y
+
+    for at, x in (("[3, 4]", torch.tensor([3.0, 4.0])), ("[0.1, 0.2]", torch.tensor([0.1, 0.2]))):
+        y = x.clone()
+        expect(answer(y, 1.0) is None, f"{at}: should return nothing")
+        close = torch.allclose(y, _clipped(x, 1.0))
+        expect(close, f"{at}, limit 1: gives {y.tolist()}, should be {_clipped(x, 1.0).tolist()}")
+        try:
+            y = _compiled(clip_two_x)(x)
+        except Exception as error:
+            raise Wrong(f"{at}, compiled: {str(error).splitlines()[0][:300]}") from None
+        right = _clipped(2 * x, 1.0)
+        close = torch.allclose(y, right)
+        expect(close, f"2 · {at}, compiled: gives {y.tolist()}, should be {right.tolist()}")
+        _expect_promises_kept(answer, (x.clone(), 1.0), at)

@@ -1,0 +1,74 @@
+"""Plausible wrong answers to the exercises of notebook 50, named <answer>__<why>: each must be rejected."""
+
+from lib.tests.exercises.wrong_answers import solution
+
+import torch
+
+_right = solution("50_custom_ops")
+
+
+def pool_fake__floor(x, k):
+    return x.new_empty((x.shape[0], x.shape[1] // k), dtype=torch.float32)
+
+
+def pool_fake__dtype_of_x(x, k):
+    return x.new_empty((x.shape[0], (x.shape[1] + k - 1) // k))
+
+
+def pool_fake__sizes_as_numbers(x, k):
+    n_windows = -(-int(x.shape[1].__index__()) // k)
+    return torch.empty(int(x.shape[0]), n_windows)
+
+
+def pool_fake__does_the_work(x, k):
+    return x.float().unfold(1, k, k).amax(2)
+
+
+def _op(name, forward=_right.silu_mul_forward):
+    op = torch.library.custom_op(f"wrong::{name}", forward, mutates_args=())
+    op.register_fake(lambda gate, up: gate.new_empty(gate.shape))
+    return op
+
+
+silu_mul__no_formula = _op("no_formula")
+
+
+def silu_mul__a_function(gate, up):
+    return torch.nn.functional.silu(gate) * up
+
+
+silu_mul__no_fake = torch.library.custom_op(
+    "wrong::no_fake", _right.silu_mul_forward, mutates_args=()
+)
+silu_mul__no_fake.register_autograd(
+    lambda ctx, dy: _right.silu_mul_backward(dy, *ctx.saved_tensors),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+)
+
+silu_mul__gradients_exchanged = _op("exchanged")
+silu_mul__gradients_exchanged.register_autograd(
+    lambda ctx, dy: _right.silu_mul_backward(dy, *ctx.saved_tensors)[::-1],
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+)
+
+
+def _as_it_comes(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.silu(gate) * up
+
+
+silu_mul__strides_of_a_view = _op("strides", _as_it_comes)
+silu_mul__strides_of_a_view.register_autograd(
+    lambda ctx, dy: _right.silu_mul_backward(dy, *ctx.saved_tensors),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+)
+
+clip___nothing_declared = torch.library.custom_op("wrong::hidden", _right._clip, mutates_args=())
+clip___nothing_declared.register_fake(lambda x, limit: None)
+
+
+def _always(x: torch.Tensor, limit: float) -> None:
+    x.mul_(limit / x.norm())
+
+
+clip___small_ones_too = torch.library.custom_op("wrong::always", _always, mutates_args={"x"})
+clip___small_ones_too.register_fake(lambda x, limit: None)
