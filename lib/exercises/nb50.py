@@ -100,11 +100,15 @@ def check_silu_mul(answer):
             except (RuntimeError, NotImplementedError) as error:
                 raise Wrong(f"{at}{what}: {str(error).splitlines()[0][:300]}") from None
         _expect_promises_kept(answer, (gate, up), at)
-    halves = torch.randn(5, 8).chunk(2, dim=1)
-    views = [half.detach().requires_grad_() for half in halves]
-    _expect_promises_kept(answer, views, "two halves of one tensor")
-    turned = [torch.randn(4, 5).t().requires_grad_() for _ in range(2)]
-    _expect_promises_kept(answer, turned, "transposed inputs")
+    halves = [half.detach() for half in torch.randn(5, 8).chunk(2, dim=1)]
+    turned = [torch.randn(4, 5).t() for _ in range(2)]
+    for at, views in (("two halves of one tensor", halves), ("transposed inputs", turned)):
+        with FakeTensorMode() as mode:
+            fake = answer(*(mode.from_tensor(view) for view in views))
+        real = answer(*views)
+        same = _told(fake) == _told(real)
+        expect(same, f"{at}: the fake says {_told(fake)}; the op gives {_told(real)}")
+        _expect_promises_kept(answer, [view.requires_grad_() for view in views], at)
 
 
 # --- 50.3 ------------------------------------------------------------------------------------------------
