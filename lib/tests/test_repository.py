@@ -79,7 +79,9 @@ def test_the_hours_of_the_readme_are_the_sum_of_its_minutes():
     assert f"{hours} for {round(sum(minutes) / 60)} more" in " ".join(text.split())
 
 
-@pytest.mark.parametrize("page", ["README.md", "lib/ops/README.md", "data/README.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "lib/ops/README.md", "data/README.md", "notebooks/glossary.md"]
+)
 def test_links_of_a_page_lead_somewhere(page):
     links = re.findall(r"\]\((?!https?:)([^)#]+)", (ROOT / page).read_text())
     missing = [link for link in links if not ((ROOT / page).parent / link).exists()]

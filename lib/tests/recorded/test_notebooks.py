@@ -98,6 +98,22 @@ def test_the_readme_lists_it(path):
     assert f"notebooks/{path.name}" in (ROOT / "README.md").read_text()
 
 
+def test_glossary_and_notebooks_link_each_other():
+    text = (ROOT / "notebooks/glossary.md").read_text()
+    entries = re.findall(r"(?m)^### (.+)\n\n.+ \[\d\d\]\((\w+\.ipynb)\)$", text)
+    terms = [term for term, _ in entries]
+    assert len(terms) == text.count("### ") and terms == sorted(terms, key=str.lower)
+    prose = {
+        path.name: "\n".join(c.source for c in read(path).cells if c.cell_type == "markdown")
+        for path in NOTEBOOKS
+    }
+    anchors = {term.lower().replace(" ", "-"): home for term, home in entries}
+    for anchor, home in anchors.items():
+        assert f"(glossary.md#{anchor})" in prose[home], f"{home} explains {anchor}: link it once"
+    linked = {a for text in prose.values() for a in re.findall(r"\(glossary\.md#([^)]*)\)", text)}
+    assert linked == set(anchors)
+
+
 # --- the tools -----------------------------------------------------------------------------------------------
 
 
