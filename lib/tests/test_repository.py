@@ -1,17 +1,22 @@
 """The repository around the code: pins in one place, help that is complete, nothing of one machine."""
 
+import os
 import re
 import subprocess
+import sys
 import tomllib
 
 from lib import nogpu
 from lib.exercises import all_exercises
 from lib.recorded.results import ROOT
 
+import nbformat
 import pytest
+import yaml
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 MAKEFILE = (ROOT / "Makefile").read_text()
+TEACHING = (ROOT / "notebooks/teaching.md").read_text()
 
 
 def tracked():
@@ -70,7 +75,7 @@ def test_nothing_tracked_names_a_folder_of_one_machine():
 
 def test_the_hours_of_the_readme_are_the_sum_of_its_minutes():
     text = (ROOT / "README.md").read_text()
-    notebooks = [int(n) for n in re.findall(r"(?m)^\| \[\d\d\].*\| (\d+) \| \w+ \| \[", text)]
+    notebooks = _minutes().values()
     minutes = [exercise.minutes for exercise in all_exercises().values()]
     hours = (
         f"{round(sum(notebooks) / 60)} hours of reading and running, and {len(minutes)} exercises"
@@ -79,8 +84,51 @@ def test_the_hours_of_the_readme_are_the_sum_of_its_minutes():
     assert f"{hours} for {round(sum(minutes) / 60)} more" in " ".join(text.split())
 
 
+def _minutes():
+    """{notebook: minutes of its row in the README}"""
+    rows = re.findall(
+        r"(?m)^\| \[(\d\d)\].*\| (\d+) \| \w+ \| \[", (ROOT / "README.md").read_text()
+    )
+    return {number: int(minutes) for number, minutes in rows}
+
+
+def test_the_plans_for_teachers_add_up():
+    plans = re.findall(r"(?m)^\| (\w.*?) \| (\[\d\d\].*?) \| (\d+) \| (.*?) \|$", TEACHING)
+    assert len(plans) == 7
+    for plan, notebooks, minutes, exercises in plans:
+        numbers = re.findall(r"\[(\d\d)\]", notebooks)
+        assert sum(_minutes()[number] for number in numbers) == int(minutes), plan
+        for id in exercises.split(", "):
+            assert id in all_exercises() and id[:2] in numbers, f"{plan}: {id}"
+
+
+def test_the_workflow_to_copy_runs_a_notebook(tmp_path):
+    (text,) = re.findall(r"(?s)```yaml\n(.*?)```", TEACHING)
+    (job,) = yaml.safe_load(text)["jobs"].values()
+    program, *arguments = job["steps"][-1]["run"].split()
+    cell = nbformat.v4.new_code_cell("import os\nassert os.environ['TRITON_INTERPRET'] == '1'")
+    (tmp_path / "notebooks").mkdir()
+    path = tmp_path / "notebooks" / "a.ipynb"
+    metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
+    for source, want in ((cell.source, 0), ("1 / 0", 1)):
+        cell.source = source
+        nbformat.write(nbformat.v4.new_notebook(cells=[cell], metadata=metadata), path)
+        command = [sys.executable, "-m", program, *arguments]
+        done = subprocess.run(
+            command, cwd=tmp_path, env=os.environ | job["env"], capture_output=True
+        )
+        assert done.returncode == want, done.stdout.decode()
+
+
 @pytest.mark.parametrize(
-    "page", ["README.md", "lib/ops/README.md", "data/README.md", "notebooks/glossary.md"]
+    "page",
+    [
+        "README.md",
+        "lib/ops/README.md",
+        "data/README.md",
+        "notebooks/glossary.md",
+        "notebooks/teaching.md",
+    ],
 )
 def test_links_of_a_page_lead_somewhere(page):
     links = re.findall(r"\]\((?!https?:)([^)#]+)", (ROOT / page).read_text())
