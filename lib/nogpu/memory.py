@@ -82,6 +82,14 @@ class _Argument:
     def element(self, address):
         return (int(address) - self.base) // self.itemsize
 
+    def size(self):
+        """How many elements it has, in words; of an expanded tensor fewer are in memory."""
+        n = min(self.numel, self.element(self.high))
+        elements = "1 element" if n == 1 else f"{n} elements"
+        return (
+            elements if n == self.numel else f"{elements} in memory, for {self.numel} by stride 0"
+        )
+
 
 class _Launch:
     def __init__(self, kernel, arguments):
@@ -127,7 +135,7 @@ class _Launch:
             return f"{self.kernel}: {what} an address, but the launch has no tensor argument."
         return (
             f"{self.kernel}: {what} {nearest.name} at element {nearest.element(address)}, but that tensor"
-            f" has {nearest.numel} elements; in program {index}. Check the mask and the offsets."
+            f" has {nearest.size()}; in program {index}. Check the mask and the offsets."
         )
 
 

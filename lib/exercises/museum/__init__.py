@@ -44,10 +44,15 @@ def visit(number, given):
     except ValueError as why:
         return Line(f"✘ {why}")
     if evidence is None:
-        return Line(f"✘ {given} shows nothing: this answer is right.")
+        return Line(f"✘ {_short(given)}: broken and mended give the same.")
     if exhibit.is_smallest(given):
         return Line(f"✔ {evidence}. We know of nothing smaller.")
     return Line(f"● {evidence}. A smaller input shows it too.")
+
+
+def _short(given):
+    text = str(given)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 class Line(str):
@@ -62,7 +67,7 @@ def verdict(number):
     if missing := exhibit.missing():
         print(f"– skipped: {missing}")
     else:
-        print(f"{exhibit.passes}: {exhibit.evidence(exhibit.passes) or 'right'}")
+        print(f"{exhibit.passes}: {exhibit.evidence(exhibit.passes) or 'broken and mended agree'}")
         print(f"{exhibit.smallest}: {exhibit.evidence(exhibit.smallest)}")
     show_source(exhibit.fix(), "diff")
 

@@ -1,5 +1,6 @@
 """Room 2: the right numbers from the wrong place."""
 
+import dataclasses
 import functools
 
 from lib.exercises.museum.exhibit import Exhibit, length, numbers, shape, virtual_shape
@@ -250,7 +251,7 @@ def embedding_kernel_fixed(id_ptr, table_ptr, y_ptr, n_ids, n_rows, BLOCK_SIZE: 
 
 
 def _embedded(kernel, ids):
-    ids, table = ids.long(), torch.arange(10.0)
+    table = torch.arange(10.0)
     y = torch.full(ids.shape, torch.nan)
     size = triton.next_power_of_2(ids.numel())
     kernel[(1,)](ids, table, y, ids.numel(), table.numel(), BLOCK_SIZE=size)
@@ -278,6 +279,15 @@ def negate_fixed(x, y):
     negate_kernel[grid](x, y, x.numel(), BLOCK_SIZE=64)
     return y
 
+
+def _read_ids(given):
+    numbers.read(given)
+    if not all(isinstance(n, int) and abs(n) < 2**62 for n in given):
+        raise ValueError(f"hand in a list of whole numbers below 2**62; got {given}")
+    return torch.tensor(given)
+
+
+_ids = dataclasses.replace(numbers, ask="a list of whole numbers", read=_read_ids)
 
 EXHIBITS = (
     Exhibit(
@@ -312,7 +322,7 @@ EXHIBITS = (
         [0.1, -2.0, 3.0, 0.7], [0, 0, 0],
     ),
     Exhibit(
-        "The sign of a remainder", embedding_kernel, embedding_kernel_fixed, numbers,
+        "The sign of a remainder", embedding_kernel, embedding_kernel_fixed, _ids,
         [0, 7, 23, 41], [-2],
         run=_embedded,
     ),

@@ -2,7 +2,7 @@
 
 import time
 
-from lib.exercises.museum.exhibit import Exhibit, count, length, numbers, shape
+from lib.exercises.museum.exhibit import Exhibit, length, numbers, shape, whole_numbers
 from lib.nogpu.races import races
 
 import torch
@@ -67,10 +67,15 @@ def dropout_kernel_fixed(x_ptr, y_ptr, n_elements, seed, BLOCK_SIZE: tl.constexp
     tl.store(y_ptr + offsets, tl.where(keep, 2 * x, 0.0), mask=mask)
 
 
-def _dropped(kernel, n):
-    x = torch.ones(n)
-    y = torch.empty_like(x)
-    kernel[(triton.cdiv(n, 16),)](x, y, n, 1, BLOCK_SIZE=16)
+def dropout(x, seed=1):
+    y, n = torch.empty_like(x), x.numel()
+    dropout_kernel[(triton.cdiv(n, 16),)](x, y, n, seed, BLOCK_SIZE=16)
+    return y
+
+
+def dropout_fixed(x, seed=1):
+    y, n = torch.empty_like(x), x.numel()
+    dropout_kernel_fixed[(triton.cdiv(n, 16),)](x, y, n, seed, BLOCK_SIZE=16)
     return y
 
 
@@ -188,8 +193,11 @@ def accumulate_fixed(total, x, block_sizes):
     return total
 
 
+_sizes = whole_numbers(1, 10, ask="a number of block sizes")
+
+
 def _accumulated(function, n_sizes):
-    sizes = [4 << k for k in range(max(1, min(n_sizes, 10)))]
+    sizes = [4 << k for k in range(n_sizes)]
     return function(torch.zeros(4), torch.ones(4), sizes)
 
 
@@ -199,7 +207,8 @@ EXHIBITS = (
         run=_column_sum, find=_first_race,
     ),
     Exhibit(
-        "One mask for every tile", dropout_kernel, dropout_kernel_fixed, length, 16, 17, run=_dropped
+        "One mask for every tile", (dropout_kernel, dropout), (dropout_kernel_fixed, dropout_fixed),
+        length, 16, 17, run=lambda function, n: function(torch.ones(n)),
     ),
     Exhibit(
         "Backward, twice", (softmax_backward_kernel, softmax_backward),
@@ -208,11 +217,12 @@ EXHIBITS = (
     ),
     Exhibit(
         "In place, and nobody told", (double_kernel, Double), (double_kernel, DoubleFixed), numbers,
-        [-100.0], [0],
+        [-200.0], [0],
         run=_slope_behind_exp,
     ),
     Exhibit(
-        "Tuned into the result", (fastest, accumulate), (fastest, accumulate_fixed), count, 1, 2,
+        "Tuned into the result", (add_kernel, fastest, accumulate),
+        (add_kernel, fastest, accumulate_fixed), _sizes, 1, 2,
         run=_accumulated,
     ),
 )  # fmt: skip

@@ -1,6 +1,6 @@
 """Room 4: the gradient and the test, where nobody looks."""
 
-from lib.exercises.museum.exhibit import Exhibit, count, numbers
+from lib.exercises.museum.exhibit import Exhibit, numbers, position
 
 import torch
 import triton
@@ -116,7 +116,7 @@ def _accepts_zeros(check, x):
 
 EXHIBITS = (
     Exhibit(
-        "The wheel that turns one way", (turned, Rotate), (turned, RotateFixed), count, 0, 1,
+        "The wheel that turns one way", (turned, Rotate), (turned, RotateFixed), position, 0, 1,
         run=_gradient_at,
     ),
     Exhibit(
