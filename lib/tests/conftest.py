@@ -93,6 +93,10 @@ def _two_of(name):
 
 # {a path, or the beginning of one, below lib/tests: rules}. An item is nightly where one of its path's says so.
 NIGHTLY = {
+    "dlrm/test_sharded.py": [
+        lambda item: _parameters(item).get("world_size") in (1, 3),
+        named("test_rows_that_cannot_be_divided_are_refused"),
+    ],
     "exercises/": [needless_answers],
     "nogpu/test_cuda_on_cpu.py": [
         with_plain_builds,
