@@ -7,15 +7,15 @@ museum.tour()                   all of them in one figure
 """
 
 from lib.course.show import show_source
-from lib.exercises.museum import addresses, numbers, order, tests
+from lib.exercises.museum import addresses, floats, gradients, order
 
 import matplotlib.pyplot as plt
 
 ROOMS = {
-    "Numbers": numbers.EXHIBITS,
+    "Numbers": floats.EXHIBITS,
     "Addresses": addresses.EXHIBITS,
     "Order": order.EXHIBITS,
-    "Gradients and tests": tests.EXHIBITS,
+    "Gradients and tests": gradients.EXHIBITS,
 }
 EXHIBITS = dict(enumerate((e for room in ROOMS.values() for e in room), start=1))
 
