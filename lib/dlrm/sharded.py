@@ -16,6 +16,7 @@ import datetime
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -28,10 +29,11 @@ from lib.dlrm.train import train_step
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn.parallel import DistributedDataParallel
 
 LEARNING_RATE = 0.5
-TIMEOUT_S = 60  # how long a rank waits for one that does not come
+TIMEOUT_S = 60  # how long a rank waits for a missing one
 
 sent_bytes = collections.Counter()  # what this rank has sent to others: ids, embeddings, gradients
 
@@ -79,7 +81,7 @@ class _Exchange(torch.autograd.Function):
 class ShardedSparseArch(nn.Module):
     """SparseArch whose tables are spread over the ranks: rows (b, T) of my batch → embeddings (b, T, D).
 
-    sparse_arch: the whole SparseArch, equal on all ranks; what is not this rank's of it is let go.
+    sparse_arch: the whole SparseArch, equal on all ranks; tables of other ranks are dropped.
     All ranks have to call with the same b.
     """
 
@@ -102,7 +104,7 @@ class ShardedSparseArch(nn.Module):
         mine = _all_to_all(
             asked, [n * b for n in self.n_owned], [n_mine * b] * len(self.n_owned), "ids"
         )
-        ids = mine.view(-1, n_mine, b)  # from rank, table, row
+        ids = mine.view(len(self.n_owned), n_mine, b)  # from rank, table, row
         found = [table(ids[:, k]) for k, table in enumerate(self.tables)]
         embedded = torch.stack(found, 1) if found else self._nothing(len(self.n_owned), b)
         answers = _Exchange.apply(
@@ -119,12 +121,13 @@ class ShardedSparseArch(nn.Module):
 class ShardedDLRM(nn.Module):
     """A DLRM that is equal on all ranks, spread over them: dense (b, 13), sparse (b, T) → logits (b,)."""
 
-    def __init__(self, model):
+    def __init__(self, model, device):
         super().__init__()
-        self.hashing, self.interaction = model.hashing, model.interaction
-        self.sparse_arch = ShardedSparseArch(model.sparse_arch)
-        self.dense_arch = DistributedDataParallel(model.dense_arch)
-        self.prediction = DistributedDataParallel(model.prediction)
+        self.hashing, self.interaction = model.hashing.to(device), model.interaction.to(device)
+        # Spread first, moved then: no device ever holds the tables of another.
+        self.sparse_arch = ShardedSparseArch(model.sparse_arch).to(device)
+        self.dense_arch = DistributedDataParallel(model.dense_arch.to(device))
+        self.prediction = DistributedDataParallel(model.prediction.to(device))
 
     def forward(self, dense, sparse):
         embedded = self.sparse_arch(self.hashing(sparse))
@@ -161,18 +164,23 @@ def start():
     return device
 
 
-def train_here(steps, batch_size, die_at=None):
-    """Train on this rank; what came of it as a dictionary, the losses being those of all rows."""
-    device = start()
+def small_model(n_tables):
+    """The DLRM that every rank begins with: the first tables of Criteo, 10,000 rows at most."""
     torch.manual_seed(0)
-    whole = dlrm.DLRM(dlrm.ModulusHash(criteo.capped(limit=10_000)), dlrm.SMALL)
-    model = ShardedDLRM(whole.to(device))
+    return dlrm.DLRM(dlrm.ModulusHash(criteo.capped(limit=10_000)[:n_tables]), dlrm.SMALL)
+
+
+def train_here(steps, batch_size, n_tables, die_at=None):
+    """Train on this rank. Returns the results as a dictionary; its losses are those of all rows."""
+    device = start()
+    model = ShardedDLRM(small_model(n_tables), device)
     # Not Adagrad: it takes no notice of the size of gradients, nor of a factor that is missing from them.
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
     batch, losses, times = my_rows(batch_of(batch_size, device)), [], []
+    batch = batch._replace(sparse=batch.sparse[:, :n_tables])
     for step in range(steps):
         if step == die_at and dist.get_rank() == dist.get_world_size() - 1:
-            raise SystemExit(f"rank {dist.get_rank()} was asked to die at step {step}")
+            raise RuntimeError(f"rank {dist.get_rank()} was asked to die at step {step}")
         started = time.perf_counter()
         loss = train_step(model, optimizer, batch)
         dist.all_reduce(loss)
@@ -190,29 +198,44 @@ def train_here(steps, batch_size, die_at=None):
 
 
 def launch(world_size, steps=20, batch_size=512, *options, timeout_s=180):
-    """Start that many processes of this module by torchrun; returns what rank 0 says. RuntimeError with the
-    last lines of what they printed when one of them fails; none is left running."""
+    """Start that many processes of this module by torchrun; returns the results of rank 0.
+
+    Raises RuntimeError with the error of the rank that failed first, or when they take longer than timeout_s;
+    none is left running.
+    """
     run = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world_size)]
     what = ["-m", "lib.dlrm.sharded", "--steps", str(steps), "--batch-size", str(batch_size)]
     command = [sys.executable, *run, *what, *map(str, options)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     env = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout_s)
-    if done.returncode:
-        reasons = re.findall(
-            r"(?m)^(?:\[rank\d+\]: *)?(\w*Error: .*|rank \d+ was asked .*)", done.stderr
-        )
-        raise RuntimeError(f"a rank failed: {(reasons or [done.stderr[-500:]])[0]}")
-    return json.loads(done.stdout.splitlines()[-1])
+    with subprocess.Popen(command, env=env, start_new_session=True, **pipes) as job:
+        try:
+            printed, log = job.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(job.pid, signal.SIGKILL)
+            raise RuntimeError(f"{world_size} ranks took longer than {timeout_s} s") from None
+    if job.returncode:
+        raise RuntimeError(f"a rank failed: {_root_cause(log)}")
+    return json.loads(printed.splitlines()[-1])
 
 
+def _root_cause(log):
+    """The error in torchrun's summary, which is that of the rank that failed first."""
+    summary = log.rpartition("Root Cause")[2]
+    errors = re.findall(r"(?m)^\s*(\w*(?:Error|Exception): .*)", summary)
+    return errors[-1] if errors else log[-500:]
+
+
+@record  # the summary of torchrun then has the traceback
 def main(argv=None):
     """The program of one rank; rank 0 prints what came of it, as JSON."""
     parser = argparse.ArgumentParser(prog="torchrun -m lib.dlrm.sharded")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--batch-size", type=int, default=512, help="of all ranks together")
+    parser.add_argument("--tables", type=int, default=len(criteo.CARDINALITIES))
     parser.add_argument("--die-at", type=int, help="the step at which the last rank leaves")
     options = parser.parse_args(argv)
-    result = train_here(options.steps, options.batch_size, options.die_at)
+    result = train_here(options.steps, options.batch_size, options.tables, options.die_at)
     if dist.get_rank() == 0:
         print(json.dumps(result))
     dist.destroy_process_group()

@@ -42,7 +42,8 @@ def check_owner(answer):
         expect(not out, f"{at}: there is no rank {out[:1]}")
         for rank, rows in enumerate(held):
             dense = rows == list(range(len(rows)))
-            expect(dense, f"{at}: rank {rank} has the rows {rows[:5]}, which leaves gaps")
+            has = f"{at}: rank {rank} has the rows {rows[:5]}"
+            expect(dense, f"{has}; they have to begin at 0 and leave no gap")
         sizes = [len(rows) for rows in held]
         expect(
             max(sizes) - min(sizes) <= 1,
@@ -65,8 +66,9 @@ def check_factors(answer):
     x, y, w = torch.randn(60, 3).double(), torch.randn(60).double(), torch.randn(3).double()
     for sizes in ([30, 30], [50, 10], [20, 39, 1], [60]):
         factors = attempted(answer(list(sizes)))
+        factors = factors.tolist() if isinstance(factors, torch.Tensor) else factors
         right_length = isinstance(factors, (list, tuple)) and len(factors) == len(sizes)
-        expect(right_length, f"sizes {sizes}: give a factor for each rank, got {factors!r}")
+        expect(right_length, f"sizes {sizes}: give a list, a factor for each rank, got {factors!r}")
         parts = zip(x.split(sizes), y.split(sizes), factors)
         together = sum(f * _gradient(a, b, w) for a, b, f in parts) / len(sizes)  # as DDP does
         off = ((together - _gradient(x, y, w)).norm() / _gradient(x, y, w).norm()).item()

@@ -95,7 +95,10 @@ def _two_of(name):
 NIGHTLY = {
     "dlrm/test_sharded.py": [
         lambda item: _parameters(item).get("world_size") in (1, 3),
-        named("test_rows_that_cannot_be_divided_are_refused"),
+        named(
+            "test_rows_that_cannot_be_divided_are_refused",
+            "test_a_job_that_takes_too_long_is_ended",
+        ),
     ],
     "exercises/": [needless_answers],
     "nogpu/test_cuda_on_cpu.py": [

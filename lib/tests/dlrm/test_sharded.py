@@ -5,7 +5,6 @@ import random
 import time
 
 from lib.dlrm import criteo, sharded
-from lib.dlrm import model as dlrm
 from lib.dlrm.bench import batch_of
 from lib.dlrm.train import train_step
 
@@ -15,27 +14,35 @@ import torch
 STEPS, ROWS = 5, 96
 
 
-def losses_of_one_process():
-    torch.manual_seed(0)
-    model = dlrm.DLRM(dlrm.ModulusHash(criteo.capped(limit=10_000)), dlrm.SMALL)
+def losses_of_one_process(n_tables):
+    model = sharded.small_model(n_tables)
     optimizer = torch.optim.SGD(model.parameters(), lr=sharded.LEARNING_RATE)
     batch = batch_of(ROWS, "cpu")
+    batch = batch._replace(sparse=batch.sparse[:, :n_tables])
     return [train_step(model, optimizer, batch).item() for _ in range(STEPS)]
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_ranks_together_learn_as_one_process_does(world_size):
-    result = sharded.launch(world_size, STEPS, ROWS)
+@pytest.mark.parametrize(("world_size", "n_tables"), [(1, 26), (2, 25), (3, 26), (3, 2)])
+def test_ranks_together_learn_as_one_process_does(world_size, n_tables):
+    """Also where one rank has a table more than another, and where one has none."""
+    result = sharded.launch(world_size, STEPS, ROWS, "--tables", n_tables)
     assert result["world_size"] == world_size
-    assert result["losses"] == pytest.approx(losses_of_one_process(), rel=1e-5)
-    owners = sharded.place(criteo.capped(limit=10_000), world_size)
+    assert result["losses"] == pytest.approx(losses_of_one_process(n_tables), rel=1e-5)
+    rows = criteo.capped(limit=10_000)[:n_tables]
+    owners = sharded.place(rows, world_size)
     b, mine, dim = ROWS // world_size, owners.count(0), 16
     others = world_size - 1
     assert result["sent_bytes"] == {
-        "ids": b * (len(owners) - mine) * 8,
+        "ids": b * (n_tables - mine) * 8,
         "embeddings": others * b * mine * dim * 4,
-        "gradients": b * (len(owners) - mine) * dim * 4,
+        "gradients": b * (n_tables - mine) * dim * 4,
     }
+    assert result["table_bytes"] == sum(n for n, r in zip(rows, owners) if r == 0) * dim * 4
+
+
+def test_a_job_that_takes_too_long_is_ended():
+    with pytest.raises(RuntimeError, match="2 ranks took longer than 2 s"):
+        sharded.launch(2, STEPS, ROWS, timeout_s=2)
 
 
 def test_a_rank_that_dies_ends_all_with_a_sentence():
