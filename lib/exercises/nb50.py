@@ -63,13 +63,17 @@ def check_fake(answer):
         with FakeTensorMode() as mode:
             fake = attempted(answer(mode.from_tensor(x), k))
         with FakeTensorMode(shape_env=ShapeEnv()) as mode:  # sizes are symbols here
-            n_rows = answer(mode.from_tensor(x), k).shape[0]
+            sizes = answer(mode.from_tensor(x), k).shape
         real = _row_max_pool(x, k)
         expect(isinstance(fake, torch.Tensor), f"{at}: has to give a tensor, got {fake!r}")
         expect(_told(fake) == _told(real), f"{at}: says {_told(fake)}; the op gives {_told(real)}")
         expect(
-            isinstance(n_rows, torch.SymInt),
+            not any(isinstance(size, int) for size in sizes if size != 1),
             f"{at}: turns sizes into numbers, so each new shape would be compiled anew; take x.shape as it is",
+        )
+        on = answer(x.to("meta"), k).device.type
+        expect(
+            on == "meta", f"{at}: x is on the device meta and the result on {on}; use x.new_empty"
         )
         op = torch.library.custom_op(
             f"exercise::row_max_pool_{next(_numbers)}", _row_max_pool, mutates_args=()
@@ -98,8 +102,14 @@ def check_silu_mul(answer):
             try:
                 check_against_float64(version, _silu_mul_eager, gate, up, name=at + what)
             except (RuntimeError, NotImplementedError) as error:
-                raise Wrong(f"{at}{what}: {str(error).splitlines()[0][:300]}") from None
+                raise Wrong(f"{at}{what}: {' '.join(str(error).split())[:400]}") from None
         _expect_promises_kept(answer, (gate, up), at)
+    for dtype in (torch.bfloat16, torch.float16):
+        at = f"(5, 7), {str(dtype).removeprefix('torch.')}"
+        pair = [torch.randn(5, 7).to(dtype).requires_grad_() for _ in range(2)]
+        check_against_float64(answer, _silu_mul_eager, *pair, name=at)
+        _expect_promises_kept(answer, pair, at)
+    _expect_saved(answer)
     halves = [half.detach() for half in torch.randn(5, 8).chunk(2, dim=1)]
     turned = [torch.randn(4, 5).t() for _ in range(2)]
     for at, views in (("two halves of one tensor", halves), ("transposed inputs", turned)):
@@ -108,7 +118,24 @@ def check_silu_mul(answer):
         real = answer(*views)
         same = _told(fake) == _told(real)
         expect(same, f"{at}: the fake says {_told(fake)}; the op gives {_told(real)}")
-        _expect_promises_kept(answer, [view.requires_grad_() for view in views], at)
+        views = [view.requires_grad_() for view in views]
+        check_against_float64(answer, _silu_mul_eager, *views, name=at)
+        _expect_promises_kept(answer, views, at)
+
+
+def _expect_saved(answer):
+    """Wrong unless backward notices that its input has changed, as it does after save_for_backward."""
+    w, up = torch.randn(4, requires_grad=True), torch.randn(4)
+    gate = w * 1
+    y = answer(gate, up)
+    gate.zero_()
+    try:
+        torch.autograd.grad(y.sum(), w)
+    except RuntimeError:
+        return
+    raise Wrong(
+        "gate was overwritten before backward, and a gradient came all the same; save_for_backward"
+    )
 
 
 # --- 50.3 ------------------------------------------------------------------------------------------------
@@ -122,21 +149,27 @@ def _clipped(x, limit):
 def check_clip(answer):
     _expect_op(answer, "clip_")
 
-    def clip_two_x(x):
+    def clip_two_x(x, limit):
         y = 2 * x
-        answer(y, 1.0)
+        answer(y, limit)
         return y
 
-    for at, x in (("[3, 4]", torch.tensor([3.0, 4.0])), ("[0.1, 0.2]", torch.tensor([0.1, 0.2]))):
+    for at, x, limit in (
+        ("[3, 4], limit 1", torch.tensor([3.0, 4.0]), 1.0),
+        ("[0.1, 0.2], limit 1", torch.tensor([0.1, 0.2]), 1.0),
+        ("[3, 4], limit 0.5", torch.tensor([3.0, 4.0]), 0.5),
+        ("(3, 5), limit 2", torch.randn(3, 5) + 1, 2.0),
+        ("a transposed (5, 3), limit 2", torch.randn(3, 5).t() + 1, 2.0),
+    ):
         y = x.clone()
-        expect(answer(y, 1.0) is None, f"{at}: should return nothing")
-        close = torch.allclose(y, _clipped(x, 1.0))
-        expect(close, f"{at}, limit 1: gives {y.tolist()}, should be {_clipped(x, 1.0).tolist()}")
+        expect(answer(y, limit) is None, f"{at}: should return nothing")
+        right = _clipped(x, limit)
+        expect(torch.allclose(y, right), f"{at}: gives {y.tolist()}, should be {right.tolist()}")
         try:
-            y = _compiled(clip_two_x)(x)
+            y = _compiled(clip_two_x)(x, limit)
         except Exception as error:
-            raise Wrong(f"{at}, compiled: {str(error).splitlines()[0][:300]}") from None
-        right = _clipped(2 * x, 1.0)
+            raise Wrong(f"2 · {at}, compiled: {' '.join(str(error).split())[:300]}") from None
+        right = _clipped(2 * x, limit)
         close = torch.allclose(y, right)
         expect(close, f"2 · {at}, compiled: gives {y.tolist()}, should be {right.tolist()}")
-        _expect_promises_kept(answer, (x.clone(), 1.0), at)
+        _expect_promises_kept(answer, (x.clone(), limit), at)

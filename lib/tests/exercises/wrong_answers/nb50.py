@@ -66,6 +66,24 @@ clip___nothing_declared = torch.library.custom_op("wrong::hidden", _right._clip,
 clip___nothing_declared.register_fake(lambda x, limit: None)
 
 
+silu_mul__not_saved = _op("not_saved")
+silu_mul__not_saved.register_autograd(
+    lambda ctx, dy: _right.silu_mul_backward(dy, ctx.gate, ctx.up),
+    setup_context=lambda ctx, inputs, output: (
+        setattr(ctx, "gate", inputs[0]),
+        setattr(ctx, "up", inputs[1]),
+    )[0],
+)
+
+
+def _limit_of_one(x: torch.Tensor, limit: float) -> None:
+    x.div_(torch.clamp(x.norm(), min=1.0))
+
+
+clip___limit_ignored = torch.library.custom_op("wrong::one", _limit_of_one, mutates_args={"x"})
+clip___limit_ignored.register_fake(lambda x, limit: None)
+
+
 def _always(x: torch.Tensor, limit: float) -> None:
     x.mul_(limit / x.norm())
 
