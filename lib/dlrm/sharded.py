@@ -17,6 +17,7 @@ import json
 import os
 import re
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -154,9 +155,8 @@ def start():
     device = torch.device("cuda", local) if on_gpus else torch.device("cpu")
     if on_gpus:
         torch.cuda.set_device(device)
-    how = (
-        {} if "MASTER_PORT" in os.environ else {"store": dist.HashStore()}
-    )  # alone, without torchrun
+    # alone, without torchrun, there is nobody to meet
+    how = {} if "MASTER_PORT" in os.environ else {"store": dist.HashStore()}
     dist.init_process_group(
         "nccl" if on_gpus else "gloo",
         rank=rank, world_size=world_size, timeout=datetime.timedelta(seconds=TIMEOUT_S), **how,
@@ -186,14 +186,14 @@ def train_here(steps, batch_size, n_tables, die_at=None):
         dist.all_reduce(loss)
         losses.append(loss.item() / dist.get_world_size())
         times.append(time.perf_counter() - started)
-    tables = sum(t.weight.numel() * t.weight.element_size() for t in model.sparse_arch.tables)
+    parameter_bytes = {row["part"]: row["parameter_bytes"] for row in dlrm.sizes(model)}
     return {
         "world_size": dist.get_world_size(),
         "device": device.type,
         "losses": losses,
-        "step_ms": sorted(times)[len(times) // 2] * 1e3,
+        "step_ms": statistics.median(times) * 1e3,
         "sent_bytes": {what: n // steps for what, n in sent_bytes.items()},  # of rank 0, a step
-        "table_bytes": tables,
+        "table_bytes": parameter_bytes["sparse_arch"],
     }
 
 

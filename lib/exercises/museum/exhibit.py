@@ -51,6 +51,18 @@ def _read_magnitude(given):
     return torch.tensor([given], dtype=torch.float32)
 
 
+def limited(kind, ask, holds):
+    """The Kind of those inputs of `kind` for which holds(what is read) is true."""
+
+    def read(given):
+        value = kind.read(given)
+        if not holds(value):
+            raise ValueError(f"hand in {ask}; got {given!r}")
+        return value
+
+    return dataclasses.replace(kind, ask=ask, read=read)
+
+
 def whole_numbers(least, most, ask="a whole number", unit="its size"):
     """The Kind of whole numbers from `least` to `most`."""
 

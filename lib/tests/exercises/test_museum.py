@@ -46,9 +46,9 @@ def smaller_than(exhibit):
 
 
 @each
-def test_nothing_smaller_shows_it(exhibit):
+def test_nothing_smaller_shows_it(number, exhibit):
     inputs = list(smaller_than(exhibit))
-    if number_of(exhibit) == 10:  # ten of them: each runs all of its threads
+    if number == 10:  # ten of them: each runs all of its threads
         inputs = [(1, 1024), (2, 512), (32, 32), (1, 1)]
     inputs = [given for given in inputs if is_taken(exhibit, given)]
     shown = [given for given in inputs[:1500] if exhibit.evidence(given)]
@@ -61,10 +61,6 @@ def is_taken(exhibit, given):
     except ValueError:
         return False
     return True
-
-
-def number_of(exhibit):
-    return next(n for n, e in EXHIBITS.items() if e is exhibit)
 
 
 def _variance(x):
