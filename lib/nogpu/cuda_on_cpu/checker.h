@@ -427,6 +427,7 @@ CUDA_ON_CPU_RUNTIME static void access(const void* pointer, size_t bytes, Access
                                        void* code_address) {
   if (!in_kernel) return;
   InsideRuntime inside;  // the functions above call the standard library, which is watched too
+  runtime.last_access = code_address;
   if (stop_signal) fail_in_kernel(stop_message(), {}, code_address);
   std::string error = check_access(Address(pointer), bytes, kind, code_address);
   if (!error.empty()) fail_in_kernel(std::move(error), {}, code_address);

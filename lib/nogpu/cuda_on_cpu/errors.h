@@ -65,6 +65,9 @@ CUDA_ON_CPU_RUNTIME static std::string line_of(void* code_address, const char* s
   std::string where;
   if (failure.code_address) {
     where = line_of(failure.code_address, runtime.launch_place.file);
+    // In an atomic operation or another function of ours: where the kernel called it.
+    if (where.empty() && runtime.last_access)
+      where = line_of(runtime.last_access, runtime.launch_place.file);
   } else if (failure.place.file) {
     where = std::string(failure.place.file) + ":" + std::to_string(failure.place.line);
   }

@@ -54,7 +54,7 @@ CUDA_ON_CPU_RUNTIME static void start_block(std::uint32_t block) {
 CUDA_ON_CPU_RUNTIME static bool run_ready_threads() {
   bool progress = false;
   for (runtime.turn = 0; runtime.turn < runtime.n_threads; ++runtime.turn) {
-    if (stop_signal) record_failure(stop_message(), {});
+    if (stop_signal) record_failure(stop_message(), {}, runtime.last_access);
     if (runtime.failure.found) return true;
     Thread* thread = &runtime.threads[runtime.order[runtime.turn]];
     if (thread->state == ThreadState::fresh) {
@@ -191,6 +191,7 @@ CUDA_ON_CPU_RUNTIME static void run_grid(dim3 grid, dim3 block) {
   char local;
   runtime.host_stack = Address(&local);
   runtime.failure = {};
+  runtime.last_access = nullptr;
   builtin.grid_size = grid;
   builtin.block_size = block;
   runtime.n_threads = block.x * block.y * block.z;
@@ -206,7 +207,7 @@ CUDA_ON_CPU_RUNTIME static void run_grid(dim3 grid, dim3 block) {
     for (std::uint64_t number = 0; number < blocks && !runtime.failure.found; ++number) {
       run_block(static_cast<std::uint32_t>(number));
     }
-    if (stop_signal) record_failure(stop_message(), {});
+    if (stop_signal) record_failure(stop_message(), {}, runtime.last_access);
   }
   if (runtime.failure.found) {
     restart_all_fibers();

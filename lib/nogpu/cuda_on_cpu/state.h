@@ -80,6 +80,7 @@ struct Runtime {
   Address host_stack = 0;       // the arguments of the kernel lie near here
   std::vector<unsigned> order;  // in which the threads of a block get their turns
   Failure failure;
+  void* last_access = nullptr;  // of the kernel to memory: the address behind the call (checked mode)
   cudaError_t last_error = cudaSuccess;
   std::string last_error_detail;
 

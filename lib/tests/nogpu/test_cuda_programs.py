@@ -74,6 +74,15 @@ def test_a_planted_mistake_is_found_in_its_line(planted, monkeypatch, case):
     assert str(error.value).endswith(f"\n  at planted.cu:{line}")
 
 
+def test_a_kernel_that_never_ends_has_its_line_wherever_it_is_stopped(planted, monkeypatch):
+    """In its own code, in an atomic operation, between two threads: where the alarm finds it."""
+    case = [mark for mark, _ in MISTAKES].index("lock_of_a_warp")
+    for k in range(25):
+        monkeypatch.setenv("CUDA_ON_CPU_TIMEOUT", str(0.01 + k * 1e-5))
+        with pytest.raises(cuda.KernelError, match=r"\n  at planted.cu:\d+$"):
+            planted.run(torch.zeros(1024), case)
+
+
 def half_warps(x):
     rows = x[:64].view(4, 16)
     return (rows.roll(-1, 1) + rows).flip(1)
