@@ -44,8 +44,10 @@ def main(argv=None):
     # backward passes in this thread, where the products are exchanged
     with products, torch.autograd.set_multithreading_enabled(False):
         for op in [registry.find(options.op)] if options.op else registry.OPS.values():
-            for label in op.configurations:
-                _launch_all(op.configured(label), label)
+            for label, configured in op.all_configured().items():
+                _launch_all(configured, label)
+            for label in op.plans:
+                _launch_all(op.configured().planned(label), label)
 
 
 def _launch_all(op, label):

@@ -191,6 +191,7 @@ def _forget_device_facts():
             function.cache_clear()
 
 
+@torch._dynamo.disable  # torch's engine is C++, of which Dynamo sees nothing
 @torch.no_grad()  # as the engine runs when create_graph is False
 def grad(outputs, inputs, grad_outputs=None, allow_unused=False, **_):
     """torch.autograd.grad, in Python: walk the recorded nodes from the newest back to the inputs.

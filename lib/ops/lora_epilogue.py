@@ -208,8 +208,7 @@ def _lora_epilogue_bwd_kernel(
                 delta_offsets = rows[:, None] * stride_dm + cols[None, :] * stride_dn
                 delta = tl.load(delta_ptr + delta_offsets, mask=mask, other=0.0)
                 saved = _sum_of(saved, delta, bias, scale, COMPUTE)
-            # a row that is not there has z = bias: its 0·act'(bias) is no 0 for a bias of 1e30, say
-            dx = tl.where(mask, _slope_times(dx, saved, ACTIVATION), 0.0)
+            dx = _slope_times(dx, saved, ACTIVATION)
         offsets = rows[:, None] * n_cols + cols[None, :]
         if dx_ptr is not None:
             tl.store(dx_ptr + offsets, dx, mask=mask)
