@@ -26,7 +26,7 @@ MUTANTS = {
     "the layout of dy": Mutant(
         "dy_ptr + row * stride_m + cols * stride_n", "dy_ptr + row * n_cols + cols", "strides of dy"
     ),
-    "16 bits, and to how much your tests allow": Mutant(
+    "16 bits, large numbers, and a scale that rounds in 16 bits": Mutant(
         "scale * x.to(tl.float32)", "scale * x", "scaled in the dtype of x"
     ),
     "the backward pass": Mutant("dx = scale * y * (", "dx = y * (", "scale forgotten in dx"),
@@ -116,8 +116,31 @@ _HARD_INPUTS = (
     (lambda: torch.randn(0, 5), 1.0),
     (lambda: torch.randn(17, 33).bfloat16(), 1 / 3),
     (lambda: 1000 * torch.randn(4, 9).half(), 100.0),
+    (lambda: torch.randn(300, 3), 0.5),
+    (lambda: torch.randn(2, 10_000), 0.5),
     (lambda: torch.tensor([[1.0, torch.nan, 2.0], [-torch.inf, 0.0, 1.0]]), 0.5),
 )
+
+
+def _rows_far_apart():
+    """Three rows with 2**30 elements between them: address space, of which a few pages are touched."""
+    storage = torch.empty(2**31 + 8, dtype=torch.float16)
+    return storage.as_strided((3, 5), (2**30, 1)).copy_(torch.randn(3, 5))
+
+
+def _second_derivative(op):
+    """Right, or an error."""
+    x = torch.randn(3, 5, requires_grad=True)
+
+    def second(version):
+        (first,) = torch.autograd.grad((version(x, 0.5) * x).sum(), x, create_graph=True)
+        return torch.autograd.grad(first.square().sum(), x)[0]
+
+    try:
+        got = second(op)
+    except RuntimeError:
+        return
+    torch.testing.assert_close(got, second(row_softmax.row_softmax_eager))
 
 
 def _strict_tests(op):
@@ -125,7 +148,8 @@ def _strict_tests(op):
         return lambda x, scale: version(x, scale).sum(0)
 
     eager = row_softmax.row_softmax_eager
-    for make, scale in _HARD_INPUTS:
+    _second_derivative(op)
+    for make, scale in (*_HARD_INPUTS, (_rows_far_apart, 0.5)):
         torch.manual_seed(0)
         x = make().detach().requires_grad_()
         check_against_float64(op, eager, x, scale)
@@ -150,8 +174,9 @@ def check_planted(edit):
     expect(why is None, f"the tests find it: {why}")
     expect(
         _refuses(_strict_tests, op),
-        "we see nothing go wrong with it on odd shapes, views, 16 bits, large numbers, long rows, NaN, negative"
-        " scales and a second backward pass: plant one that shows there",
+        "we see nothing go wrong with it on odd shapes of up to 300 rows and 10,000 columns, views, 16 bits,"
+        " large numbers, NaN, negative scales, rows far apart, and two kinds of second backward pass: plant"
+        " one that shows there",
     )
 
 
@@ -166,6 +191,7 @@ _FAILURES = (
         lambda m, n: m >= 17 and n % 2 == 1,
         (64, 333),
     ),
+    ("at most 10 from square", lambda m, n: abs(m - n) <= 10, (50, 55)),
     ("every shape", lambda m, n: True, (1000, 1000)),
     ("this shape alone", lambda m, n: (m, n) == (48, 96), (48, 96)),
 )

@@ -22,7 +22,7 @@ def offset_kernel(offset_ptr, row, col, row_stride):
 @triton.jit
 def offset_kernel_fixed(offset_ptr, row, col, row_stride):
     # where the element (row, col) stands in memory
-    tl.store(offset_ptr, row.to(tl.int64) * row_stride + col)
+    tl.store(offset_ptr, tl.cast(row, tl.int64) * row_stride + col)
 
 
 def _offset_of_the_last(kernel, size):

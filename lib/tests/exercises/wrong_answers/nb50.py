@@ -62,6 +62,21 @@ silu_mul__strides_of_a_view.register_autograd(
     setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
 )
 
+silu_mul__gate_alone_saved = _op("gate_saved")
+silu_mul__gate_alone_saved.register_autograd(
+    lambda ctx, dy: _right.silu_mul_backward(dy, *ctx.saved_tensors, ctx.up),
+    setup_context=lambda ctx, inputs, output: (
+        ctx.save_for_backward(inputs[0]),
+        setattr(ctx, "up", inputs[1]),
+    )[0],
+)
+
+silu_mul__no_history = _op("no_history")
+silu_mul__no_history.register_autograd(
+    lambda ctx, dy: _right.silu_mul_backward(*(t.detach() for t in (dy, *ctx.saved_tensors))),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+)
+
 clip___nothing_declared = torch.library.custom_op("wrong::hidden", _right._clip, mutates_args=())
 clip___nothing_declared.register_fake(lambda x, limit: None)
 

@@ -50,3 +50,10 @@ def shrink__one_at_a_time(fails, shape):
     while n > 1 and fails((m, n - 1)):
         n -= 1
     return m, n
+
+
+def shrink__each_side_once(fails, shape):
+    m, n = shape
+    m = next(k for k in range(1, m + 1) if fails((k, n))) if m <= 60 else m
+    n = next(k for k in range(1, n + 1) if fails((m, k))) if n <= 60 else n
+    return m, n
