@@ -12,6 +12,7 @@ from collections.abc import Callable
 from lib.measure.matmul_ladder import RUNGS
 from lib.ops import (
     add_relu,
+    add_rms_norm,
     bias_gelu_dropout_add,
     fused_mlp,
     gelu,
@@ -409,6 +410,33 @@ BIAS_GELU_DROPOUT_ADD = Op(
     sources=("lib/ops/bias_gelu_dropout_add.py",),
 )
 
+_NORMED = {"x": "... N", "residual": "... N", "weight": "N"}
+
+ADD_RMS_NORM = Op(
+    name="add_rms_norm",
+    notebook="52_transformer_block",
+    title="rms_norm(x + residual) · weight, and the sum",
+    eager=add_rms_norm.add_rms_norm_eager,
+    versions={"triton": add_rms_norm.add_rms_norm_triton},
+    registered=(add_rms_norm.add_rms_norm_op,),
+    tensors=_NORMED,
+    # forward: read x and residual, write h and y; backward: read dy, dh and h, write dx
+    bytes_moved=lambda shape, itemsize, gradients, **_: (
+        (8 if gradients else 4) * _numel(shape) * itemsize
+    ),
+    flops=lambda shape, gradients, **_: (18 if gradients else 6) * _numel(shape),
+    variants={"eps 0.5": (_NORMED, {"eps": 0.5})},
+    bench_shapes=((16384, 4096), (65536, 1024), (8192, 8192), (4096, 16384), (131072, 781)),
+    small_shape=(65, 781),
+    plans={
+        "two strips of several rows": (
+            add_rms_norm.Plan(2, 1, (4, 1, 2)),
+            [(1, 1), (9, 11), (64, 16), (33, 40)],
+        )
+    },
+    sources=("lib/ops/add_rms_norm.py",),
+)
+
 
 def _packed_qkv(op, shape, dtype, device, draw):
     """q, k as views of one packed tensor, as a model has them, and cos, sin; with R/2, half of D is rotated."""
@@ -763,6 +791,7 @@ _ALL = (
     SOFTMAX,
     LORA_EPILOGUE,
     BIAS_GELU_DROPOUT_ADD,
+    ADD_RMS_NORM,
     ROPE,
     MATMUL,
     LINEAR_GLU,

@@ -167,8 +167,9 @@ def second_backward(op, version):
 
 
 def own_memory(op, version):
-    """No two gradients lie in one storage: it would live, and be saved, with either of them."""
-    storages = [g.untyped_storage().data_ptr() for g in gradients(version, inputs_of(op))]
+    """No two gradients lie in one storage: it would live, and be saved, with either of them. One may be two."""
+    distinct = {(g.data_ptr(), *g.shape): g for g in gradients(version, inputs_of(op))}
+    storages = [g.untyped_storage().data_ptr() for g in distinct.values()]
     assert len({*storages}) == len(storages)
 
 

@@ -61,11 +61,13 @@ for dtype in (torch.float32, torch.float16, torch.bfloat16):
     torch.manual_seed(0)
     ours = [draw(shape, dtype).requires_grad_(grad) for shape, grad in {inputs}]
     exact = [t.detach().double().requires_grad_(t.requires_grad) for t in ours]
-    y, want = {name}_triton(*ours, **{arguments}), {name}_eager(*exact, **{arguments})
-    assert_close(y, want, dtype)
-    dy = torch.randn(want.shape).to(y)
-    y.backward(dy)
-    want.backward(dy.double())
+    got, want = {name}_triton(*ours, **{arguments}), {name}_eager(*exact, **{arguments})
+    got, want = ([t] if isinstance(t, torch.Tensor) else t for t in (got, want))
+    for y, exact_y in zip(got, want, strict=True):
+        assert_close(y, exact_y, dtype)
+    dys = [torch.randn(y.shape).to(y) for y in got]
+    torch.autograd.backward(got, dys)
+    torch.autograd.backward(want, [dy.double() for dy in dys])
     for a, b in zip(ours, exact):
         if a.requires_grad:
             assert_close(a.grad, b.grad, dtype)

@@ -1,0 +1,449 @@
+# SPDX-License-Identifier: MIT
+# Copyright (c) 2026 The Fused Kernels authors; Fused Kernels 0.1.0, lib/ops/add_rms_norm.py
+"""add_rms_norm: h = x + residual and y = rms_norm(h) · weight, one pass over memory instead of two.
+
+Shapes    x, residual, h, y: (..., N), N up to 32,768, x and residual with any strides, h and y contiguous;
+          weight: (N,).
+Dtypes    float32, float16 and bfloat16 (computed in float32), also mixed, h and y then as x + residual is;
+          and float64. As in PyTorch, h is rounded to its dtype before its norm is taken.
+Traffic   M rows of N elements of s bytes. Forward 4MNs (x, residual, h, y), in PyTorch 5MNs; backward 4MNs
+          (dy, dh, h, dx), in PyTorch 6MNs.
+Norm      y = h · r · weight, r = 1 / √(mean(h²) + eps) (Zhang and Sennrich, Root Mean Square Layer
+          Normalization, 2019).
+Backward  With n = h·r and g = weight·dy: dx = dh + r·(g - n · mean(g·n)), for x and residual alike;
+          dweight = dy·n summed over rows. Saves h and weight only: a row that is read gives its r again.
+Copy it   this file. MIT licence.
+"""
+
+import functools
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
+from torch.autograd import forward_ad
+
+# With TRITON_INTERPRET=1 kernels run on CPU tensors; otherwise they need a GPU.
+_ON_CPU = triton.knobs.runtime.interpret
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+_WIDEST = 32768  # a row lies in the registers of one program
+
+
+class Plan(NamedTuple):
+    """How one call is launched: rows a program holds at a time, and its warps.
+
+    backward: (block_m, num_warps, strips), strips of rows, one a program; or None to have it chosen.
+    """
+
+    block_m: int
+    num_warps: int
+    backward: tuple[int, int, int] | None = None
+
+
+def add_rms_norm_eager(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6
+) -> tuple[torch.Tensor, torch.Tensor]:
+    h = x + residual
+    return F.rms_norm(h, weight.shape, weight, eps), h
+
+
+@triton.jit
+def _reciprocal_root(h, n_cols, eps):
+    # r of each row of h, (BLOCK_M, 1). Columns that are not there are 0 and add nothing.
+    return tl.rsqrt(tl.sum(h * h, axis=1)[:, None] / n_cols + eps)
+
+
+@triton.jit(do_not_specialize=["n_rows", "eps"])
+def _add_rms_norm_fwd_kernel(
+    x_ptr, residual_ptr, weight_ptr, h_ptr, y_ptr, n_rows, n_cols, eps,
+    stride_xm, stride_xn, stride_rm, stride_rn,
+    COMPUTE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    # One program handles BLOCK_M whole rows, padded to BLOCK_N.
+    # int64: row * stride passes 2**31 from 8 GiB of float32 on
+    rows = (tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M))[:, None]
+    cols = tl.arange(0, BLOCK_N)[None, :]
+    mask = (rows < n_rows) & (cols < n_cols)
+    x = tl.load(x_ptr + rows * stride_xm + cols * stride_xn, mask=mask, other=0.0)
+    residual = tl.load(residual_ptr + rows * stride_rm + cols * stride_rn, mask=mask, other=0.0)
+    weight = tl.load(weight_ptr + cols, mask=cols < n_cols, other=0.0).to(COMPUTE)
+    # rounded as it is stored: the norm is that of the h which everybody else sees
+    rounded = (x.to(COMPUTE) + residual.to(COMPUTE)).to(h_ptr.dtype.element_ty)
+    tl.store(h_ptr + rows * n_cols + cols, rounded, mask=mask)
+    h = rounded.to(COMPUTE)
+    y = h * _reciprocal_root(h, n_cols, eps) * weight
+    tl.store(y_ptr + rows * n_cols + cols, y, mask=mask)
+
+
+@triton.jit(do_not_specialize=["n_rows", "eps", "rows_per_program"])
+def _add_rms_norm_bwd_kernel(
+    dy_ptr, dh_ptr, h_ptr, weight_ptr, dx_ptr, partial_ptr, n_rows, n_cols, eps,
+    stride_dym, stride_dyn, stride_dhm, stride_dhn, stride_hm, stride_hn, rows_per_program,
+    NUM_STAGES: tl.constexpr, COMPUTE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    # One program handles rows_per_program whole rows, BLOCK_M at a time, and adds up on the way: its row of
+    # partial, (programs, n_cols), is its share of dweight.
+    cols = tl.arange(0, BLOCK_N)[None, :]
+    weight = tl.load(weight_ptr + cols, mask=cols < n_cols, other=0.0).to(COMPUTE)
+    total = tl.zeros((BLOCK_M, BLOCK_N), dtype=COMPUTE)
+    for start in tl.range(0, rows_per_program, BLOCK_M, num_stages=NUM_STAGES):
+        first_row = tl.program_id(0).to(tl.int64) * rows_per_program + start
+        rows = (first_row + tl.arange(0, BLOCK_M))[:, None]
+        mask = (rows < n_rows) & (cols < n_cols)
+        dy = tl.load(dy_ptr + rows * stride_dym + cols * stride_dyn, mask=mask, other=0.0).to(
+            COMPUTE
+        )
+        h = tl.load(h_ptr + rows * stride_hm + cols * stride_hn, mask=mask, other=0.0).to(COMPUTE)
+        root = _reciprocal_root(h, n_cols, eps)
+        normal, g = h * root, dy * weight
+        # mean(g·n) as r·mean(g·h): this sum does not wait for the one in r
+        dx = root * (g - normal * (root * tl.sum(g * h, axis=1)[:, None] / n_cols))
+        if dh_ptr is not None:
+            dh_ptrs = dh_ptr + rows * stride_dhm + cols * stride_dhn
+            dx += tl.load(dh_ptrs, mask=mask, other=0.0).to(COMPUTE)
+        if dx_ptr is not None:
+            tl.store(dx_ptr + rows * n_cols + cols, dx, mask=mask)
+        total += dy * normal  # 0 outside: dy is
+    if partial_ptr is not None:
+        sums = tl.sum(total, axis=0)[None, :]
+        partial_ptrs = partial_ptr + tl.program_id(0).to(tl.int64) * n_cols + cols
+        tl.store(partial_ptrs, sums, mask=cols < n_cols)
+
+
+@triton.jit(do_not_specialize=["n_rows"])
+def _sum_rows_kernel(
+    partial_ptr, out_ptr, n_rows, n_cols, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
+):
+    # One program handles BLOCK_N columns of partial, (n_rows, n_cols), from top to bottom.
+    cols = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    total = tl.zeros((BLOCK_M, BLOCK_N), dtype=partial_ptr.dtype.element_ty)
+    for start in range(0, n_rows, BLOCK_M):
+        rows = start + tl.arange(0, BLOCK_M).to(tl.int64)
+        mask = (rows < n_rows)[:, None] & (cols < n_cols)[None, :]
+        total += tl.load(partial_ptr + rows[:, None] * n_cols + cols[None, :], mask=mask, other=0.0)
+    tl.store(out_ptr + cols, tl.sum(total, axis=0), mask=cols < n_cols)
+
+
+# --- plan and launch -----------------------------------------------------------------------------------------
+
+
+def _cdiv(a, b):
+    return -(-a // b)  # triton.cdiv is the same, and costs 2 µs a call on the host
+
+
+def _compute_dtype(dtype):
+    return tl.float64 if dtype == torch.float64 else tl.float32
+
+
+@functools.cache
+def _plan(n_cols):
+    """A warp for 1024 elements of a row; of short rows several, 1024 elements together."""
+    block_n = triton.next_power_of_2(n_cols)
+    return Plan(max(1, 1024 // block_n), max(1, min(block_n // 1024, 16)))
+
+
+@functools.cache
+def _plan_backward(n_cols):
+    """(block_m, num_warps, strips): fewer elements a thread, which holds its share of dweight as well."""
+    block_n = triton.next_power_of_2(n_cols)
+    num_warps = max(1, min(block_n // 512, 32))
+    # 1024 threads for each of 132 multiprocessors; every program more is a row more in the last sum
+    return max(1, 1024 // block_n), num_warps, 132 * 32 // num_warps
+
+
+def _launch(plan, x, residual, weight, h, y, eps):
+    n_rows, n_cols = x.shape
+    with torch.cuda.device_of(x):  # else the launch goes to the current GPU, not to x's
+        _add_rms_norm_fwd_kernel[(_cdiv(n_rows, plan.block_m),)](
+            x, residual, weight, h, y, n_rows, n_cols, eps, *x.stride(), *residual.stride(),
+            COMPUTE=_compute_dtype(x.dtype), BLOCK_M=plan.block_m,
+            BLOCK_N=triton.next_power_of_2(n_cols), num_warps=plan.num_warps,
+        )  # fmt: skip
+
+
+def _launch_backward(plan, dy, dh, h, weight, dx, eps, has_dweight):
+    """Write dx unless it is None. Returns what each strip of rows adds to dweight, (strips, N), or None."""
+    n_rows, n_cols = h.shape
+    block_m, num_warps, strips = plan and plan.backward or _plan_backward(n_cols)
+    rows_per_program = _cdiv(_cdiv(n_rows, strips), block_m) * block_m
+    strips = _cdiv(n_rows, rows_per_program)
+    # the next rows are under way while these are computed, where any GPU has the shared memory for them
+    num_stages = 2 if block_m * n_cols * h.element_size() <= 32768 else 1
+    wide = torch.float64 if h.dtype == torch.float64 else torch.float32
+    partial = torch.empty((strips, n_cols), dtype=wide, device=h.device) if has_dweight else None
+    with torch.cuda.device_of(h):
+        _add_rms_norm_bwd_kernel[(strips,)](
+            dy, dh, h, weight, dx, partial, n_rows, n_cols, eps,
+            *dy.stride(), *((0, 0) if dh is None else dh.stride()), *h.stride(), rows_per_program,
+            NUM_STAGES=num_stages, COMPUTE=_compute_dtype(h.dtype), BLOCK_M=block_m,
+            BLOCK_N=triton.next_power_of_2(n_cols), num_warps=num_warps,
+        )  # fmt: skip
+    return partial
+
+
+def _sum_rows(partial, dtype):
+    """partial summed over its rows, in one launch and in a fixed order: the same bits in every run."""
+    out = torch.empty(partial.shape[1], dtype=dtype, device=partial.device)
+    with torch.cuda.device_of(partial):
+        _sum_rows_kernel[(_cdiv(partial.shape[1], 32),)](
+            partial, out, *partial.shape, BLOCK_M=64, BLOCK_N=32, num_warps=8
+        )
+    return out
+
+
+# --- forward and backward ------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _dtype_of_sum(*dtypes):
+    return functools.reduce(torch.promote_types, dtypes)
+
+
+def _forward(x, residual, weight, eps, plan=None):
+    """y and h."""
+    h = x.new_empty(x.shape, dtype=_dtype_of_sum(x.dtype, residual.dtype))
+    y = torch.empty_like(h)
+    if y.numel() > 0:
+        n_cols = x.shape[-1]
+        matrices = [t.reshape(-1, n_cols) for t in (x, residual)]  # views if strides allow
+        out = h.view(-1, n_cols), y.view(-1, n_cols)
+        _launch(plan or _plan(n_cols), *matrices, weight.contiguous(), *out, eps)
+    return y, h
+
+
+def _save(ctx, weight, eps, h, plan=None):
+    ctx.eps, ctx.plan = eps, plan
+    ctx.save_for_backward(h, weight)
+
+
+def _backward(dy, dh, h, weight, eps, needs_grad=(True, True), plan=None):
+    """The gradient of h, which is that of x and of residual, and dweight; each None unless needed."""
+    n_cols, (has_dx, has_dweight) = h.shape[-1], needs_grad
+    dx = torch.empty_like(h, memory_format=torch.contiguous_format) if has_dx else None
+    if h.numel() == 0:
+        return dx, torch.zeros_like(weight) if has_dweight else None
+    # y.sum().backward() sends a dy of strides 0, which is read as it is
+    dy, dh, h = (None if t is None else t.reshape(-1, n_cols) for t in (dy, dh, h))
+    out = None if dx is None else dx.view(-1, n_cols)
+    partial = _launch_backward(plan, dy, dh, h, weight.contiguous(), out, eps, has_dweight)
+    return dx, _sum_rows(partial, weight.dtype) if has_dweight else None
+
+
+class _Undifferentiable(torch.autograd.Function):
+    """Gradients as they are, and an error for whoever differentiates them."""
+
+    @staticmethod
+    def forward(ctx, backward, grads, *sources):
+        ctx.op = backward.__module__.rpartition(".")[2]
+        return grads
+
+    @staticmethod
+    def backward(ctx, *_):
+        raise RuntimeError(f"{ctx.op} has no second derivative; for one, use {ctx.op}_eager")
+
+
+def _once(backward):
+    """A Function's backward that runs once: differentiating what it returns raises instead of being wrong.
+
+    The error stands between the gradients and all that they depend on. That of PyTorch's once_differentiable
+    stands beside: autograd.grad(..., inputs) never comes by it.
+    """
+
+    def guarded(ctx, *dys):
+        if not torch.is_grad_enabled():  # the usual case: without create_graph=True
+            return backward(ctx, *dys)
+        with torch.no_grad():
+            grads = backward(ctx, *dys)
+        return _Undifferentiable.apply(backward, grads, *dys, *ctx.saved_tensors)
+
+    return guarded
+
+
+class _AddRMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, residual, weight, eps, plan):
+        y, h = _forward(x, residual, weight, eps, plan)
+        _save(ctx, weight, eps, h, plan)
+        ctx.set_materialize_grads(False)  # after the last norm of a model nobody asks for h
+        return y, h
+
+    @staticmethod
+    @_once
+    def backward(ctx, dy, dh):
+        h, weight = ctx.saved_tensors
+        needs_dx, needs_dresidual, needs_dweight = ctx.needs_input_grad[:3]
+        needs = (needs_dx or needs_dresidual, needs_dweight)
+        dy = torch.zeros_like(h) if dy is None else dy
+        dx, dweight = _backward(dy, dh, h, weight, ctx.eps, needs, ctx.plan)
+        return dx if needs_dx else None, dx if needs_dresidual else None, dweight, None, None
+
+
+# --- the calls -----------------------------------------------------------------------------------------------
+
+
+def _mix(*tensors):
+    """Whether their dtypes may differ: under autocast x has 16 bits, and a bias that is a parameter 32."""
+    return all([t.dtype in _DTYPES[:3] for t in tensors])
+
+
+def _fits(x, residual, weight, eps):
+    """Whether the kernels take these arguments; if not, _refuse_arguments says why."""
+    return (
+        isinstance(x, torch.Tensor)
+        and isinstance(residual, torch.Tensor)
+        and isinstance(weight, torch.Tensor)
+        and (x.dtype == residual.dtype == weight.dtype in _DTYPES or _mix(x, residual, weight))
+        and x.device == residual.device == weight.device
+        and x.device.type == ("cpu" if _ON_CPU else "cuda")
+        and residual.shape == x.shape != ()
+        and weight.shape == x.shape[-1:]
+        and x.shape[-1] <= _WIDEST
+        and isinstance(eps, (int, float))
+        and not isinstance(eps, bool)
+        and eps >= 0
+    )
+
+
+def _refuse(name, eager, mixed=(), **wanted):
+    """Raise the error that says what is wrong with a call of `name`, and what to do.
+
+    wanted: label=(tensor, its sizes in letters), as x=(x, "... N"); the first one sets device and
+    dtype, but for dtypes that may be mixed.
+    """
+    (first, (x, _)), sizes = next(iter(wanted.items())), {}
+    for label, (t, letters) in wanted.items():
+        if not isinstance(t, torch.Tensor):
+            raise TypeError(f"{name}: {label} must be a torch.Tensor, got {type(t).__name__}")
+        if t.dtype not in _DTYPES:
+            wrong = f"{label} must be a floating-point tensor, got {t.dtype}"
+            raise TypeError(f"{name}: {wrong}; use .float()")
+        if t.dtype != x.dtype and not {t.dtype, x.dtype} <= {*mixed}:
+            cast = f"cast one of them, as {label}.to({first}.dtype)"
+            raise TypeError(f"{name}: {first} is {x.dtype} and {label} {t.dtype}; {cast}")
+        if t.device != x.device:
+            where = f"{first} is on {x.device} and {label} on {t.device}"
+            raise ValueError(f"{name}: {where}; move both to one device")
+        names = letters.removeprefix("... ").split()
+        shape = t.shape[max(0, t.dim() - len(names)) :] if letters[0] == "." else t.shape
+        known = " and ".join(f"{n} = {sizes[n]}" for n in names if n in sizes)
+        same = [sizes.setdefault(n, size) == size for n, size in zip(names, shape)]
+        if len(shape) != len(names) or not all(same):
+            want = f"{label} must be ({letters.replace(' ', ', ')}){known and ' with ' + known}"
+            beside = f" beside {first} {tuple(x.shape)}" if t is not x else ""
+            scalar = letters[0] == "." and t.dim() == 0
+            got = f"a scalar; use {label}.view(1)" if scalar else f"shape {tuple(t.shape)}{beside}"
+            raise ValueError(f"{name}: {want}, got {got}")
+    on = "the CPU: TRITON_INTERPRET=1 is set" if _ON_CPU else "a GPU, or TRITON_INTERPRET=1 set"
+    raise ValueError(f"{name}: {first} must be on {on}, got {x.device}; use {eager} there")
+
+
+def _refuse_arguments(name, x, residual, weight, eps):
+    """What only this op can say, else what _refuse does."""
+    if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not eps >= 0:
+        raise ValueError(f"{name}: eps must be a number, 0 or more, got {eps!r}")
+    a, b = (tuple(getattr(t, "shape", ())) for t in (x, residual))
+    if a != b and () not in (a, b):  # lists and numbers are for _refuse
+        raise ValueError(f"{name}: residual must have the shape of x, got x {a} and residual {b}")
+    if a and a[-1] > _WIDEST:
+        at_most = f"rows of at most {_WIDEST} elements fit into registers"
+        raise ValueError(f"{name}: {at_most}, got {a[-1]}; use add_rms_norm_eager")
+    sizes = {"x": (x, "... N"), "residual": (residual, "... N"), "weight": (weight, "N")}
+    _refuse(name, "add_rms_norm_eager", _DTYPES[:3], **sizes)
+
+
+def _needs_grad(*tensors):
+    """Whether autograd has to know; of forward-mode AD, too, whose tangents would be lost without a word."""
+    backward = torch.is_grad_enabled() and any([t.requires_grad for t in tensors])
+    return backward or forward_ad._current_level >= 0
+
+
+def _explain(error, name, eager):
+    """In place of an error that comes of torch.func or of forward-mode AD, one that says so and what to do."""
+    if forward_ad._current_level >= 0 or retrieve_all_functorch_interpreters():
+        reach = "torch.func (grad, jvp, vmap) and forward-mode AD do not reach into a kernel"
+        raise RuntimeError(f"{name}: {reach}; under them use {eager}") from error
+
+
+def _call(name, x, residual, weight, eps, plan):
+    if not _fits(x, residual, weight, eps):
+        _refuse_arguments(name, x, residual, weight, eps)
+    if torch.compiler.is_compiling():
+        return add_rms_norm_op(x, residual, weight, eps)
+    try:
+        if _needs_grad(x, residual, weight):
+            return _AddRMSNorm.apply(x, residual, weight, eps, plan)
+        return _forward(x, residual, weight, eps, plan)  # past autograd: less time on the host
+    except RuntimeError as error:
+        _explain(error, name, "add_rms_norm_eager")
+        raise
+
+
+def add_rms_norm_triton(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6, *,
+    plan: Plan | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """(rms_norm(h) · weight, h) with h = x + residual in one Triton kernel, with gradients for all three.
+
+    x, residual: (..., N), any strides, N up to 32,768; weight: (N,), all on one device. eps: added to the mean
+    of h². Returns y and h of x's shape, contiguous, in the dtype of x + residual (weight may have another).
+    plan: a Plan in place of the one chosen, for tuning; torch.compile leaves it out.
+    Works under torch.compile (as the op fused_kernels::add_rms_norm), autocast, checkpointing and CUDA graphs;
+    not under torch.func, torch.vmap or forward-mode AD, nor twice differentiable: these raise.
+    Raises TypeError for a wrong dtype, ValueError for a wrong shape, device or eps.
+    """
+    return _call("add_rms_norm_triton", x, residual, weight, eps, plan)
+
+
+@torch.library.custom_op("fused_kernels::add_rms_norm", mutates_args=())
+def add_rms_norm_op(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """For torch.compile and torch.export: one node of the graph, which nothing looks into."""
+    if not _fits(x, residual, weight, eps):
+        _refuse_arguments("add_rms_norm_op", x, residual, weight, eps)
+    return _forward(x, residual, weight, eps)
+
+
+@torch.library.custom_op("fused_kernels::add_rms_norm_backward", mutates_args=())
+def _add_rms_norm_backward_op(
+    dy: torch.Tensor, dh: torch.Tensor | None, h: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return _backward(dy, dh, h, weight, eps)
+
+
+@add_rms_norm_op.register_fake
+def _(x, residual, weight, eps=1e-6):
+    h = x.new_empty(x.shape, dtype=_dtype_of_sum(x.dtype, residual.dtype))
+    return torch.empty_like(h), h
+
+
+@_add_rms_norm_backward_op.register_fake
+def _(dy, dh, h, weight, eps):
+    return torch.empty(h.shape, dtype=h.dtype, device=h.device), torch.empty_like(weight)
+
+
+def _op_backward(ctx, dy, dh):
+    h, weight = ctx.saved_tensors
+    dy = torch.zeros_like(h) if dy is None else dy
+    dx, dweight = _add_rms_norm_backward_op(dy, dh, h, weight, ctx.eps)
+    return dx, dx, dweight, None
+
+
+add_rms_norm_op.register_autograd(
+    _op_backward, setup_context=lambda ctx, inputs, output: _save(ctx, *inputs[2:], output[1])
+)
+
+
+class AddRMSNorm(torch.nn.RMSNorm):
+    """torch.nn.RMSNorm over one dimension, of x + residual: forward(x, residual) gives y and the sum h."""
+
+    def __init__(
+        self, features: int, eps: float = 1e-6,
+        device: torch.device | str | None = None, dtype: torch.dtype | None = None,
+    ):  # fmt: skip
+        super().__init__(features, eps=eps, device=device, dtype=dtype)
+
+    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return add_rms_norm_triton(x, residual, self.weight, self.eps)

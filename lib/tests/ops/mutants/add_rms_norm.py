@@ -1,0 +1,94 @@
+"""Mutants of lib/ops/add_rms_norm.py."""
+
+from lib.measure.mutants import Mutant
+
+MUTANTS = [
+    Mutant(
+        "[:, None] / n_cols + eps)", "[:, None] / h.shape[1] + eps)", "the mean of a padded row"
+    ),
+    Mutant("[:, None] / n_cols + eps)", "[:, None] / n_cols)", "eps forgotten"),
+    Mutant("/ n_cols + eps)", "/ n_cols + eps * eps)", "eps squared"),
+    Mutant(
+        "h = rounded.to(COMPUTE)\n",
+        "h = x.to(COMPUTE) + residual.to(COMPUTE)\n",
+        "the norm of h before it is rounded",
+    ),
+    Mutant(
+        "y = h * _reciprocal_root(h, n_cols, eps) * weight",
+        "y = h * _reciprocal_root(h, n_cols, eps)",
+        "the weight forgotten",
+    ),
+    Mutant(
+        "rows = (tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M))[:, None]",
+        "rows = (tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M))[:, None]",
+        "int32 rows of x",
+    ),
+    Mutant(
+        "first_row = tl.program_id(0).to(tl.int64) * rows_per_program + start",
+        "first_row = tl.program_id(0) * rows_per_program + start",
+        "int32 rows of dy",
+    ),
+    Mutant(
+        "residual_ptr + rows * stride_rm + cols * stride_rn",
+        "residual_ptr + rows * stride_xm + cols * stride_xn",
+        "residual read by the strides of x",
+    ),
+    Mutant(
+        "dy_ptr + rows * stride_dym + cols * stride_dyn",
+        "dy_ptr + rows * n_cols + cols",
+        "dy read as if contiguous: a gradient of strides 0",
+    ),
+    Mutant(
+        "dh_ptr + rows * stride_dhm + cols * stride_dhn",
+        "dh_ptr + rows * n_cols + cols",
+        "dh read as if contiguous",
+    ),
+    Mutant(
+        "            dx += tl.load(dh_ptrs",
+        "            dx = tl.load(dh_ptrs",
+        "the gradient of h in place of the sum",
+    ),
+    Mutant(
+        "(root * tl.sum(g * h, axis=1)[:, None] / n_cols)",
+        "(root * tl.sum(dy * h, axis=1)[:, None] / n_cols)",
+        "the mean without the weight",
+    ),
+    Mutant(
+        "dx = root * (g - normal *",
+        "dx = root * (g + normal *",
+        "the sign of what the norm takes away",
+    ),
+    Mutant(
+        "normal, g = h * root, dy * weight", "normal, g = h, dy * weight", "h in place of its norm"
+    ),
+    Mutant(
+        "        total += dy * normal", "        total = dy * normal", "only the last rows summed"
+    ),
+    Mutant(
+        "        total += dy * normal", "        total += g * normal", "dweight times the weight"
+    ),
+    Mutant(
+        "strips = _cdiv(n_rows, rows_per_program)\n",
+        "strips = max(1, n_rows // rows_per_program)\n",
+        "floor where ceil was meant: the last strip of rows forgotten",
+    ),
+    Mutant(
+        "_launch(plan or _plan(n_cols), *matrices, weight.contiguous(), *out, eps)",
+        "_launch(plan or _plan(n_cols), *matrices, weight, *out, eps)",
+        "a strided weight read as if contiguous",
+    ),
+    Mutant(
+        "dtype=_dtype_of_sum(x.dtype, residual.dtype))\n    y = ",
+        "dtype=x.dtype)\n    y = ",
+        "mixed dtypes: h in that of x",
+    ),
+    Mutant(
+        "ctx.set_materialize_grads(False)", "ctx.mark_non_differentiable(h)", "h without a gradient"
+    ),
+    Mutant("    @_once\n", "", "a second derivative that is wrong in silence"),
+    Mutant(
+        "return dx, torch.zeros_like(weight) if has_dweight else None",
+        "return dx, None",
+        "no gradient of the weight from no rows",
+    ),
+]

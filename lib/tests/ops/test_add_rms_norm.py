@@ -1,0 +1,127 @@
+"""What is particular to add_rms_norm: traffic, wide rows, the h whose norm is taken, the shape of its code."""
+
+from lib import machine
+from lib.measure import registry
+from lib.measure.check import check_against_float64
+from lib.nogpu.compile_only import compile_for, instruction_mix, signature_of
+from lib.nogpu.memory import count_traffic
+from lib.ops import add_rms_norm
+from lib.ops.add_rms_norm import add_rms_norm_eager, add_rms_norm_triton
+
+import pytest
+import torch
+import triton.language as tl
+
+OP = registry.find("add_rms_norm")
+
+
+def inputs(shape, dtype=torch.float32):
+    return OP.inputs(shape, dtype, machine.device())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_forward_reads_two_tensors_and_writes_two(dtype):
+    x, residual, weight = (t.detach() for t in inputs((24, 640), dtype))
+    traffic = count_traffic(lambda: add_rms_norm_triton(x, residual, weight))
+    assert traffic.launches == 1
+    assert traffic.bytes_moved == OP.bytes_moved(x.shape, dtype.itemsize, False) + weight.nbytes
+
+
+def test_backward_reads_three_tensors_and_writes_one():
+    x, residual, weight = inputs((300, 640))
+    y, h = add_rms_norm_triton(x, residual, weight)
+    dy, dh = torch.randn_like(y), torch.randn_like(h)
+    traffic = count_traffic(lambda: torch.autograd.backward([y, h], [dy, dh]))
+    assert traffic.launches == 2  # the second adds up the partial sums
+    by = traffic.by_argument
+    for argument in ("dy_ptr", "dh_ptr", "h_ptr"):
+        assert by[f"_add_rms_norm_bwd_kernel.{argument}"].loaded == h.nbytes
+    assert by["_add_rms_norm_bwd_kernel.dx_ptr"].stored == h.nbytes
+
+
+def test_without_a_gradient_of_h_nothing_is_read_for_it():
+    x, residual, weight = inputs((8, 64))
+    y, _ = add_rms_norm_triton(x, residual, weight)
+    traffic = count_traffic(lambda: y.backward(torch.ones_like(y)))
+    assert "_add_rms_norm_bwd_kernel.dh_ptr" not in traffic.by_argument
+
+
+def test_only_one_of_the_two_results_used(module):
+    """The gradient of the other is none, eager's and ours."""
+    for k in range(2):
+        eager, ours = inputs((9, 33)), inputs((9, 33))
+        grads = []
+        for run, given in ((add_rms_norm_eager, eager), (module.add_rms_norm_triton, ours)):
+            result = run(*given)[k]
+            grads.append(torch.autograd.grad(result.square().sum(), given[:2]))
+        torch.testing.assert_close(*grads)
+
+
+def test_the_norm_is_that_of_the_h_it_returns(module):
+    """In bfloat16 1 + 1/256 + 1/256 rounds to 1: the h that everybody else sees, and no other, is normed."""
+    x = torch.full((4, 64), 1 / 256, dtype=torch.bfloat16, device=machine.device())
+    residual, weight = torch.ones_like(x), torch.ones_like(x[0])
+    residual[:, ::2] = 2
+    x[:, 1::2] = 3 / 256  # 1 + 3/256 rounds up to 1 + 4/256
+    y, h = module.add_rms_norm_triton(x, residual, weight)
+    assert h.unique().tolist() == [1 + 4 / 256, 2.0]
+    exact = h.double() / (h.double().square().mean(1, keepdim=True) + 1e-6).sqrt()
+    assert torch.equal(y, exact.bfloat16())
+
+
+def test_rows_of_zeros(module):
+    """eps alone is what they are divided by: no 0 / 0."""
+    x, residual, weight = inputs((4, 40))
+    zeros = [torch.zeros_like(t).requires_grad_() for t in (x, residual)]
+    y, h = module.add_rms_norm_triton(*zeros, weight, 1e-4)
+    y.sum().backward()
+    assert not y.any() and not h.any()
+    torch.testing.assert_close(zeros[0].grad, (100 * weight).expand_as(x).detach())
+
+
+@pytest.mark.parametrize("n_cols", [4096, 8193, 32768])
+def test_wide_rows(n_cols):
+    check_against_float64(add_rms_norm_triton, add_rms_norm_eager, *inputs((3, n_cols)))
+
+
+def test_the_module_takes_the_state_of_rms_norm():
+    replaced = torch.nn.RMSNorm(24, eps=1e-3).to(machine.device())
+    torch.nn.init.normal_(replaced.weight)
+    fused = add_rms_norm.AddRMSNorm(24, eps=1e-3).to(machine.device())
+    fused.load_state_dict(replaced.state_dict())
+    x, residual = (t.detach() for t in inputs((2, 3, 24))[:2])
+    y, h = fused(x, residual)
+    torch.testing.assert_close(h, x + residual)
+    torch.testing.assert_close(y, replaced(x + residual))
+    assert repr(fused).startswith("AddRMSNorm((24,), eps=0.001")
+
+
+def test_rows_that_do_not_fit_are_refused(module):
+    x = torch.zeros(1, 32769, device=machine.device())
+    with pytest.raises(ValueError, match="at most 32768 .* use add_rms_norm_eager"):
+        module.add_rms_norm_triton(x, x, x[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("n_cols", [1024, 4096, 8192])
+def test_sixteen_byte_accesses_and_nothing_in_local_memory(n_cols, dtype):
+    x, weight = torch.empty(64, n_cols, dtype=dtype), torch.empty(n_cols, dtype=dtype)
+    plan, partial = add_rms_norm._plan(n_cols), torch.empty(64, n_cols)
+    strides = (n_cols, 1)
+    forward = signature_of(
+        add_rms_norm._add_rms_norm_fwd_kernel, x, x, weight, x, x, 64, n_cols, 1e-6, *strides, *strides,
+        COMPUTE=tl.float32, BLOCK_M=plan.block_m, BLOCK_N=n_cols,
+    )  # fmt: skip
+    block_m, num_warps, _ = add_rms_norm._plan_backward(n_cols)
+    backward = signature_of(
+        add_rms_norm._add_rms_norm_bwd_kernel, x, x, x, weight, x, partial, 64, n_cols, 1e-6,
+        *strides, *strides, *strides, 16, NUM_STAGES=2, COMPUTE=tl.float32, BLOCK_M=block_m, BLOCK_N=n_cols,
+    )  # fmt: skip
+    for name, signature, warps in (("fwd", forward, plan.num_warps), ("bwd", backward, num_warps)):
+        kernel = getattr(add_rms_norm, f"_add_rms_norm_{name}_kernel")
+        compiled = compile_for(kernel, signature, arch=90, num_warps=warps, num_stages=3)
+        memory = {
+            op for op in instruction_mix(compiled) if op.startswith(("LDG.", "STG", "LDGSTS"))
+        }
+        assert all("128" in op for op in memory), (name, memory)
+        assert compiled.spills == 0, (name, compiled.spills)
