@@ -16,6 +16,7 @@ from lib.ops import (
     bias_gelu_dropout_add,
     fused_mlp,
     gelu,
+    interaction,
     linear_glu,
     lora_epilogue,
     lora_linear,
@@ -49,6 +50,7 @@ class Op:
     take only with the last dimension side by side.
     mutating: registered ops that do so and have no gradient.
     random: arguments that fix what is random, for checks; benchmarks leave them out.
+    without_zeros: the definition where the eager one multiplies what is not asked for by 0, as 0·inf is NaN.
     not_compiled: functions of the definition that checks keep out of torch.compile, as it would take a minute.
     checked_elements: benchmarks check shapes larger than this with fewer rows; None: whole.
     odd_shapes: small ones that hurt; empty_shapes: of no elements, or of sums over none.
@@ -81,6 +83,7 @@ class Op:
     arguments: dict = dataclasses.field(default_factory=dict)
     op_arguments: Callable = lambda arguments, device: arguments
     random: tuple = ()
+    without_zeros: Callable | None = None
     not_compiled: tuple = ()
     checked_elements: int | None = None
     odd_shapes: tuple = (
@@ -438,6 +441,52 @@ ADD_RMS_NORM = Op(
 )
 
 
+def _pairs_one_by_one(dense, embeddings):
+    vectors = torch.cat([dense[:, None], embeddings], dim=1)
+    first, second = torch.triu_indices(vectors.shape[1], vectors.shape[1], 1, device=dense.device)
+    return torch.cat([dense, (vectors[:, first] * vectors[:, second]).sum(2)], dim=1)
+
+
+INTERACTION = Op(
+    name="interaction",
+    notebook="51_dlrm_fused",
+    title="dot products of all pairs of vectors",
+    eager=interaction.interaction_eager,
+    versions={"triton": interaction.interaction_triton},
+    registered=(interaction.interaction_op,),
+    tensors={"dense": "B D", "embeddings": "B T D"},
+    letters="B T D",
+    # forward: read both inputs, write y; backward: read dy and both, write both gradients
+    bytes_moved=lambda shape, itemsize, gradients: (
+        _interaction_elements(shape, 3 if gradients else 1, 2 if gradients else 1) * itemsize
+    ),
+    flops=lambda shape, gradients: (
+        (3 if gradients else 1) * shape[0] * shape[1] * (shape[1] + 1) * shape[2]
+    ),
+    bench_shapes=((65536, 26, 16), (2048, 26, 16), (16384, 26, 128), (16384, 7, 64)),
+    small_shape=(65, 26, 16),
+    odd_shapes=(
+        (1, 1, 1), (5, 2, 3), (33, 26, 16), (17, 7, 33), (9, 63, 5), (130, 3, 128), (64, 15, 64)
+    ),
+    empty_shapes=((0, 3, 4),),
+    host_shape=(8, 4, 4),
+    plans={
+        "several samples a program": (
+            interaction.Plan(3, 1), [(1, 1, 1), (7, 3, 5), (11, 26, 16)]
+        )
+    },
+    without_zeros=_pairs_one_by_one,
+    sources=("lib/ops/interaction.py",),
+)  # fmt: skip
+
+
+def _interaction_elements(shape, times_in, times_out):
+    """Elements of both inputs and of y, each as often as it is read or written."""
+    n_samples, n_tables, dim = shape
+    n_in, n_out = (n_tables + 1) * dim, dim + n_tables * (n_tables + 1) // 2
+    return n_samples * (times_in * n_in + times_out * n_out)
+
+
 def _packed_qkv(op, shape, dtype, device, draw):
     """q, k as views of one packed tensor, as a model has them, and cos, sin; with R/2, half of D is rotated."""
     n_batch, n_seq, n_q_heads, n_k_heads, head_dim = shape
@@ -792,6 +841,7 @@ _ALL = (
     LORA_EPILOGUE,
     BIAS_GELU_DROPOUT_ADD,
     ADD_RMS_NORM,
+    INTERACTION,
     ROPE,
     MATMUL,
     LINEAR_GLU,
