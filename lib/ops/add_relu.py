@@ -216,7 +216,8 @@ def _dtype_of_sum(*dtypes):
 
 
 def _forward(x, bias, plan=None, launch=_launch):
-    y = x.new_empty(x.shape, dtype=_dtype_of_sum(x.dtype, bias.dtype))
+    dtype = _dtype_of_sum(x.dtype, bias.dtype)
+    y = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
     if y.numel() == 0:
         return y
     n_cols, bias = x.shape[-1], bias.contiguous()

@@ -203,7 +203,8 @@ def _dtype_of_sum(*dtypes):
 
 def _forward(x, residual, weight, eps, plan=None):
     """y and h."""
-    h = x.new_empty(x.shape, dtype=_dtype_of_sum(x.dtype, residual.dtype))
+    dtype = _dtype_of_sum(x.dtype, residual.dtype)
+    h = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
     y = torch.empty_like(h)
     if y.numel() > 0:
         n_cols = x.shape[-1]

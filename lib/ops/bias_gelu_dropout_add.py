@@ -175,7 +175,6 @@ def _bias_gelu_dropout_add_fwd_kernel(
         kept = _kept(seed_ptr, threshold, rows, first_col, n_cols, first, EIGHTS, BLOCK_N)
         y = tl.where(kept, y, y * 0.0) * scale
     y += residual.to(COMPUTE)
-
     tl.store(y_ptr + rows[:, None] * n_cols + cols[None, :], y, mask=mask)
 
 
@@ -345,7 +344,8 @@ def _dtype_of_sum(*dtypes):
 
 
 def _forward(x, bias, residual, p, seed, plan=None):
-    y = x.new_empty(x.shape, dtype=_dtype_of_sum(x.dtype, bias.dtype, residual.dtype))
+    dtype = _dtype_of_sum(x.dtype, bias.dtype, residual.dtype)
+    y = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
     if y.numel() == 0:
         return y
     n_cols, bias, first = x.shape[-1], bias.contiguous(), 0

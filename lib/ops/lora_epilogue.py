@@ -345,11 +345,10 @@ def _dtype_of_sum(*dtypes):
 
 def _forward(x, delta, bias, scale, activation, plan=None, in_place=False, z=None, launch=_launch):
     """y, in place x itself; z = x + scale·delta + bias is written too, contiguous, unless it is None."""
-    y = (
-        x
-        if in_place
-        else x.new_empty(x.shape, dtype=_dtype_of_sum(x.dtype, delta.dtype, bias.dtype))
-    )
+    y = x
+    if not in_place:
+        dtype = _dtype_of_sum(x.dtype, delta.dtype, bias.dtype)
+        y = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
     if y.numel() == 0:
         return y
     n_cols, bias = x.shape[-1], bias.contiguous()

@@ -288,7 +288,9 @@ def _fits(q, k, layout):
         and q.device == k.device
         and q.device.type == ("cpu" if _ON_CPU else "cuda")
         and q.dim() == k.dim() == 4
-        and all(q.shape[d] == k.shape[d] for d in (0, layout.index("s"), 3))
+        and q.shape[0] == k.shape[0]
+        and q.shape[layout.index("s")] == k.shape[layout.index("s")]
+        and q.shape[3] == k.shape[3]
     )
 
 
@@ -385,7 +387,7 @@ def _check_arguments(name, q, k, cos, sin, positions, position_offset, layout):
     if positions is not None:
         _check_positions(name, q, positions, position_offset, layout)
         return
-    n_seq, n_heads = (q.shape[layout.index(letter)] for letter in "sh")
+    n_seq, n_heads = q.shape[layout.index("s")], q.shape[layout.index("h")]
     if n_seq != n_heads == cos.shape[0] and position_offset == 0:
         other = next(known for known in _LAYOUTS if known != layout)
         seen = f"cos has {n_heads} rows, and in layout {layout!r} q has {n_seq} positions and {n_heads} heads"
@@ -465,7 +467,7 @@ def _call(name, q, k, cos, sin, positions, how, plan, in_place):
         none = q.detach().narrow(how[2].index("h"), 0, 0)
         return _call(name, q, none.clone(), cos, sin, positions, how, plan, in_place)[0], None
     are_tensors = isinstance(q, torch.Tensor) and isinstance(cos, torch.Tensor)
-    if are_tensors and q.dim() == 4 and cos.shape[-1:] == q.shape[3:]:
+    if are_tensors and q.dim() == 4 and cos.dim() > 0 and cos.shape[-1] == q.shape[3]:
         cos, sin, positions = _first_halves(q, cos, sin, positions, how[2])
     _check_arguments(name, q, k, cos, sin, positions, how[0], how[2])
     tensors = q, k, cos, sin

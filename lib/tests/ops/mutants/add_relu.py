@@ -4,8 +4,8 @@ from lib.measure.mutants import Mutant
 
 MUTANTS = [
     Mutant(
-        "dtype=_dtype_of_sum(x.dtype, bias.dtype))\n    if",
-        "dtype=x.dtype)\n    if",
+        "    dtype = _dtype_of_sum(x.dtype, bias.dtype)\n    y = ",
+        "    dtype = x.dtype\n    y = ",
         "mixed dtypes: y in that of x",
     ),
     Mutant(

@@ -78,8 +78,8 @@ MUTANTS = [
         "a strided weight read as if contiguous",
     ),
     Mutant(
-        "dtype=_dtype_of_sum(x.dtype, residual.dtype))\n    y = ",
-        "dtype=x.dtype)\n    y = ",
+        "    dtype = _dtype_of_sum(x.dtype, residual.dtype)\n",
+        "    dtype = x.dtype\n",
         "mixed dtypes: h in that of x",
     ),
     Mutant(

@@ -9,8 +9,8 @@ MUTANTS = [
     Mutant("squared = tl.minimum(z * z, 1e6)", "squared = z * z", "0·inf in the gradient, far out"),
     Mutant(_KEPT, "y = tl.where(kept, y * scale, 0.0)", "a NaN dropped is 0"),
     Mutant(
-        "dtype=_dtype_of_sum(x.dtype, bias.dtype, residual.dtype))\n    if",
-        "dtype=x.dtype)\n    if",
+        "    dtype = _dtype_of_sum(x.dtype, bias.dtype, residual.dtype)\n",
+        "    dtype = x.dtype\n",
         "mixed dtypes: y in that of x",
     ),
     # --- scale and choice
