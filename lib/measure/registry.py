@@ -58,7 +58,6 @@ class Op:
     """
 
     name: str
-    notebook: str
     title: str
     eager: Callable
     versions: dict
@@ -253,7 +252,6 @@ def _numel(shape):
 
 ADD_RELU = Op(
     name="add_relu",
-    notebook="30_add_relu",
     title="relu(x + bias)",
     eager=add_relu.add_relu_eager,
     versions={"triton": add_relu.add_relu_triton, "cuda": add_relu.add_relu_cuda},
@@ -272,7 +270,6 @@ ADD_RELU = Op(
 
 GELU = Op(
     name="gelu",
-    notebook="31_gelu",
     title="gelu(x)",
     eager=gelu.gelu_eager,
     versions={"triton": gelu.gelu_triton, "cuda": gelu.gelu_cuda},
@@ -300,7 +297,6 @@ _LORA_SUM = {"x": "... N", "delta": "... N", "bias": "N"}
 
 LORA_EPILOGUE = Op(
     name="lora_epilogue",
-    notebook="33_lora_epilogue",
     title="act(x + scale·delta + bias)",
     eager=lora_epilogue.lora_epilogue_eager,
     versions={
@@ -334,7 +330,6 @@ LORA_EPILOGUE = Op(
 
 SOFTMAX = Op(
     name="softmax",
-    notebook="32_softmax",
     title="softmax(x)",
     eager=softmax.softmax_eager,
     versions={"triton": softmax.softmax_triton, "cuda": softmax.softmax_cuda},
@@ -379,7 +374,6 @@ SOFTMAX = Op(
 
 BIAS_GELU_DROPOUT_ADD = Op(
     name="bias_gelu_dropout_add",
-    notebook="34_bias_gelu_dropout_add",
     title="dropout(gelu(x + bias)) + residual",
     eager=bias_gelu_dropout_add.bias_gelu_dropout_add_eager,
     versions={"triton": bias_gelu_dropout_add.bias_gelu_dropout_add_triton},
@@ -417,7 +411,6 @@ _NORMED = {"x": "... N", "residual": "... N", "weight": "N"}
 
 ADD_RMS_NORM = Op(
     name="add_rms_norm",
-    notebook="52_transformer_block",
     title="rms_norm(x + residual) · weight, and the sum",
     eager=add_rms_norm.add_rms_norm_eager,
     versions={"triton": add_rms_norm.add_rms_norm_triton},
@@ -449,7 +442,6 @@ def _pairs_one_by_one(dense, embeddings):
 
 INTERACTION = Op(
     name="interaction",
-    notebook="51_dlrm_fused",
     title="dot products of all pairs of vectors",
     eager=interaction.interaction_eager,
     versions={"triton": interaction.interaction_triton},
@@ -511,7 +503,6 @@ _ROPE_TABLES = {"cos": "S R frozen", "sin": "S R frozen"}
 
 ROPE = Op(
     name="rope",
-    notebook="35_rope",
     title="rotary embedding of q and k",
     eager=rope.rope_eager,
     versions={"triton": rope.rope_triton},
@@ -598,7 +589,6 @@ _MATMUL_PLANS = {
 
 MATMUL = Op(
     name="matmul",
-    notebook="40_matmul",
     title="a b",
     eager=matmul.matmul_eager,
     versions={
@@ -639,7 +629,6 @@ _GATED_SHAPES = [(260, 24, 132), (130, 72, 33)]
 
 LINEAR_GLU = Op(
     name="linear_glu",
-    notebook="41_linear_geglu",
     title="x1 · gelu(x2), [x1, x2] = x Wᵀ + b",
     eager=linear_glu.linear_glu_eager,
     versions={"triton": linear_glu.linear_glu_triton},
@@ -732,7 +721,6 @@ _LORA_PLANS = {
 
 LORA_LINEAR = Op(
     name="lora_linear",
-    notebook="42_lora",
     title="act(x Wᵀ + b + s (x Aᵀ) Bᵀ)",
     eager=lora_linear.lora_linear_eager,
     versions={
@@ -790,7 +778,6 @@ _TWO_LAYERS = {
 
 FUSED_MLP = Op(
     name="fused_mlp",
-    notebook="43_whole_mlp",
     title="sigmoid(relu(x W1ᵀ + b1) W2ᵀ + b2)",
     eager=fused_mlp.fused_mlp_eager,
     versions={"triton": fused_mlp.fused_mlp_triton},
