@@ -143,6 +143,27 @@ def expect_number(got, want, what, rel=1e-6):
     expect(abs(got - want) <= rel * abs(want), f"{what}: should be {want:g}, got {got:g}")
 
 
+def expect_second_derivative(function, eager, x):
+    """Wrong if a second derivative of function(x) differs from eager's in silence: right, or a RuntimeError.
+
+    x: a leaf, of the shape of the results. It is a factor too, so that a path past `function` keeps the graph.
+    """
+
+    def second(version):
+        (first,) = torch.autograd.grad((version(x) * x).sum(), x, create_graph=True)
+        return torch.autograd.grad(first.square().sum(), x)[0]
+
+    try:
+        got = second(function)
+    except RuntimeError:
+        return
+    try:
+        torch.testing.assert_close(got, second(eager))
+    except AssertionError as difference:
+        says = " ".join(str(difference).split())
+        raise Wrong(f"a second derivative is wrong, and no error says so: {says}") from None
+
+
 # From small to large, so that the first failure is the smallest one.
 SHAPES = ((1, 1), (2, 3), (1, 8), (5, 7), (8, 8), (17, 33), (64, 128), (129, 781))
 

@@ -222,6 +222,7 @@ def _save(ctx, weight, eps, h, plan=None):
 def _backward(dy, dh, h, weight, eps, needs_grad=(True, True), plan=None):
     """The gradient of h, which is that of x and of residual, and dweight; each None unless needed."""
     n_cols, (has_dx, has_dweight) = h.shape[-1], needs_grad
+    dy = torch.zeros_like(h) if dy is None else dy  # of y, or of h, nobody may have asked
     dx = torch.empty_like(h, memory_format=torch.contiguous_format) if has_dx else None
     if h.numel() == 0:
         return dx, torch.zeros_like(weight) if has_dweight else None
@@ -276,7 +277,6 @@ class _AddRMSNorm(torch.autograd.Function):
         h, weight = ctx.saved_tensors
         needs_dx, needs_dresidual, needs_dweight = ctx.needs_input_grad[:3]
         needs = (needs_dx or needs_dresidual, needs_dweight)
-        dy = torch.zeros_like(h) if dy is None else dy
         dx, dweight = _backward(dy, dh, h, weight, ctx.eps, needs, ctx.plan)
         return dx if needs_dx else None, dx if needs_dresidual else None, dweight, None, None
 
@@ -409,7 +409,11 @@ def add_rms_norm_op(
 
 @torch.library.custom_op("fused_kernels::add_rms_norm_backward", mutates_args=())
 def _add_rms_norm_backward_op(
-    dy: torch.Tensor, dh: torch.Tensor | None, h: torch.Tensor, weight: torch.Tensor, eps: float
+    dy: torch.Tensor | None,
+    dh: torch.Tensor | None,
+    h: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     return _backward(dy, dh, h, weight, eps)
 
@@ -427,7 +431,6 @@ def _(dy, dh, h, weight, eps):
 
 def _op_backward(ctx, dy, dh):
     h, weight = ctx.saved_tensors
-    dy = torch.zeros_like(h) if dy is None else dy
     dx, dweight = _add_rms_norm_backward_op(dy, dh, h, weight, ctx.eps)
     return dx, dx, dweight, None
 

@@ -87,7 +87,7 @@ def _interaction_fwd_kernel(
     t = ((tl.sqrt((8 * q + 2).to(tl.float32)) - 1.0) / 2.0).to(tl.int32)
     first, second = n_tables - 1 - t, n_tables - (q - t * (t + 1) // 2)
     places = tl.where(q >= 0, first * BLOCK_F + second, 0)
-    d = tl.arange(0, BLOCK_D)
+    f, d = tl.arange(0, BLOCK_F)[:, None], tl.arange(0, BLOCK_D)[None, :]
     for k in range(0, samples_per_program):
         # int64: sample * stride passes 2**31 from 8 GiB of float32 on
         sample = tl.program_id(0).to(tl.int64) * samples_per_program + k
@@ -101,8 +101,7 @@ def _interaction_fwd_kernel(
             pairs = tl.gather(tl.reshape(products, (BLOCK_F * BLOCK_F,)), places, 0)
             y_row = y_ptr + sample * (dim + n_pairs)
             tl.store(y_row + dim + pair, pairs, mask=q >= 0)
-            dense = tl.load(dense_ptr + sample * stride_db + d * stride_dd, mask=d < dim)
-            tl.store(y_row + d, dense.to(COMPUTE), mask=d < dim)
+            tl.store(y_row + d + f * 0, vectors, mask=(f == 0) & (d < dim))
 
 
 @triton.jit(do_not_specialize=["n_samples", "samples_per_program"])
