@@ -130,9 +130,11 @@ def _(index_rows):
 
 
 def _expect_rows(index_rows, vocabulary, ids, what):
-    """Wrong unless the rows are those of a dictionary; the most elements of a tensor made on the way."""
-    device = machine.device()
-    tensors = [torch.tensor(x, dtype=torch.int64, device=device) for x in (ids, vocabulary)]
+    """Wrong unless the rows are those of a dictionary; the most elements of a tensor made on the way.
+
+    On the CPU, where a row out of range is an IndexError; a GPU would be lost to the process.
+    """
+    tensors = [torch.tensor(x, dtype=torch.int64) for x in (ids, vocabulary)]
     with _Largest() as seen:
         got = attempted(index_rows(*tensors))
     expect(isinstance(got, torch.Tensor), f"should be a tensor, got {type(got).__name__}")

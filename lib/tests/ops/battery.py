@@ -567,7 +567,7 @@ def real_sizes(op, version):
 
 def more_rows_compile_nothing(op, version):
     """Another number of rows takes the kernels that are there."""
-    first, *rest = [(rows, *[64] * (len(op.small_shape) - 1)) for rows in (1000, 1001, 1003)]
+    first, *rest = [(rows, *[32] * (len(op.small_shape) - 1)) for rows in (1000, 1001, 1003)]
     gradients(version, inputs_of(op, first))
     with count_compilations() as names:
         for shape in rest:
