@@ -6,10 +6,12 @@ the cell working: the cell then only says what it would have asked.
 
 import datetime
 import json
+import statistics
 
 from lib.course import progress
 
 LEDGER = "predictions.jsonl"
+FACTORS = (1.2, 2, 10)
 _guesses: dict[str, tuple] = {}
 
 
@@ -86,4 +88,41 @@ def plot_calibration():
         )
     ax.set(xlabel="result", ylabel="your prediction", title=f"{len(entries)} predictions")
     ax.legend(loc="upper left")
+    return figure
+
+
+def calibration():
+    """One row (a dictionary) per notebook, then one for all: how many predictions are within FACTORS.
+
+    No rows when there are no predictions with an outcome.
+    """
+    times_off = {}
+    for entry in ledger():
+        for name in (entry["key"].partition(".")[0], "all"):
+            times_off.setdefault(name, []).append(max(entry["ratio"], 1 / entry["ratio"]))
+    return [
+        {"notebook": name, "predictions": len(off)}
+        | {f"within {factor}×": sum(n <= factor for n in off) for factor in FACTORS}
+        | {"median, times off": statistics.median(off)}
+        for name, off in sorted(times_off.items())  # "all" is behind every number
+    ]
+
+
+def plot_ratios():
+    """Prediction over result, for all in the ledger by notebook, on a log axis; 1 is a perfect guess."""
+    import matplotlib.pyplot as plt
+
+    entries = sorted(ledger(), key=lambda entry: entry["key"])
+    numbers = [entry["key"].partition(".")[0] for entry in entries]
+    ratios = [entry["ratio"] for entry in entries]
+    places = {number: place for place, number in enumerate(dict.fromkeys(numbers))}
+    figure, ax = plt.subplots(figsize=(7.5, 3.4), layout="constrained")
+    ax.axhspan(1 / 2, 2, alpha=0.15, label="within 2×")
+    ax.axhline(1, color="black", linewidth=1)
+    ax.semilogy([places[number] for number in numbers], ratios, "o", color="black", markersize=5)
+    most = 1.5 * max([4, *ratios, *(1 / ratio for ratio in ratios)])
+    ax.set(xlabel="notebook", ylabel="prediction / result", ylim=(1 / most, most))
+    ax.set_xlim(-0.5, max(len(places), 1) - 0.5)
+    ax.set_xticks(list(places.values()), labels=list(places))
+    ax.legend(loc="upper right")
     return figure

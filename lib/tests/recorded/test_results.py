@@ -179,6 +179,24 @@ def test_a_prediction_and_its_outcome_go_to_the_ledger(reader_folder):
     assert predict.plot_calibration().axes[0].lines
 
 
+def test_calibration_counts_by_notebook_how_near_predictions_came(reader_folder):
+    assert predict.calibration() == []
+    assert predict.plot_ratios().axes[0].get_xticklabels() == []
+    for key, guess in {"31.a": 19, "30.a": 11, "30.b": 500, "30.c": 4}.items():
+        predict.predict(key, "How long?", guess)
+        predict.outcome(key, 10.0)
+    first, second, both = predict.calibration()
+    names = ("notebook", "predictions", "within 1.2×", "within 2×", "within 10×")
+    assert [first[name] for name in names] == ["30", 3, 1, 1, 2]
+    assert [second[name] for name in names] == ["31", 1, 0, 1, 1]
+    assert [both[name] for name in names] == ["all", 4, 1, 2, 3]
+    assert first["median, times off"] == pytest.approx(2.5)
+    (ax,) = predict.plot_ratios().axes
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["30", "31"]
+    low, high = ax.get_ylim()
+    assert low < 0.4 and high > 50
+
+
 def test_no_guess_and_no_result_are_no_error(reader_folder):
     assert "in place of None" in predict.predict("t.2", "How long?")
     assert "no prediction" in predict.outcome("t.2", 20.0)
