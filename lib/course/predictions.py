@@ -120,8 +120,11 @@ def plot_ratios():
     ax.axhspan(1 / 2, 2, alpha=0.15, label="within 2×")
     ax.axhline(1, color="black", linewidth=1)
     ax.semilogy([places[number] for number in numbers], ratios, "o", color="black", markersize=5)
-    most = 1.5 * max([4, *ratios, *(1 / ratio for ratio in ratios)])
+    most = 2 * max([4, *ratios, *(1 / ratio for ratio in ratios)])
     ax.set(xlabel="notebook", ylabel="prediction / result", ylim=(1 / most, most))
+    ticks = [t for t in (0.001, 0.01, 0.1, 0.5, 1, 2, 10, 100, 1000) if 1 / most <= t <= most]
+    ax.set_yticks(ticks, labels=[f"{tick:g}" for tick in ticks])
+    ax.minorticks_off()
     ax.set_xlim(-0.5, max(len(places), 1) - 0.5)
     ax.set_xticks(list(places.values()), labels=list(places))
     ax.legend(loc="upper right")

@@ -340,9 +340,17 @@ def _expect_refusals(answer):
             raise Wrong(f"bad input, {what}: is taken; raise an error that says what is wrong")
 
 
+def _expect_eps(answer, gradients):
+    inputs = _inputs(((5, 7), torch.float32, None), machine.device())
+    versions = [lambda *args, f=f: f(*args, 0.5) for f in (answer, OP.eager)]
+    at = "at shape (5, 7), float32, eps = 0.5"
+    check_against_float64(*versions, *inputs, gradients=gradients, name=at)
+
+
 @exercise("90.3", "The forward kernel", minutes=45, level=3)
 def check_forward(answer):
     _expect_cases(answer, gradients=False)
+    _expect_eps(answer, gradients=False)
     _expect_refusals(answer)
     inputs = _inputs(((24, 640), torch.float32, None), machine.device())
     x, residual, weight = (t.detach() for t in inputs)
@@ -410,6 +418,7 @@ def _expect_same_bits(answer):
 @exercise("90.4", "Forward and backward", minutes=60, level=3)
 def check_backward(answer):
     _expect_cases(answer, gradients=True)
+    _expect_eps(answer, gradients=True)
     _expect_some_gradients(answer)
     _expect_saved(answer)
     _expect_same_bits(answer)

@@ -89,6 +89,10 @@ my_forward__into_residual = _forward(
 )
 
 
+def my_forward__eps_ignored(x, residual, weight, eps=1e-6):
+    return _right.my_forward(x, residual, weight)
+
+
 def my_forward__the_sum_by_pytorch(x, residual, weight, eps=1e-6):
     _right.expect_good(x, residual, weight)
     h = x + residual
@@ -110,6 +114,7 @@ def _both(old, new):
 
 
 my_add_rms_norm__no_gradient = _right.my_forward
+my_add_rms_norm__eps_ignored_in_backward = _both("        ctx.eps = eps", "        ctx.eps = 1e-6")
 my_add_rms_norm__dh_ignored = _both("if dh_ptr is not None:", "if False:")
 my_add_rms_norm__dh_alone = _both("            dx += tl.load", "            dx = tl.load")
 my_add_rms_norm__mean_of_dy = _both("tl.sum(g * normal, axis=0)", "tl.sum(dy * normal, axis=0)")
