@@ -424,6 +424,8 @@ ADD_RMS_NORM = Op(
     variants={"eps 0.5": (_NORMED, {"eps": 0.5})},
     bench_shapes=((16384, 4096), (65536, 1024), (8192, 8192), (4096, 16384), (131072, 781)),
     small_shape=(65, 781),
+    # from 8,193 columns on, rows are read twice backward
+    odd_shapes=((1, 1), (5, 7), (17, 33), (1027, 3), (64, 128), (123, 781), (257, 4096), (2, 8193)),
     plans={
         "two strips of several rows": (
             add_rms_norm.Plan(2, 1, (4, 1, 2)),
@@ -465,7 +467,10 @@ INTERACTION = Op(
     plans={
         "several samples a program": (
             interaction.Plan(3, 1), [(1, 1, 1), (7, 3, 5), (11, 26, 16)]
-        )
+        ),
+        "the next one read ahead": (
+            interaction.Plan(3, 1, True, "tf32x3"), [(1, 1, 1), (7, 3, 5), (11, 26, 16)]
+        ),
     },
     without_zeros=_pairs_one_by_one,
     sources=("lib/ops/interaction.py",),

@@ -7,7 +7,7 @@ Shapes    x, residual, h, y: (..., N), N up to 32,768, x and residual with any s
 Dtypes    float32, float16 and bfloat16 (computed in float32), also mixed, h and y then as x + residual is;
           and float64. As in PyTorch, h is rounded to its dtype before its norm is taken.
 Traffic   M rows of N elements of s bytes. Forward 4MNs (x, residual, h, y), in PyTorch 5MNs; backward 4MNs
-          (dy, dh, h, dx), in PyTorch 6MNs.
+          (dy, dh, h, dx), in PyTorch 6MNs; rows of more than 8,192 are read again, from a cache.
 Norm      y = h · r · weight, r = 1 / √(mean(h²) + eps) (Zhang and Sennrich, Root Mean Square Layer
           Normalization, 2019).
 Backward  With n = h·r and g = weight·dy: dx = dh + r·(g - n · mean(g·n)), for x and residual alike;
@@ -29,6 +29,7 @@ from torch.autograd import forward_ad
 _ON_CPU = triton.knobs.runtime.interpret
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _WIDEST = 32768  # a row lies in the registers of one program
+_TWICE_ABOVE = 8192  # backward there are three rows and a sum to hold
 
 
 class Plan(NamedTuple):
@@ -50,9 +51,8 @@ def add_rms_norm_eager(
 
 
 @triton.jit
-def _reciprocal_root(h, n_cols, eps):
-    # r of each row of h, (BLOCK_M, 1). Columns that are not there are 0 and add nothing.
-    return tl.rsqrt(tl.sum(h * h, axis=1)[:, None] / n_cols + eps)
+def _add_both(a, b, c, d):
+    return a + c, b + d
 
 
 @triton.jit(do_not_specialize=["n_rows", "eps"])
@@ -73,7 +73,9 @@ def _add_rms_norm_fwd_kernel(
     rounded = (x.to(COMPUTE) + residual.to(COMPUTE)).to(h_ptr.dtype.element_ty)
     tl.store(h_ptr + rows * n_cols + cols, rounded, mask=mask)
     h = rounded.to(COMPUTE)
-    y = h * _reciprocal_root(h, n_cols, eps) * weight
+    # columns that are not there are 0 and add nothing
+    root = tl.rsqrt(tl.sum(h * h, axis=1)[:, None] / n_cols + eps)
+    y = h * root * weight
     tl.store(y_ptr + rows * n_cols + cols, y, mask=mask)
 
 
@@ -81,10 +83,12 @@ def _add_rms_norm_fwd_kernel(
 def _add_rms_norm_bwd_kernel(
     dy_ptr, dh_ptr, h_ptr, weight_ptr, dx_ptr, partial_ptr, n_rows, n_cols, eps,
     stride_dym, stride_dyn, stride_dhm, stride_dhn, stride_hm, stride_hn, rows_per_program,
-    NUM_STAGES: tl.constexpr, COMPUTE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    NUM_STAGES: tl.constexpr, TWICE: tl.constexpr, COMPUTE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     # One program handles rows_per_program whole rows, BLOCK_M at a time, and adds up on the way: its row of
-    # partial, (programs, n_cols), is its share of dweight.
+    # partial, (programs, n_cols), is its share of dweight. TWICE: a row is too wide to stay in registers until
+    # its sums are there, and is read again, from a cache.
     cols = tl.arange(0, BLOCK_N)[None, :]
     weight = tl.load(weight_ptr + cols, mask=cols < n_cols, other=0.0).to(COMPUTE)
     total = tl.zeros((BLOCK_M, BLOCK_N), dtype=COMPUTE)
@@ -92,14 +96,21 @@ def _add_rms_norm_bwd_kernel(
         first_row = tl.program_id(0).to(tl.int64) * rows_per_program + start
         rows = (first_row + tl.arange(0, BLOCK_M))[:, None]
         mask = (rows < n_rows) & (cols < n_cols)
-        dy = tl.load(dy_ptr + rows * stride_dym + cols * stride_dyn, mask=mask, other=0.0).to(
-            COMPUTE
-        )
-        h = tl.load(h_ptr + rows * stride_hm + cols * stride_hn, mask=mask, other=0.0).to(COMPUTE)
-        root = _reciprocal_root(h, n_cols, eps)
-        normal, g = h * root, dy * weight
+        dy_ptrs = dy_ptr + rows * stride_dym + cols * stride_dyn
+        h_ptrs = h_ptr + rows * stride_hm + cols * stride_hn
+        dy = tl.load(dy_ptrs, mask=mask, other=0.0).to(COMPUTE)
+        h = tl.load(h_ptrs, mask=mask, other=0.0).to(COMPUTE)
+        # both sums of a row in one go, h² and g·h
+        squares, cross = tl.reduce((h * h, dy * weight * h), 1, _add_both)
+        root = tl.rsqrt(squares / n_cols + eps)[:, None]
+        if TWICE:
+            tl.debug_barrier()  # else these loads are the ones above, for the compiler
+            dy = tl.load(dy_ptrs, mask=mask, other=0.0).to(COMPUTE)
+            h = tl.load(h_ptrs, mask=mask, other=0.0).to(COMPUTE)
+            weight = tl.load(weight_ptr + cols, mask=cols < n_cols, other=0.0).to(COMPUTE)
+        normal = h * root
         # mean(g·n) as r·mean(g·h): this sum does not wait for the one in r
-        dx = root * (g - normal * (root * tl.sum(g * h, axis=1)[:, None] / n_cols))
+        dx = root * (dy * weight - normal * (root * cross[:, None] / n_cols))
         if dh_ptr is not None:
             dh_ptrs = dh_ptr + rows * stride_dhm + cols * stride_dhn
             dx += tl.load(dh_ptrs, mask=mask, other=0.0).to(COMPUTE)
@@ -138,19 +149,31 @@ def _compute_dtype(dtype):
 
 
 @functools.cache
-def _plan(n_cols):
-    """A warp for 1024 elements of a row; of short rows several, 1024 elements together."""
+def _plan(n_cols, itemsize):
+    """A warp for 1024 elements of a row; of 16 bits in rows that begin anywhere, four warps for 2048."""
     block_n = triton.next_power_of_2(n_cols)
+    if itemsize == 2 and n_cols % 8:
+        return Plan(max(1, 2048 // block_n), max(4, min(block_n // 512, 16)))
     return Plan(max(1, 1024 // block_n), max(1, min(block_n // 1024, 16)))
 
 
 @functools.cache
 def _plan_backward(n_cols):
-    """(block_m, num_warps, strips): fewer elements a thread, which holds its share of dweight as well."""
+    """(block_m, num_warps, strips): sixteen warps for each of an H200's 132 multiprocessors, or one program."""
     block_n = triton.next_power_of_2(n_cols)
-    num_warps = max(1, min(block_n // 512, 32))
-    # 1024 threads for each of 132 multiprocessors; every program more is a row more in the last sum
-    return max(1, 1024 // block_n), num_warps, 132 * 32 // num_warps
+    num_warps = max(1, block_n // 1024) if block_n <= _TWICE_ABOVE else 32
+    # every program more is a row more in the last sum
+    return max(1, 1024 // block_n), num_warps, 132 * max(1, 16 // num_warps)
+
+
+@functools.cache
+def _num_stages(n_cols, itemsize, block_m):
+    """1 + the steps whose rows are under way while these are computed, where any GPU has memory for them."""
+    if (
+        n_cols > _TWICE_ABOVE or n_cols * itemsize % 16
+    ):  # rows that begin anywhere are not copied ahead
+        return 1
+    return min(3, 1 + 32768 // (block_m * n_cols * itemsize))
 
 
 def _launch(plan, x, residual, weight, h, y, eps):
@@ -169,16 +192,15 @@ def _launch_backward(plan, dy, dh, h, weight, dx, eps, has_dweight):
     block_m, num_warps, strips = plan and plan.backward or _plan_backward(n_cols)
     rows_per_program = _cdiv(_cdiv(n_rows, strips), block_m) * block_m
     strips = _cdiv(n_rows, rows_per_program)
-    # the next rows are under way while these are computed, where any GPU has the shared memory for them
-    num_stages = 2 if block_m * n_cols * h.element_size() <= 32768 else 1
     wide = torch.float64 if h.dtype == torch.float64 else torch.float32
     partial = torch.empty((strips, n_cols), dtype=wide, device=h.device) if has_dweight else None
     with torch.cuda.device_of(h):
         _add_rms_norm_bwd_kernel[(strips,)](
             dy, dh, h, weight, dx, partial, n_rows, n_cols, eps,
             *dy.stride(), *((0, 0) if dh is None else dh.stride()), *h.stride(), rows_per_program,
-            NUM_STAGES=num_stages, COMPUTE=_compute_dtype(h.dtype), BLOCK_M=block_m,
-            BLOCK_N=triton.next_power_of_2(n_cols), num_warps=num_warps,
+            NUM_STAGES=_num_stages(n_cols, h.element_size(), block_m), TWICE=n_cols > _TWICE_ABOVE,
+            COMPUTE=_compute_dtype(h.dtype), BLOCK_M=block_m, BLOCK_N=triton.next_power_of_2(n_cols),
+            num_warps=num_warps,
         )  # fmt: skip
     return partial
 
@@ -210,7 +232,7 @@ def _forward(x, residual, weight, eps, plan=None):
         n_cols = x.shape[-1]
         matrices = [t.reshape(-1, n_cols) for t in (x, residual)]  # views if strides allow
         out = h.view(-1, n_cols), y.view(-1, n_cols)
-        _launch(plan or _plan(n_cols), *matrices, weight.contiguous(), *out, eps)
+        _launch(plan or _plan(n_cols, dtype.itemsize), *matrices, weight.contiguous(), *out, eps)
     return y, h
 
 

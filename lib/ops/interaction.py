@@ -5,8 +5,8 @@
 Shapes    dense: (B, D); embeddings: (B, T, D), any strides, D up to 128; F = T + 1 vectors, up to 64,
           dense first. y: (B, D + P), contiguous, P = F(F - 1)/2: dense, then the pairs (0, 1), (0, 2), ... as
           ordered by torch.triu_indices(F, F, 1). For DLRM's T = 26 and D = 16: 16 + 351 = 367.
-Dtypes    float32, float16 and bfloat16 (computed in float32, never as TF32), also mixed, y then as their sum;
-          and float64.
+Dtypes    float32, float16 and bfloat16 (summed in float32; float32 never as TF32, but as three products of
+          it, which is as exact), also mixed, y then as their sum; and float64.
 Traffic   Forward B(FD + D + P) elements, backward B(2FD + D + P). In PyTorch vectors and result are
           put together by copies, and all F² products are written and read again, of which half are wanted.
 Method    Naumov et al., Deep Learning Recommendation Model for Personalization and Recommendation
@@ -32,10 +32,16 @@ _MOST_VECTORS, _LONGEST = 64, 128  # their products lie in the registers of one 
 
 
 class Plan(NamedTuple):
-    """How one call is launched, both passes: at most so many programs, a strip of samples each; warps."""
+    """How one pass is launched: at most so many programs, a strip of samples each; warps.
+
+    ahead: forward, whether the next sample is read before one is computed. precision: of products in float32,
+    "tf32x3" (three products of TF32 by tensor cores, from Ampere on; as exact) or "ieee".
+    """
 
     programs: int
     num_warps: int
+    ahead: bool = False
+    precision: str = "ieee"
 
 
 def interaction_eager(dense: torch.Tensor, embeddings: torch.Tensor) -> torch.Tensor:
@@ -48,18 +54,18 @@ def interaction_eager(dense: torch.Tensor, embeddings: torch.Tensor) -> torch.Te
 
 @triton.jit
 def _vectors(
-    dense_ptr, embeddings_ptr, sample, n_tables, dim,
+    dense_ptr, embeddings_ptr, sample, is_there, n_tables, dim,
     stride_db, stride_dd, stride_eb, stride_et, stride_ed,
     COMPUTE: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     # The vectors of one sample, (BLOCK_F, BLOCK_D), the dense one first; zeros where there are none.
     f, d = tl.arange(0, BLOCK_F)[:, None], tl.arange(0, BLOCK_D)[None, :]
     dense_ptrs = dense_ptr + sample * stride_db + d * stride_dd + f * 0
-    dense = tl.load(dense_ptrs, mask=(f == 0) & (d < dim), other=0.0)
+    dense = tl.load(dense_ptrs, mask=is_there & (f == 0) & (d < dim), other=0.0)
     # the table's number in int64: T·D elements of one sample may lie 2**31 apart
     table_offsets = (f - 1).to(tl.int64) * stride_et
     embedding_ptrs = embeddings_ptr + sample * stride_eb + table_offsets + d * stride_ed
-    mask = (f > 0) & (f <= n_tables) & (d < dim)
+    mask = is_there & (f > 0) & (f <= n_tables) & (d < dim)
     embeddings = tl.load(embedding_ptrs, mask=mask, other=0.0)
     return tl.where(f == 0, dense.to(COMPUTE), embeddings.to(COMPUTE))
 
@@ -76,32 +82,38 @@ def _dot(a, b, total, PRECISION: tl.constexpr = None, COMPUTE: tl.constexpr = tl
 def _interaction_fwd_kernel(
     dense_ptr, embeddings_ptr, y_ptr, n_samples, n_tables, dim, n_pairs, samples_per_program,
     stride_db, stride_dd, stride_eb, stride_et, stride_ed,
-    OPERAND: tl.constexpr, COMPUTE: tl.constexpr,
-    BLOCK_F: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_P: tl.constexpr,
+    AHEAD: tl.constexpr, PRECISION: tl.constexpr, OPERAND: tl.constexpr, COMPUTE: tl.constexpr,
+    BLOCK_F: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    # One program handles samples_per_program samples, one after the other.
-    # Which two vectors make a pair? Counted from the last pair, q = 0, those of vector F - 2 - t begin at
-    # q = t(t + 1)/2, where 8q + 1 is the square of 2t + 1: one more, and no rounding of the root gives t - 1.
-    pair = tl.arange(0, BLOCK_P)
-    q = n_pairs - 1 - pair
-    t = ((tl.sqrt((8 * q + 2).to(tl.float32)) - 1.0) / 2.0).to(tl.int32)
-    first, second = n_tables - 1 - t, n_tables - (q - t * (t + 1) // 2)
-    places = tl.where(q >= 0, first * BLOCK_F + second, 0)
+    # One program handles samples_per_program samples, one after the other, and reads AHEAD (0 or 1) samples
+    # before it computes one.
     f, d = tl.arange(0, BLOCK_F)[:, None], tl.arange(0, BLOCK_D)[None, :]
+    g = tl.arange(0, BLOCK_F)[None, :]
+    # pairs of the vectors before f, then those of f up to g
+    place = dim + f * (2 * n_tables + 1 - f) // 2 + g - f - 1
+    is_pair = (f < g) & (g <= n_tables)
+    # int64: sample * stride passes 2**31 from 8 GiB of float32 on
+    first_sample = tl.program_id(0).to(tl.int64) * samples_per_program
+    vectors = _vectors(
+        dense_ptr, embeddings_ptr, first_sample, AHEAD == 1, n_tables, dim, stride_db, stride_dd,
+        stride_eb, stride_et, stride_ed, COMPUTE, BLOCK_F, BLOCK_D,
+    )  # fmt: skip
     for k in range(0, samples_per_program):
-        # int64: sample * stride passes 2**31 from 8 GiB of float32 on
-        sample = tl.program_id(0).to(tl.int64) * samples_per_program + k
+        sample = first_sample + k
+        is_there = (k + AHEAD < samples_per_program) & (sample + AHEAD < n_samples)
+        last_read = _vectors(
+            dense_ptr, embeddings_ptr, sample + AHEAD, is_there, n_tables, dim, stride_db, stride_dd,
+            stride_eb, stride_et, stride_ed, COMPUTE, BLOCK_F, BLOCK_D,
+        )  # fmt: skip
+        if AHEAD == 0:
+            vectors = last_read
         if sample < n_samples:
-            vectors = _vectors(
-                dense_ptr, embeddings_ptr, sample, n_tables, dim, stride_db, stride_dd, stride_eb,
-                stride_et, stride_ed, COMPUTE, BLOCK_F, BLOCK_D,
-            )  # fmt: skip
             operand = vectors.to(OPERAND)
-            products = _dot(operand, tl.trans(operand), None, "ieee", COMPUTE)
-            pairs = tl.gather(tl.reshape(products, (BLOCK_F * BLOCK_F,)), places, 0)
+            products = _dot(operand, tl.trans(operand), None, PRECISION, COMPUTE)
             y_row = y_ptr + sample * (dim + n_pairs)
-            tl.store(y_row + dim + pair, pairs, mask=q >= 0)
+            tl.store(y_row + place, products, mask=is_pair)
             tl.store(y_row + d + f * 0, vectors, mask=(f == 0) & (d < dim))
+        vectors = last_read
 
 
 @triton.jit(do_not_specialize=["n_samples", "samples_per_program"])
@@ -109,7 +121,8 @@ def _interaction_bwd_kernel(
     dy_ptr, dense_ptr, embeddings_ptr, ddense_ptr, dembeddings_ptr,
     n_samples, n_tables, dim, samples_per_program,
     stride_yb, stride_yn, stride_db, stride_dd, stride_eb, stride_et, stride_ed,
-    OPERAND: tl.constexpr, COMPUTE: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_D: tl.constexpr,
+    PRECISION: tl.constexpr, OPERAND: tl.constexpr, COMPUTE: tl.constexpr,
+    BLOCK_F: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     # One program handles samples_per_program samples, one after the other.
     f, d = tl.arange(0, BLOCK_F)[:, None], tl.arange(0, BLOCK_D)[None, :]
@@ -124,11 +137,11 @@ def _interaction_bwd_kernel(
             dy_row = dy_ptr + sample * stride_yb
             slopes = tl.load(dy_row + place * stride_yn, mask=is_pair, other=0.0).to(COMPUTE)
             vectors = _vectors(
-                dense_ptr, embeddings_ptr, sample, n_tables, dim, stride_db, stride_dd, stride_eb,
+                dense_ptr, embeddings_ptr, sample, True, n_tables, dim, stride_db, stride_dd, stride_eb,
                 stride_et, stride_ed, COMPUTE, BLOCK_F, BLOCK_D,
             )  # fmt: skip
             own = tl.load(dy_row + d * stride_yn + f * 0, mask=(f == 0) & (d < dim), other=0.0)
-            grad = _dot(slopes.to(OPERAND), vectors.to(OPERAND), None, "ieee", COMPUTE)
+            grad = _dot(slopes.to(OPERAND), vectors.to(OPERAND), None, PRECISION, COMPUTE)
             grad += own.to(COMPUTE)
             if ddense_ptr is not None:
                 ddense_ptrs = ddense_ptr + sample * dim + d + f * 0
@@ -153,45 +166,71 @@ def _compute_dtype(dtype):
 _OPERANDS = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 
-def _plan():
-    """Two warps for a sample, and sixteen such programs for each of an H200's 132 multiprocessors."""
-    return Plan(132 * 16, 2)
+@functools.cache
+def _generation(device):
+    """The major number of the compute capability: 7 is Turing, 8 Ampere and Ada, 9 Hopper, 10 Blackwell."""
+    return 9 if _ON_CPU else torch.cuda.get_device_capability(device)[0]
+
+
+@functools.cache
+def _blocks(n_tables, dim):
+    """The sizes of the tile that holds the vectors of a sample; products by tensor cores take 16 at least."""
+    return max(16, triton.next_power_of_2(n_tables + 1)), max(16, triton.next_power_of_2(dim))
+
+
+@functools.cache
+def _plan(block_f, block_d, itemsize):
+    """Sixteen programs for each of an H200's 132 multiprocessors; one warp where it holds two samples."""
+    small = block_f * block_d * itemsize <= 8192
+    return Plan(132 * 16, 1 if small else 2, small, "tf32x3")
+
+
+@functools.cache
+def _plan_backward(block_f, block_d, itemsize):
+    """Of few numbers, products one by one in float32 are faster than three by tensor cores each."""
+    small = block_f * block_d <= 1024
+    num_warps = 1 if itemsize == 2 else block_f // 16 if small else 4
+    return Plan(132 * 16, num_warps, False, "ieee" if small else "tf32x3")
 
 
 def _n_pairs(embeddings):
     return embeddings.shape[1] * (embeddings.shape[1] + 1) // 2
 
 
-def _sizes(plan, dense, embeddings, dtype):
-    """The grid and the arguments that both kernels take alike."""
+def _sizes(choose, plan, dense, embeddings, dtype):
+    """The plan, the grid and the arguments that both kernels take alike."""
     n_samples, n_tables, dim = embeddings.shape
+    block_f, block_d = _blocks(n_tables, dim)
+    plan = plan or choose(block_f, block_d, dtype.itemsize)
     samples_per_program = _cdiv(n_samples, plan.programs)
+    is_float32 = dtype == torch.float32
     options = {
+        "PRECISION": plan.precision if is_float32 and _generation(dense.device) >= 8 else "ieee",
         # what is multiplied: 16 bits as they are, by tensor cores; of mixed inputs the wider
         "OPERAND": _OPERANDS.get(dtype, _compute_dtype(dtype)), "COMPUTE": _compute_dtype(dtype),
-        "BLOCK_F": max(16, triton.next_power_of_2(n_tables + 1)),
-        "BLOCK_D": max(16, triton.next_power_of_2(dim)), "num_warps": plan.num_warps,
+        "BLOCK_F": block_f, "BLOCK_D": block_d, "num_warps": plan.num_warps,
     }  # fmt: skip
     strides = *dense.stride(), *embeddings.stride()
-    return (_cdiv(n_samples, samples_per_program),), samples_per_program, strides, options
+    return plan, (_cdiv(n_samples, samples_per_program),), samples_per_program, strides, options
 
 
 def _launch(plan, dense, embeddings, y):
-    (n_samples, n_tables, dim), n_pairs = embeddings.shape, _n_pairs(embeddings)
-    grid, samples_per_program, strides, options = _sizes(plan, dense, embeddings, y.dtype)
+    plan, grid, samples_per_program, strides, options = _sizes(
+        _plan, plan, dense, embeddings, y.dtype
+    )
     with torch.cuda.device_of(dense):  # else the launch goes to the current GPU, not to dense's
         _interaction_fwd_kernel[grid](
-            dense, embeddings, y, n_samples, n_tables, dim, n_pairs, samples_per_program, *strides,
-            BLOCK_P=max(2, triton.next_power_of_2(n_pairs)), **options,
+            dense, embeddings, y, *embeddings.shape, _n_pairs(embeddings), samples_per_program, *strides,
+            AHEAD=int(plan.ahead), **options,
         )  # fmt: skip
 
 
 def _launch_backward(plan, dy, dense, embeddings, ddense, dembeddings):
-    n_samples, n_tables, dim = embeddings.shape
-    grid, samples_per_program, strides, options = _sizes(plan, dense, embeddings, dy.dtype)
+    sizes = _sizes(_plan_backward, plan, dense, embeddings, dy.dtype)
+    _, grid, samples_per_program, strides, options = sizes
     with torch.cuda.device_of(dense):
         _interaction_bwd_kernel[grid](
-            dy, dense, embeddings, ddense, dembeddings, n_samples, n_tables, dim, samples_per_program,
+            dy, dense, embeddings, ddense, dembeddings, *embeddings.shape, samples_per_program,
             *dy.stride(), *strides, **options,
         )  # fmt: skip
 
@@ -208,7 +247,7 @@ def _forward(dense, embeddings, plan=None):
     dtype = _dtype_of_sum(dense.dtype, embeddings.dtype)
     y = dense.new_empty((dense.shape[0], dense.shape[1] + _n_pairs(embeddings)), dtype=dtype)
     if y.numel() > 0:
-        _launch(plan or _plan(), dense, embeddings, y)
+        _launch(plan, dense, embeddings, y)
     return y
 
 
@@ -224,7 +263,7 @@ def _backward(dy, dense, embeddings, needs_grad=(True, True), plan=None):
         for t, needed in zip((dense, embeddings), needs_grad)
     ]
     if dense.numel() > 0:  # y.sum().backward() sends a dy of strides 0, which is read as it is
-        _launch_backward(plan or _plan(), dy, dense, embeddings, *grads)
+        _launch_backward(plan, dy, dense, embeddings, *grads)
     return tuple(grads)
 
 

@@ -7,15 +7,21 @@ MUTANTS = [
         "[:, None] / n_cols + eps)", "[:, None] / h.shape[1] + eps)", "the mean of a padded row"
     ),
     Mutant("[:, None] / n_cols + eps)", "[:, None] / n_cols)", "eps forgotten"),
-    Mutant("/ n_cols + eps)", "/ n_cols + eps * eps)", "eps squared"),
+    Mutant("squares / n_cols + eps)", "squares / n_cols + eps * eps)", "eps squared backward"),
+    Mutant("return a + c, b + d", "return a + c, b + c", "squares added to the other sum"),
+    Mutant(
+        "            h = tl.load(h_ptrs, mask=mask, other=0.0)",
+        "            h = tl.load(dy_ptrs, mask=mask, other=0.0)",
+        "another row read again",
+    ),
     Mutant(
         "h = rounded.to(COMPUTE)\n",
         "h = x.to(COMPUTE) + residual.to(COMPUTE)\n",
         "the norm of h before it is rounded",
     ),
     Mutant(
-        "y = h * _reciprocal_root(h, n_cols, eps) * weight",
-        "y = h * _reciprocal_root(h, n_cols, eps)",
+        "y = h * root * weight",
+        "y = h * root",
         "the weight forgotten",
     ),
     Mutant(
@@ -48,24 +54,20 @@ MUTANTS = [
         "            dx = tl.load(dh_ptrs",
         "the gradient of h in place of the sum",
     ),
+    Mutant("(h * h, dy * weight * h)", "(h * h, dy * h)", "the mean without the weight"),
     Mutant(
-        "(root * tl.sum(g * h, axis=1)[:, None] / n_cols)",
-        "(root * tl.sum(dy * h, axis=1)[:, None] / n_cols)",
-        "the mean without the weight",
-    ),
-    Mutant(
-        "dx = root * (g - normal *",
-        "dx = root * (g + normal *",
+        "dx = root * (dy * weight - normal *",
+        "dx = root * (dy * weight + normal *",
         "the sign of what the norm takes away",
     ),
-    Mutant(
-        "normal, g = h * root, dy * weight", "normal, g = h, dy * weight", "h in place of its norm"
-    ),
+    Mutant("normal = h * root\n", "normal = h\n", "h in place of its norm"),
     Mutant(
         "        total += dy * normal", "        total = dy * normal", "only the last rows summed"
     ),
     Mutant(
-        "        total += dy * normal", "        total += g * normal", "dweight times the weight"
+        "        total += dy * normal",
+        "        total += dy * weight * normal",
+        "dweight times the weight",
     ),
     Mutant(
         "strips = _cdiv(n_rows, rows_per_program)\n",
@@ -73,8 +75,8 @@ MUTANTS = [
         "floor where ceil was meant: the last strip of rows forgotten",
     ),
     Mutant(
-        "_launch(plan or _plan(n_cols), *matrices, weight.contiguous(), *out, eps)",
-        "_launch(plan or _plan(n_cols), *matrices, weight, *out, eps)",
+        "_launch(plan or _plan(n_cols, dtype.itemsize), *matrices, weight.contiguous(), *out, eps)",
+        "_launch(plan or _plan(n_cols, dtype.itemsize), *matrices, weight, *out, eps)",
         "a strided weight read as if contiguous",
     ),
     Mutant(

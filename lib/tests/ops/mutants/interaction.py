@@ -3,23 +3,30 @@
 from lib.measure.mutants import Mutant
 
 MUTANTS = [
+    Mutant("g - f - 1\n    is_pair", "g - f\n    is_pair", "all pairs one place on"),
     Mutant(
-        "(8 * q + 2).to(tl.float32)", "(8 * q).to(tl.float32)", "a pair counted to the vector after"
+        "is_pair = (f < g) & (g <= n_tables)",
+        "is_pair = f < g",
+        "pairs with tables that are not there",
     ),
     Mutant(
-        "n_tables - (q - t * (t + 1) // 2)",
-        "n_tables - 1 - (q - t * (t + 1) // 2)",
-        "each pair with the vector before",
+        "dim + f * (2 * n_tables + 1 - f) // 2",
+        "dim + f * (2 * n_tables - f) // 2",
+        "pairs over those of the vector before",
     ),
-    Mutant("q = n_pairs - 1 - pair", "q = n_pairs - pair", "all pairs one place on"),
     Mutant(
-        "(f > 0) & (f <= n_tables) & (d < dim)\n    embeddings",
-        "(f > 0) & (f < n_tables) & (d < dim)\n    embeddings",
+        "(k + AHEAD < samples_per_program) & ", "", "a sample read that another program computes"
+    ),
+    Mutant(" & (sample + AHEAD < n_samples)", "", "a sample read after the last"),
+    Mutant("        vectors = last_read\n\n", "\n", "the first sample again and again"),
+    Mutant(
+        "is_there & (f > 0) & (f <= n_tables) & (d < dim)\n    embeddings",
+        "is_there & (f > 0) & (f < n_tables) & (d < dim)\n    embeddings",
         "the last table forgotten",
     ),
     Mutant(
-        "mask=(f == 0) & (d < dim), other=0.0)\n    # the",
-        "mask=f == 0, other=0.0)\n    # the",
+        "mask=is_there & (f == 0) & (d < dim), other=0.0)\n    # the",
+        "mask=is_there & (f == 0), other=0.0)\n    # the",
         "the mask of the columns dropped from dense",
     ),
     Mutant(
@@ -38,8 +45,8 @@ MUTANTS = [
         "dense read as if contiguous",
     ),
     Mutant(
-        "of float32 on\n        sample = tl.program_id(0).to(tl.int64) *",
-        "of float32 on\n        sample = tl.program_id(0) *",
+        "first_sample = tl.program_id(0).to(tl.int64) *",
+        "first_sample = tl.program_id(0) *",
         "int32 samples forward",
     ),
     Mutant(
@@ -48,8 +55,8 @@ MUTANTS = [
         "int32 samples backward",
     ),
     Mutant(
-        "return (_cdiv(n_samples, samples_per_program),)",
-        "return (n_samples // samples_per_program,)",
+        "return plan, (_cdiv(n_samples, samples_per_program),)",
+        "return plan, (n_samples // samples_per_program,)",
         "floor where ceil was meant: the last samples forgotten",
     ),
     Mutant(
@@ -73,7 +80,7 @@ MUTANTS = [
         "offsets = (sample * n_tables + f) * dim + d",
         "gradients one table on",
     ),
-    Mutant('operand), None, "ieee"', 'operand), None, "tf32"', "float32 rounded to TF32"),
+    Mutant('small, "tf32x3")', 'small, "tf32")', "float32 rounded to TF32"),
     Mutant(
         "operand = vectors.to(OPERAND)",
         "operand = vectors.to(tl.bfloat16)",
