@@ -4,6 +4,7 @@
     memory        Every load and store of an interpreted kernel is checked and its bytes are counted.
     inductor      torch.compile writes the Triton code of a GPU that is not here.
     compile_only  A Triton or CUDA kernel compiled to PTX and SASS for a GPU that is not here.
+    one_call      Attention and rms_norm as the one call that each is on a GPU, for counting and output code.
     cuda          A CUDA C++ source built and run on the CPU, with a checker.
 
 The calls are the same with a GPU; there they use it.
