@@ -3,7 +3,7 @@
     with as_on_gpu():                                    # or as_on_gpu("rms_norm")
         count_or_compile(model)
 
-Stands in for   F.scaled_dot_product_attention and F.rms_norm: a call of each is one op forward and one backward.
+Stands in for   F.scaled_dot_product_attention and F.rms_norm: a call is one op forward and one backward.
 Differs in      nothing is computed: results and gradients have their shapes and dtypes, and no numbers. So it
                 serves fake tensors, where ops are counted, and output code, which is read. Attention has no
                 log-sum-exp to save, and what is masked or dropped is left out.
