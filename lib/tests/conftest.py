@@ -48,12 +48,12 @@ BUILT = ("22.4", "23.3", "30.4", "31.4", "33.3")
 
 
 def needless_answers(item):
-    """All wrong answers to an exercise but the first, and every build but that of one solution."""
+    """All wrong answers but the first of every second exercise, and every build but that of one solution."""
     values = _parameters(item)
     if item.originalname == "test_the_solution_is_right":
         return values["id"] in BUILT and values["id"] != "30.4"
     if item.originalname == "test_a_wrong_answer_is_rejected":
-        return values["id"] in BUILT or values["number"] > 0
+        return values["id"] in BUILT or values["number"] > 0 or one_in(2)(item)
     return False
 
 
@@ -61,16 +61,17 @@ def _parameters(item):
     return item.callspec.params if hasattr(item, "callspec") else {}
 
 
-def beside_the_first(item):
-    """Of the battery's items: other configurations, plans and versions than an op's first, nine in ten."""
+def most_of_the_battery(item):
+    """Of an op's first version every second check, values apart; of all other ways to call it, nine in ten."""
     values = _parameters(item)
     if item.originalname == "test_compiled_by_inductor":
         return values["op"].name != "add_relu"
     if not {"check", "op", "version"} <= set(values):
         return False
     op, version = values["op"], values["version"]
-    first = version is registry.find(op.name).configured().versions["triton"]
-    return not first and one_in(10)(item)
+    if version is not registry.find(op.name).configured().versions["triton"]:
+        return one_in(10)(item)
+    return values["check"].__name__ != "values" and one_in(2)(item)
 
 
 def but_two_of_each_op(item):
@@ -98,6 +99,7 @@ NIGHTLY = {
         named(
             "test_rows_that_cannot_be_divided_are_refused",
             "test_a_job_that_takes_too_long_is_ended",
+            "test_a_rank_that_dies_ends_all_with_a_sentence",  # notebook 53 does the same
         ),
     ],
     "exercises/": [needless_answers],
@@ -116,9 +118,9 @@ NIGHTLY = {
     "nogpu/test_output_code.py": [one_in(4)],
     "test_repository.py": [named("test_the_workflow_to_copy_runs_a_notebook")],
     "profiling/test_trace.py": [named("test_in_a_notebook_the_cell_is_named")],
-    "ops/test_battery.py": [beside_the_first],
+    "ops/test_battery.py": [most_of_the_battery],
     "ops/test_mutants.py": [but_two_of_each_op],
-    **{f"ops/test_{name}.py": [one_in(5)] for name in registry.OPS},
+    **{f"ops/test_{name}.py": [one_in(8)] for name in registry.OPS},
     "ops/test_small_models.py": [
         with_values(n_steps=50),
         with_values(how="compiled"),
@@ -131,6 +133,7 @@ NIGHTLY = {
         named(
             "test_copied_alone_it_runs_forward_and_backward",
             "test_copied_alone_with_no_gpu_it_says_what_to_do",
+            "test_cuda_copied_alone_with_no_gpu_says_what_to_do",
         )
     ],
 }
