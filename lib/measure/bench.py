@@ -208,16 +208,16 @@ def _really_compiled(not_compiled=()):
 def _call(version, inputs, gradients):
     """A closure to time: the forward pass alone, or forward and backward with fresh gradients."""
     if not gradients:
-        detached = [i.detach() for i in inputs]
-        return lambda: version(*detached)
-    leaves = [i for i in inputs if i.requires_grad]
+        values = detached(inputs)
+        return lambda: version(*values)
+    trained = leaves(inputs)
     dys = [torch.randn_like(y) for y in outputs(version(*inputs))]
 
     def forward_and_backward():
         # In this thread: autograd's own takes hundreds of µs to be woken on some hosts, whatever it runs then.
         # grad and not backward: that would copy a gradient which is dy itself into .grad
         with torch.autograd.set_multithreading_enabled(False):
-            return torch.autograd.grad(outputs(version(*inputs)), leaves, dys)
+            return torch.autograd.grad(outputs(version(*inputs)), trained, dys)
 
     return forward_and_backward
 
@@ -225,6 +225,16 @@ def _call(version, inputs, gradients):
 def outputs(result):
     """The tensors that a version returns, as a list: one, or those of a tuple."""
     return list(result) if isinstance(result, (tuple, list)) else [result]
+
+
+def detached(inputs):
+    """An op's inputs without gradients; those that are no tensors as they are."""
+    return [i.detach() if isinstance(i, torch.Tensor) else i for i in inputs]
+
+
+def leaves(inputs):
+    """The tensors among an op's inputs whose gradients are asked for."""
+    return [i for i in inputs if isinstance(i, torch.Tensor) and i.requires_grad]
 
 
 def _why_skipped(name):
@@ -428,7 +438,7 @@ def _host_rows(op):
     for name, version in versions_of(op).items():
         if _why_skipped(name):
             continue
-        inputs = [i.detach() for i in op.inputs(shape, torch.float32, machine.device())]
+        inputs = detached(op.inputs(shape, torch.float32, machine.device()))
         call = functools.partial(version, *inputs)
         row = {"shape": list(shape), "dtype": "host", "version": name}
         with _really_compiled():

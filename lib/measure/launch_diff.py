@@ -20,7 +20,7 @@ import tempfile
 from pathlib import Path
 from unittest import mock
 
-from lib.measure.bench import outputs
+from lib.measure.bench import detached, leaves, outputs
 from lib.nogpu.compile_only import Signature, compile_for, signature_of
 from lib.nogpu.fake_gpu import fake_gpu
 from lib.recorded import results
@@ -184,10 +184,9 @@ def _both_passes(op, version, shape, dtype):
     empty = functools.partial(torch.empty, dtype=dtype, device="cuda")
     inputs = op.inputs(shape, dtype, torch.device("cuda"), draw=empty)
     with torch.no_grad():
-        version(*(t.detach() for t in inputs))
+        version(*detached(inputs))
     ys = outputs(version(*inputs))
-    leaves = [t for t in inputs if t.requires_grad]
-    torch.autograd.grad(ys, leaves, [torch.empty_like(y) for y in ys])
+    torch.autograd.grad(ys, leaves(inputs), [torch.empty_like(y) for y in ys])
 
 
 def _storage_ptr(storage):

@@ -14,6 +14,7 @@ from lib.ops import (
     add_relu,
     add_rms_norm,
     bias_gelu_dropout_add,
+    embedding_hash,
     fused_mlp,
     gelu,
     interaction,
@@ -33,9 +34,11 @@ class Op:
     """One op: its definition, its versions, what it takes, and the numbers that timing needs.
 
     tensors: {"x": "... N", "bias": "N"}, sizes by letters; `...` are any leading sizes. Words may follow:
-    frozen (no gradient), weight (divided by the root of its last size, so that products with it stay near 1).
+    frozen (no gradient), weight (divided by the root of its last size, so that products with it stay near 1),
+    int64 or int32 (integers of either sign, and no gradient).
     letters: the sizes that make a shape of this op, in order, as "M K N"; `...` is then (M,). "..." alone: any.
-    make: inputs(op, shape, dtype, device, draw), where tensors are no random numbers or share memory.
+    make: inputs(op, shape, dtype, device, draw), where tensors are no random numbers or share memory; arguments
+    that depend on the shape and are no tensors follow them.
     bytes_moved(shape, itemsize, gradients) -> the fewest bytes any version must read and write.
     flops(shape, gradients) -> floating-point operations.
     configurations: label -> keyword arguments of eager, of every version and of the registered ops; the first
@@ -92,7 +95,7 @@ class Op:
     host_shape: tuple = (64, 64)
 
     def inputs(self, shape, dtype, device, seed=0, draw=None):
-        """The op's tensors for one shape, leaves that require grad unless frozen.
+        """The op's tensors for one shape, leaves that require grad unless frozen or integers.
 
         draw(size) -> a tensor of that size; default: normal numbers from a generator seeded with `seed`.
         """
@@ -102,7 +105,7 @@ class Op:
         if self.make is not None:
             return self.make(self, shape, dtype, device, draw)
         sizes = self.sizes(shape)
-        return tuple(_tensor(spec, sizes, draw) for spec in self.tensors.values())
+        return tuple(_tensor(spec, sizes, device, draw) for spec in self.tensors.values())
 
     def checked_inputs(self, shape, dtype, device):
         """The tensors to check a version on, of few digits where a relu would make a lottery of it.
@@ -231,19 +234,33 @@ def _copy_of(x, whole_rows):
     return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).copy_(x)
 
 
-def _tensor(spec, sizes, draw):
+_INTEGERS = {"int64": torch.int64, "int32": torch.int32}
+
+
+def _tensor(spec, sizes, device, draw):
     """One tensor of an op, by its spec: '2H K weight'."""
     words, shape = spec.split(), []
     for word in words:
         if word == "...":
             shape += sizes["..."]
-        elif word not in ("frozen", "weight"):
+        elif word not in ("frozen", "weight", *_INTEGERS):
             letter = word.lstrip("0123456789")
             shape.append(int(word.removesuffix(letter) or 1) * sizes[letter])
+    if words[-1] in _INTEGERS:
+        return _integers(shape, _INTEGERS[words[-1]], device)
     t = draw(tuple(shape))
     if "weight" in words:
         t = t / max(1, shape[-1]) ** 0.5
     return t.detach().requires_grad_("frozen" not in words)
+
+
+def _integers(shape, dtype, device):
+    """Multiples of 2**64 / golden ratio, wrapped, and cut to a quarter of the dtype's range.
+
+    No generator is asked, which a fake GPU lacks; remainders of them are as good as random.
+    """
+    wrapped = torch.arange(_numel(shape), device=device) * (0x9E3779B97F4A7C15 - 2**64)
+    return (wrapped >> (66 - 8 * dtype.itemsize)).to(dtype).view(shape)
 
 
 def _numel(shape):
@@ -482,6 +499,65 @@ def _interaction_elements(shape, times_in, times_out):
     n_samples, n_tables, dim = shape
     n_in, n_out = (n_tables + 1) * dim, dim + n_tables * (n_tables + 1) // 2
     return n_samples * (times_in * n_in + times_out * n_out)
+
+
+_LOOKUPS = {"ids": "B T int64", "weight": "R D"}
+
+
+def _ids_and_tables(op, shape, dtype, device, draw):
+    """ids, the tables' weight, and how many rows each has: R in all, the last one with what is left over."""
+    n_batch, n_tables, n_rows, dim = shape
+    n_rows = max(n_rows, n_tables)  # one each at least
+    sizes = op.sizes((n_batch, n_tables, n_rows, dim))
+    tensors = [_tensor(spec, sizes, device, draw) for spec in op.tensors.values()]
+    num_rows = [n_rows // n_tables] * n_tables
+    num_rows[-1] += n_rows % n_tables
+    return *tensors, tuple(num_rows)
+
+
+def _lookup_bytes(shape, itemsize, gradients, **_):
+    """Forward: read ids and each row that is asked for, write y. Backward: read ids and dy, write dweight.
+
+    A row that is asked for again may come from the L2 cache: as if each came from memory once.
+    """
+    n_batch, n_tables, n_rows, dim = shape
+    n_lookups = n_batch * n_tables
+    n_bytes = 8 * n_lookups + (min(n_lookups, n_rows) + n_lookups) * dim * itemsize
+    return n_bytes + gradients * (8 * n_lookups + (n_lookups + n_rows) * dim * itemsize)
+
+
+EMBEDDING_HASH = Op(
+    name="embedding_hash",
+    title="rows of all tables for hashed tokens",
+    eager=embedding_hash.embedding_hash_eager,
+    versions={"triton": embedding_hash.embedding_hash_triton},
+    registered=(embedding_hash.embedding_hash_op,),
+    tensors=_LOOKUPS,
+    letters="B T R D",
+    make=_ids_and_tables,
+    variants={
+        "int32": ({"ids": "B T int32", "weight": "R D"}, {}),
+        "atomics": (_LOOKUPS, {"deterministic": False}),
+    },
+    version_arguments=("deterministic",),
+    bytes_moved=_lookup_bytes,
+    # the sums of dweight; a copy has none
+    flops=lambda shape, gradients, **_: gradients * shape[0] * shape[1] * shape[3],
+    bench_shapes=((65536, 26, 2_600_000, 16), (2048, 26, 2_600_000, 16), (65536, 26, 2_600_000, 128)),
+    small_shape=(65, 26, 333, 16),
+    odd_shapes=(
+        (1, 1, 1, 1), (5, 2, 9, 3), (33, 26, 77, 16), (17, 7, 13, 33), (130, 3, 100, 128), (9, 63, 500, 5),
+        (6, 2, 7, 1030),
+    ),
+    empty_shapes=((0, 3, 7, 4), (5, 2, 9, 0)),
+    host_shape=(8, 4, 16, 4),
+    plans={
+        "several programs, columns in parts": (
+            embedding_hash.Plan(4, 8, 1), [(1, 1, 1, 1), (7, 3, 20, 5), (11, 26, 60, 16), (5, 2, 9, 20)]
+        )
+    },
+    sources=("lib/ops/embedding_hash.py",),
+)  # fmt: skip
 
 
 def _packed_qkv(op, shape, dtype, device, draw):
@@ -834,6 +910,7 @@ _ALL = (
     BIAS_GELU_DROPOUT_ADD,
     ADD_RMS_NORM,
     INTERACTION,
+    EMBEDDING_HASH,
     ROPE,
     MATMUL,
     LINEAR_GLU,

@@ -8,7 +8,7 @@ import contextlib
 
 from lib import machine
 from lib.measure import registry
-from lib.measure.bench import outputs
+from lib.measure.bench import leaves, outputs
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -55,9 +55,8 @@ def _launch_all(op, label):
         for shape in op.odd_shapes:
             for dtype in op.dtypes:
                 inputs = op.inputs(shape, dtype, machine.device())
-                leaves = [i for i in inputs if i.requires_grad]
                 ys = outputs(version(*inputs))
-                torch.autograd.grad([y.sum() for y in ys], leaves)
+                torch.autograd.grad([y.sum() for y in ys], leaves(inputs))
         torch.cuda.synchronize()
         print(op.name, label, name, "ran")
 

@@ -53,7 +53,7 @@ def test_a_function_kept_out_of_the_compiler_still_runs():
 @pytest.mark.parametrize("name", registry.OPS)
 def test_launches_repeat_what_a_call_launches(name):
     op = registry.find(name).configured()
-    inputs = [t.detach() for t in op.inputs(op.host_shape, torch.float32, "cuda")]
+    inputs = bench.detached(op.inputs(op.host_shape, torch.float32, "cuda"))
     again = bench.triton_launches(lambda: op.versions["triton"](*inputs))
     launched = bench.kernels_launched(again)
     assert launched
