@@ -117,8 +117,9 @@ def _embedding_hash_fwd_kernel(
 
 @triton.jit(do_not_specialize=["n_lookups"])
 def _embedding_hash_bwd_kernel(
-    dy_ptr, ids_ptr, tables_ptr, dweight_ptr, n_lookups, stride_yb, stride_yt, stride_yd,
-    stride_ib, stride_it, TABLES: tl.constexpr, DIM: tl.constexpr,
+    dy_ptr, ids_ptr, tables_ptr, dweight_ptr, n_lookups, stride_ib, stride_it,
+    STRIDE_YB: tl.constexpr, STRIDE_YT: tl.constexpr, STRIDE_YD: tl.constexpr,
+    TABLES: tl.constexpr, DIM: tl.constexpr,
     BLOCK_L: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     # One program adds BLOCK_D columns of BLOCK_L lookups to dweight, which begins as zeros.
@@ -127,7 +128,7 @@ def _embedding_hash_bwd_kernel(
     )
     cols = tl.program_id(1).to(tl.int64) * BLOCK_D + tl.arange(0, BLOCK_D)[None, :]
     mask = is_there[:, None] & (cols < DIM)
-    dy_ptrs = dy_ptr + (sample * stride_yb + table * stride_yt)[:, None] + cols * stride_yd
+    dy_ptrs = dy_ptr + (sample * STRIDE_YB + table * STRIDE_YT)[:, None] + cols * STRIDE_YD
     dy = tl.load(dy_ptrs, mask=mask, other=0.0).to(dweight_ptr.dtype.element_ty)
     tl.atomic_add(dweight_ptr + row[:, None] * DIM + cols, dy, mask=mask, sem="relaxed")
 
@@ -141,9 +142,10 @@ def _cdiv(a, b):
 
 @functools.cache
 def _plan(dim, itemsize):
-    """64 bytes a thread, four loads of 16 under way at a time, and whole rows of up to 1024 elements."""
+    """Whole rows of up to 1024 elements; a thread has four loads under way, of 16 bytes if rows are such."""
     block_d = min(triton.next_power_of_2(dim), 1024)
-    return Plan(max(1, 8192 // (block_d * itemsize)), block_d, 4)
+    elements = 8192 // itemsize if dim * itemsize % 16 == 0 else 512
+    return Plan(max(1, elements // block_d), block_d, 4)
 
 
 def _sizes(plan, ids, num_rows, dim):
@@ -166,10 +168,11 @@ def _launch(plan, ids, weight, num_rows, y):
 
 def _launch_backward(plan, dy, ids, num_rows, dweight):
     grid, options = _sizes(plan, ids, num_rows, dy.shape[2])
+    strides = dict(zip(("STRIDE_YB", "STRIDE_YT", "STRIDE_YD"), dy.stride()))
     with torch.cuda.device_of(ids):
         _embedding_hash_bwd_kernel[grid](
-            dy, ids, _tables(num_rows, ids.device), dweight, ids.numel(), *dy.stride(),
-            *ids.stride(), **options,
+            dy, ids, _tables(num_rows, ids.device), dweight, ids.numel(), *ids.stride(), **strides,
+            **options,
         )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import itertools
 import re
 
 from lib import machine
-from lib.measure.bench import outputs
+from lib.measure.bench import detached, leaves, outputs
 from lib.measure.check import check_against_float64
 from lib.tests.ops import cases
 
@@ -41,10 +41,23 @@ def writes_in_place(op, version):
     return version not in op.versions.values()
 
 
+def floats(function, inputs):
+    """The inputs with `function` of each floating-point tensor; integers and what is no tensor stay."""
+    return [
+        function(t) if isinstance(t, torch.Tensor) and t.is_floating_point() else t for t in inputs
+    ]
+
+
+def first_floats(inputs):
+    """The place of the first floating-point tensor among the inputs."""
+    return next(k for k, t in enumerate(inputs) if t.is_floating_point())
+
+
 def trained_as(inputs, like):
     """Leaves of these values, trained where those of `like` are."""
     return [
-        t.detach().requires_grad_(old.requires_grad) for t, old in zip(inputs, like, strict=True)
+        t.detach().requires_grad_(old.requires_grad) if isinstance(t, torch.Tensor) else t
+        for t, old in zip(inputs, like, strict=True)
     ]
 
 
@@ -72,7 +85,7 @@ def gradients(version, inputs, dys=None, **how):
     """The gradients of all leaves, in order."""
     ys = outputs(version(*inputs))
     dys = [torch.ones_like(y) for y in ys] if dys is None else dys
-    return torch.autograd.grad(ys, [t for t in inputs if t.requires_grad], dys, **how)
+    return torch.autograd.grad(ys, leaves(inputs), dys, **how)
 
 
 def assert_close(got, want, dtype=torch.float32, what="", roundings=64):
@@ -82,10 +95,6 @@ def assert_close(got, want, dtype=torch.float32, what="", roundings=64):
         torch.testing.assert_close(
             a, b, rtol=tolerance, atol=tolerance, equal_nan=True, msg=lambda m: f"{what}: {m}"
         )
-
-
-def detached(inputs):
-    return [t.detach() for t in inputs]
 
 
 # --- values and gradients ------------------------------------------------------------------------------------
@@ -108,7 +117,8 @@ def specials(op, version):
     leaky = op.has_products and cases.products_leak()
     for dtype in (torch.float32,) if leaky else (torch.float32, torch.bfloat16):
         elementwise = op.letters.startswith("...")
-        inputs = cases.with_specials(inputs_of(op, dtype=dtype), op.eager, elementwise)
+        inputs = inputs_of(op, dtype=dtype)
+        cases.with_specials(inputs, op.eager, elementwise, first_floats(inputs))
         if op.without_zeros:
             between(op, version, inputs)
         else:
@@ -176,10 +186,9 @@ def second_backward(op, version):
     inputs = inputs_of(op)
     ys = outputs(version(*inputs))
     dys = [torch.randn_like(y) for y in ys]
-    leaves = [t for t in inputs if t.requires_grad]
-    first = torch.autograd.grad(ys, leaves, dys, retain_graph=True)
+    first = torch.autograd.grad(ys, leaves(inputs), dys, retain_graph=True)
     first = [t.clone() for t in first]
-    second = torch.autograd.grad(ys, leaves, dys)
+    second = torch.autograd.grad(ys, leaves(inputs), dys)
     assert all(map(torch.equal, first, second)), "a second backward differs"
 
 
@@ -193,10 +202,12 @@ def own_memory(op, version):
 def gradients_one_by_one(op, version):
     """Only the gradient of one tensor asked for, and of all but one."""
     inputs = inputs_of(op)
-    trained = [k for k, t in enumerate(inputs) if t.requires_grad]
+    trained = [k for k, _ in enumerate(inputs) if leaves(inputs[k : k + 1])]
     for chosen in [[k] for k in trained] + [[j for j in trained if j != k] for k in trained]:
         if chosen:
-            some = [t.detach().requires_grad_(k in chosen) for k, t in enumerate(inputs)]
+            some = detached(inputs)
+            for k in chosen:
+                some[k].requires_grad_()
             check(op, version, some, f"gradients of {chosen}")
 
 
@@ -211,8 +222,8 @@ def exact(op, version):
     """float64 is computed in float64, and its gradients are those of differences."""
     shape = min(op.odd_shapes, key=lambda s: (min(s) < 2, op.flops(s, True)))
     inputs = inputs_of(op, shape, torch.float64)
-    frozen = [t.requires_grad for t in inputs]
-    assert torch.autograd.gradcheck(version, inputs, fast_mode=True), frozen
+    # nondet_tol: whether bits are the same, same_bits sees; atomic additions have no order
+    assert torch.autograd.gradcheck(version, inputs, fast_mode=True, nondet_tol=1e-12)
 
 
 # --- autograd, torch.func, autocast --------------------------------------------------------------------------
@@ -224,27 +235,29 @@ def second_derivative(op, version):
     Each input has a second way into what is differentiated: a missing part would be a wrong number.
     """
     shape = min((s for s in op.odd_shapes if min(s) > 1), key=lambda s: op.flops(s, True))
-    n_trained = sum(t.requires_grad for t in inputs_of(op, shape))
+    n_trained = len(leaves(inputs_of(op, shape)))
     for frozen, power in itertools.product([None, *range(n_trained)], [1, 2]):
         inputs = inputs_of(op, shape)
-        leaves = [t for t in inputs if t.requires_grad]
+        trained = leaves(inputs)
         if frozen is not None:
-            leaves.pop(frozen).requires_grad_(False)
-        for k in range(len(leaves)):
-            twice = [_twice(function, inputs, leaves, k, power) for function in (version, op.eager)]
+            trained.pop(frozen).requires_grad_(False)
+        for k in range(len(trained)):
+            twice = [
+                _twice(function, inputs, trained, k, power) for function in (version, op.eager)
+            ]
             for j, (got, want) in enumerate(zip(*twice)):
                 if got is not None:
                     assert_close(got, want, what=f"second derivative, {k} by {j}", roundings=4096)
 
 
-def _twice(function, inputs, leaves, k, power):
+def _twice(function, inputs, trained, k, power):
     """By each leaf, the derivative of the squares of all leaves and of k's gradient; None where it raises."""
     loss = sum((y**power).sum() for y in outputs(function(*inputs)))
-    gradient = _or_none(loss, leaves[k], create_graph=True)
+    gradient = _or_none(loss, trained[k], create_graph=True)
     if gradient is None:
-        return [None] * len(leaves)
-    total = (gradient**2).sum() + sum((t**2).sum() for t in leaves)
-    return [_or_none(total, leaf, retain_graph=True) for leaf in leaves]
+        return [None] * len(trained)
+    total = (gradient**2).sum() + sum((t**2).sum() for t in trained)
+    return [_or_none(total, leaf, retain_graph=True) for leaf in trained]
 
 
 def _or_none(y, leaf, **how):
@@ -262,21 +275,21 @@ def second_derivative_raises(op, version):
     inputs = inputs_of(op)
     ys = outputs(version(*inputs))
     dys = [torch.ones_like(y, requires_grad=True) for y in ys]
-    leaves = [t for t in inputs if t.requires_grad]
+    trained = leaves(inputs)
 
     def twice():
-        grads = torch.autograd.grad(ys, leaves, dys, create_graph=True)
+        grads = torch.autograd.grad(ys, trained, dys, create_graph=True)
         # without the error: the part of it that goes through the inputs
-        sum((g * t).sum() for g, t in zip(grads, leaves)).backward()
+        sum((g * t).sum() for g, t in zip(grads, trained)).backward()
 
     with pytest.raises(RuntimeError, match="no second derivative; for one, use"):
         twice()
 
 
 def transforms_raise(op, version):
-    """torch.func, vmap and forward-mode AD, by each input: refused by name, with what to use instead."""
+    """torch.func, vmap and forward-mode AD, by each tensor: refused by name, with what to use instead."""
     inputs = detached(inputs_of(op))
-    for k, t in enumerate(inputs):
+    for k, t in enumerate(inputs[: len(op.tensors)]):
 
         def of_one(value, k=k):
             return sum(y.sum() for y in outputs(version(*inputs[:k], value, *inputs[k + 1 :])))
@@ -293,6 +306,8 @@ def transforms_raise(op, version):
         }
         if writes_in_place(op, version):
             del calls["vmap"]  # on_a_copy's own copy would fail
+        if not t.is_floating_point():
+            calls = {"vmap": calls["vmap"]}  # integers have no derivative
         for what, call in calls.items():
             with pytest.raises((RuntimeError, ValueError), match=f"{op.name}.*: ") as caught:
                 call()
@@ -320,15 +335,14 @@ def autocast(op, version):
     """
     made = inputs_of(op, dtype=torch.bfloat16)
     for n_narrow in range(len(op.tensors) if takes_any_leading(op) else 1):
-        inputs = trained_as(made[:n_narrow] + [t.float() for t in made[n_narrow:]], made)
-        leaves = [t for t in inputs if t.requires_grad]
+        inputs = trained_as(made[:n_narrow] + floats(torch.Tensor.float, made[n_narrow:]), made)
         with torch.autocast(machine.device().type, dtype=torch.bfloat16):
             got, want = outputs(version(*inputs)), outputs(op.eager(*inputs))
         assert writes_in_place(op, version) or [y.dtype for y in got] == [y.dtype for y in want]
         grads, wanted = (
-            torch.autograd.grad([y.float().sum() for y in ys], leaves) for ys in (got, want)
+            torch.autograd.grad([y.float().sum() for y in ys], leaves(inputs)) for ys in (got, want)
         )
-        assert [g.dtype for g in grads] == [t.dtype for t in leaves]
+        assert [g.dtype for g in grads] == [t.dtype for t in leaves(inputs)]
         assert_close([g.float() for g in grads], [g.float() for g in wanted], torch.bfloat16)
 
 
@@ -352,9 +366,10 @@ def far_out(op, version):
     """Numbers far out have finite gradients, where float64 has such: no 0·inf on the way."""
     for dtype in (torch.float32, torch.bfloat16):
         inputs = inputs_of(op, dtype=dtype)
-        row = inputs[0].detach()[(0,) * (inputs[0].dim() - 1)][:4]
+        x = inputs[first_floats(inputs)].detach()
+        row = x[(0,) * (x.dim() - 1)][:4]
         row.copy_(torch.tensor([4e19, -4e19, 1e30, -1e30])[: len(row)])
-        exact = trained_as([t.double() for t in inputs], inputs)
+        exact = trained_as(floats(torch.Tensor.double, inputs), inputs)
         for k, (g, want) in enumerate(zip(gradients(version, inputs), gradients(op.eager, exact))):
             lost = ~torch.isfinite(g) & (want.abs() < torch.finfo(dtype).max)
             assert not lost.any(), f"gradient {k}, {dtype}: {g[lost][0]}, should be {want[lost][0]}"
@@ -393,7 +408,7 @@ def registered(op, version):
             check(op, bound, inputs_of(op, shape), f"{function._name}, {shape}")
             torch.library.opcheck(function, _owners(inputs_of(op, shape)), arguments)
             torch.library.opcheck(function, _owners(detached(inputs_of(op, shape))), arguments)
-            required = _required(function, dict(zip(op.tensors, inputs_of(op, shape))) | arguments)
+            required = _required(function, inputs_of(op, shape), arguments)
             torch.library.opcheck(function, _owners(required))
         for function in op.mutating:
             inputs = _owners(detached(inputs_of(op, shape)))
@@ -405,9 +420,10 @@ def registered(op, version):
         second_derivative(op, _as_eager(op, functools.partial(function, **arguments)))
 
 
-def _required(function, arguments):
+def _required(function, inputs, arguments):
     """Only the arguments that have no default: torch leaves those out of needs_input_grad, and of a graph."""
     wanted = function._opoverload._schema.arguments
+    arguments = dict(zip([a.name for a in wanted], inputs)) | arguments
     return [arguments[a.name] for a in wanted if not a.has_default_value()]
 
 
@@ -468,11 +484,17 @@ def wrong_calls(op):
     inputs = detached(inputs_of(op))
     x, *rest = inputs
     yield "a list", [x.tolist(), *rest], TypeError
-    yield "integers", [x.int(), *rest], TypeError
+    if x.is_floating_point():
+        yield "integers", [x.int(), *rest], TypeError
+    else:
+        yield "numbers that are no integers", [x.float(), *rest], TypeError
     yield "complex", [x.to(torch.complex64), *rest], TypeError
-    yield "a device with no kernels", [t.to("meta") for t in inputs], ValueError
+    n_tensors = len(op.tensors)
+    there = [t.to("meta") for t in inputs[:n_tensors]]
+    yield "a device with no kernels", [*there, *inputs[n_tensors:]], ValueError
     if op.letters != "...":
         yield "a scalar", [x.flatten()[0], *rest], ValueError
+    n_floats = sum(t.is_floating_point() for t in inputs[:n_tensors])
     for k, (label, t) in enumerate(zip(op.tensors, inputs)):
         if len(inputs) == 1 or op.tensors[label].endswith("R frozen"):
             continue  # rope's tables have a dtype of their own
@@ -481,6 +503,8 @@ def wrong_calls(op):
             ("size", t.repeat([2] * t.dim()), ValueError),
             ("device", t.to("meta"), ValueError),
         ):
+            if what == "dtype" and t.is_floating_point() and n_floats == 1:
+                continue  # of the others none has to be like it
             yield f"another {what} of {label}", [*inputs[:k], other, *inputs[k + 1 :]], kind
 
 
@@ -511,8 +535,8 @@ def cuda_graph(op, version):
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         ys = outputs(version(*inputs))
-    for t in inputs:
-        t.normal_()
+    for t in inputs[: len(op.tensors)]:
+        t.normal_() if t.is_floating_point() else t.neg_()
     graph.replay()
     assert all(map(torch.equal, ys, outputs(version(*inputs))))
 
@@ -521,13 +545,13 @@ def current_stream(op, version):
     """A launch on the default stream would read x before the long kernels of this stream have written it."""
     inputs = detached(inputs_of(op, op.small_shape))
     long = torch.zeros(2**28, device=inputs[0].device)
-    late = [t + 1 for t in inputs]
+    late = floats(lambda t: t + 1, inputs)
     want = outputs(version(*late))
     torch.cuda.synchronize()
     with torch.cuda.stream(torch.cuda.Stream()):
         for _ in range(16):
             long += 1
-        got = outputs(version(*[t + 1 + long[0] * 0 for t in inputs]))
+        got = outputs(version(*floats(lambda t: t + 1 + long[0] * 0, inputs)))
     torch.cuda.synchronize()
     assert all(map(torch.equal, got, want))
 

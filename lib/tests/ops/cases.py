@@ -14,15 +14,19 @@ def release(package):
 
 
 def layouts(t):
-    """{name: the same numbers as t in a layout that users really pass}; expanded, a part of them repeated."""
+    """{name: the same numbers as t in a layout that users really pass}; expanded, a part of them repeated.
+
+    Between them stand numbers to notice: NaN, or the smallest integer.
+    """
     if t.dim() < 2:
         return {"every second": torch.stack([t, t], dim=-1)[..., 0]}
     *leading, m, n = t.shape
-    wide = torch.full((*leading, m, 2 * n + 3), float("nan"), dtype=t.dtype, device=t.device)
+    gap = float("nan") if t.is_floating_point() else torch.iinfo(t.dtype).min
+    wide = torch.full((*leading, m, 2 * n + 3), gap, dtype=t.dtype, device=t.device)
     wide[..., 3 : n + 3] = t
-    gaps = torch.full((*leading, 2 * m, n), float("nan"), dtype=t.dtype, device=t.device)
+    gaps = torch.full((*leading, 2 * m, n), gap, dtype=t.dtype, device=t.device)
     gaps[..., ::2, :] = t
-    columns = torch.full((*leading, m, 2 * n), float("nan"), dtype=t.dtype, device=t.device)
+    columns = torch.full((*leading, m, 2 * n), gap, dtype=t.dtype, device=t.device)
     columns[..., ::2] = t
     return {
         "transposed": t.transpose(-1, -2).contiguous().transpose(-1, -2),
@@ -52,8 +56,8 @@ def products_leak():
     return False
 
 
-def with_specials(inputs, eager, elementwise=True):
-    """NaN, infinities, zeros of both signs and large numbers written into x, six rows or more, in place.
+def with_specials(inputs, eager, elementwise=True, k=0):
+    """NaN, infinities, zeros of both signs and large numbers written into input k, six rows or more, in place.
 
     elementwise: rows of them, but not where eager itself gives a NaN, or an infinity, for a number that the
     dtype has: such are F.gelu(inf) and F.gelu(3e38) on a CPU, as one of seven elements or more. Else one NaN
@@ -61,7 +65,7 @@ def with_specials(inputs, eager, elementwise=True):
     """
     nan, inf = float("nan"), float("inf")
     special = [nan, inf, -inf, 0.0, -0.0, 1e4, -1e4, 11.0, -11.0, 90.0, -90.0]
-    x = inputs[0].detach().reshape(-1, inputs[0].shape[-1]).clone()
+    x = inputs[k].detach().reshape(-1, inputs[k].shape[-1]).clone()
     if not elementwise:
         x[1, 2], x[3, -1] = nan, inf
     else:
@@ -70,12 +74,12 @@ def with_specials(inputs, eager, elementwise=True):
         x[4] = -inf
         x[5] = torch.finfo(x.dtype).max
     with torch.no_grad():
-        inputs[0].copy_(x.view(inputs[0].shape))
+        inputs[k].copy_(x.view(inputs[k].shape))
         if elementwise:
             exact = outputs(eager(*(t.double() for t in inputs)))
             for own, want in zip(outputs(eager(*inputs)), exact):
                 overflow = own.isinf() & (want.abs() <= torch.finfo(x.dtype).max)
-                inputs[0][(own.isnan() & ~want.isnan()) | overflow] = 1.0
+                inputs[k][(own.isnan() & ~want.isnan()) | overflow] = 1.0
     return inputs
 
 
