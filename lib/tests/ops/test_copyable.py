@@ -57,10 +57,12 @@ def assert_close(a, b, dtype):
 def draw(shape, dtype):
     # -1, 0 and 1: sums of products come out exactly, and no rounding flips a sign before a relu
     return torch.randint(-1, 2, shape).to("{device}", dtype)
+def is_float(t):
+    return isinstance(t, torch.Tensor) and t.is_floating_point()
 for dtype in (torch.float32, torch.float16, torch.bfloat16):
     torch.manual_seed(0)
-    ours = [draw(shape, dtype).requires_grad_(grad) for shape, grad in {inputs}]
-    exact = [t.detach().double().requires_grad_(t.requires_grad) for t in ours]
+    ours = [{inputs}]
+    exact = [t.detach().double().requires_grad_(t.requires_grad) if is_float(t) else t for t in ours]
     got, want = {name}_triton(*ours, **{arguments}), {name}_eager(*exact, **{arguments})
     got, want = ([t] if isinstance(t, torch.Tensor) else t for t in (got, want))
     for y, exact_y in zip(got, want, strict=True):
@@ -69,7 +71,7 @@ for dtype in (torch.float32, torch.float16, torch.bfloat16):
     torch.autograd.backward(got, dys)
     torch.autograd.backward(want, [dy.double() for dy in dys])
     for a, b in zip(ours, exact):
-        if a.requires_grad:
+        if is_float(a) and a.requires_grad:
             assert_close(a.grad, b.grad, dtype)
 import sys
 assert sys.modules.get("lib") is None
@@ -92,12 +94,21 @@ print("ran")
 """
 
 
+def _source(t, device):
+    """What makes an input like this one, in SCRIPT: a tensor, or what is none."""
+    if not isinstance(t, torch.Tensor):
+        return repr(t)
+    if not t.is_floating_point():
+        return f"torch.randint(-99, 99, {tuple(t.shape)}).to({str(device)!r}, {t.dtype})"
+    return f"draw({tuple(t.shape)}, dtype).requires_grad_({t.requires_grad})"
+
+
 def _script(path, device):
     op = registry.find(path.stem).configured()
     if op.name == "rope":
         return ROPE_SCRIPT.format(device=device)
     inputs = op.inputs(op.odd_shapes[2], torch.float32, machine.device())
-    inputs = [(tuple(t.shape), t.requires_grad) for t in inputs]
+    inputs = ", ".join(_source(t, device) for t in inputs)
     return SCRIPT.format(name=op.name, device=device, inputs=inputs, arguments=op.arguments)
 
 
