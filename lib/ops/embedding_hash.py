@@ -12,8 +12,8 @@ Method    The hashing trick (Weinberger et al., Feature Hashing for Large Scale 
 Backward  Of weight alone: dweight[r] is the sum of dy over the lookups of row r. Saves ids: the rows' numbers
           are two operations, and as long as ids are. dweight in one of three ways:
           deterministic=True   PyTorch's embedding_dense_backward: lookups sorted by row, those of a row in
-                               ascending order, added up some at a time. The same bits in every run; of 16 bits
-                               sums in float32 on a GPU.
+                               ascending order, added up some at a time, on a GPU in float32 for 16 bits. The
+                               same bits in every run.
           deterministic=False  one launch of atomic additions to zeros, in float32 for 16 bits: no sort, but
                                the order, and with it the last bits, differs from run to run.
           sparse=True          no sum: a COO tensor of dy, an entry for each lookup, as nn.Embedding's.
@@ -148,7 +148,7 @@ def _plan(dim, itemsize):
     return Plan(max(1, elements // block_d), block_d, 4)
 
 
-def _sizes(plan, ids, num_rows, dim):
+def _grid_and_sizes(plan, ids, num_rows, dim):
     """The grid and the arguments that both kernels take alike."""
     options = {
         "TABLES": len(num_rows), "DIM": dim, "BLOCK_L": plan.block_l, "BLOCK_D": plan.block_d,
@@ -158,7 +158,7 @@ def _sizes(plan, ids, num_rows, dim):
 
 
 def _launch(plan, ids, weight, num_rows, y):
-    grid, options = _sizes(plan, ids, num_rows, weight.shape[1])
+    grid, options = _grid_and_sizes(plan, ids, num_rows, weight.shape[1])
     with torch.cuda.device_of(ids):  # else the launch goes to the current GPU, not to that of ids
         _embedding_hash_fwd_kernel[grid](
             ids, weight, _tables(num_rows, ids.device), y, ids.numel(), *ids.stride(),
@@ -167,7 +167,7 @@ def _launch(plan, ids, weight, num_rows, y):
 
 
 def _launch_backward(plan, dy, ids, num_rows, dweight):
-    grid, options = _sizes(plan, ids, num_rows, dy.shape[2])
+    grid, options = _grid_and_sizes(plan, ids, num_rows, dy.shape[2])
     strides = dict(zip(("STRIDE_YB", "STRIDE_YT", "STRIDE_YD"), dy.stride()))
     with torch.cuda.device_of(ids):
         _embedding_hash_bwd_kernel[grid](
@@ -352,13 +352,17 @@ def _explain(error, name, eager):
         raise RuntimeError(f"{name}: {reach}; under them use {eager}") from error
 
 
+@torch.compiler.disable(reason="torch.compile has no sparse gradients; use sparse=False")
+def _between_graphs(*arguments):
+    return _EmbeddingHash.apply(*arguments)
+
+
 def _call(name, ids, weight, num_rows, sparse, deterministic, plan):
     if not _fits(ids, weight, num_rows):
         _refuse_arguments(name, ids, weight, num_rows)
     if torch.compiler.is_compiling():
         if sparse and torch.is_grad_enabled() and weight.requires_grad:
-            lacks = "torch.compile has no sparse gradients"
-            raise ValueError(f"{name}: {lacks}; use sparse=False, or torch.compiler.disable")
+            return _between_graphs(ids, weight, num_rows, sparse, deterministic, plan)
         return embedding_hash_op(ids, weight, num_rows, deterministic)
     try:
         if _needs_grad(weight):
@@ -377,7 +381,8 @@ def embedding_hash_triton(
 
     ids: (B, T) int64 or int32; weight: (R, D), the tables one below the other, both with any strides, on one
     device; num_rows: a tuple of T ints, R their sum. Returns (B, T, D), contiguous, in the dtype of weight.
-    sparse: a sparse gradient, for optimizers that take one (SGD, Adagrad, SparseAdam), not under torch.compile.
+    sparse: a sparse gradient, for optimizers that take one (SGD, Adagrad, SparseAdam); with one, torch.compile
+    breaks the graph here.
     deterministic: a dense gradient of the same bits in every run; False: by atomic additions.
     plan: a Plan in place of the one chosen, for tuning; torch.compile leaves it out.
     Works under torch.compile (as the op fused_kernels::embedding_hash), autocast, checkpointing and CUDA graphs
@@ -422,12 +427,8 @@ def _setup_context(ctx, inputs, output):
 
 def _op_backward(ctx, dy):
     num_rows, _, deterministic, _ = ctx.how
-    return (
-        None,
-        _embedding_hash_backward_op(dy, *ctx.saved_tensors, num_rows, deterministic),
-        None,
-        None,
-    )
+    dweight = _embedding_hash_backward_op(dy, *ctx.saved_tensors, num_rows, deterministic)
+    return None, dweight, None, None
 
 
 embedding_hash_op.register_autograd(_op_backward, setup_context=_setup_context)
@@ -459,10 +460,8 @@ class EmbeddingHash(torch.nn.Module):
         """With copies of the weights of these tables."""
         tables = [*tables]
         if any(t.padding_idx is not None or t.max_norm or t.scale_grad_by_freq for t in tables):
-            known = "padding_idx, max_norm and scale_grad_by_freq"
-            raise ValueError(
-                f"EmbeddingHash: tables with {known} keep their own rules; use them as they are"
-            )
+            rules = "padding_idx, max_norm and scale_grad_by_freq"
+            raise ValueError(f"EmbeddingHash: it knows no {rules}; use such tables as they are")
         weight = torch.cat([table.weight.detach() for table in tables])
         num_rows = [len(table.weight) for table in tables]
         module = cls(num_rows, weight.shape[1], sparse, deterministic, device="meta")
