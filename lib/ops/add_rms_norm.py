@@ -29,7 +29,7 @@ from torch.autograd import forward_ad
 _ON_CPU = triton.knobs.runtime.interpret
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _WIDEST = 32768  # a row lies in the registers of one program
-_TWICE_ABOVE = 8192  # backward there are three rows and a sum to hold
+_READ_AGAIN_ABOVE = 8192  # backward there are three rows and a sum to hold
 
 
 class Plan(NamedTuple):
@@ -83,12 +83,10 @@ def _add_rms_norm_fwd_kernel(
 def _add_rms_norm_bwd_kernel(
     dy_ptr, dh_ptr, h_ptr, weight_ptr, dx_ptr, partial_ptr, n_rows, n_cols, eps,
     stride_dym, stride_dyn, stride_dhm, stride_dhn, stride_hm, stride_hn, rows_per_program,
-    NUM_STAGES: tl.constexpr, TWICE: tl.constexpr, COMPUTE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    NUM_STAGES: tl.constexpr, COMPUTE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     # One program handles rows_per_program whole rows, BLOCK_M at a time, and adds up on the way: its row of
-    # partial, (programs, n_cols), is its share of dweight. TWICE: a row is too wide to stay in registers until
-    # its sums are there, and is read again, from a cache.
+    # partial, (programs, n_cols), is its share of dweight.
     cols = tl.arange(0, BLOCK_N)[None, :]
     weight = tl.load(weight_ptr + cols, mask=cols < n_cols, other=0.0).to(COMPUTE)
     total = tl.zeros((BLOCK_M, BLOCK_N), dtype=COMPUTE)
@@ -96,20 +94,14 @@ def _add_rms_norm_bwd_kernel(
         first_row = tl.program_id(0).to(tl.int64) * rows_per_program + start
         rows = (first_row + tl.arange(0, BLOCK_M))[:, None]
         mask = (rows < n_rows) & (cols < n_cols)
-        dy_ptrs = dy_ptr + rows * stride_dym + cols * stride_dyn
-        h_ptrs = h_ptr + rows * stride_hm + cols * stride_hn
-        dy = tl.load(dy_ptrs, mask=mask, other=0.0).to(COMPUTE)
-        h = tl.load(h_ptrs, mask=mask, other=0.0).to(COMPUTE)
-        # both sums of a row in one go, h² and g·h
+        dy = tl.load(dy_ptr + rows * stride_dym + cols * stride_dyn, mask=mask, other=0.0).to(
+            COMPUTE
+        )
+        h = tl.load(h_ptr + rows * stride_hm + cols * stride_hn, mask=mask, other=0.0).to(COMPUTE)
+        # both sums of a row in one go, h² and g·h; mean(g·n) is r·mean(g·h)
         squares, cross = tl.reduce((h * h, dy * weight * h), 1, _add_both)
         root = tl.rsqrt(squares / n_cols + eps)[:, None]
-        if TWICE:
-            tl.debug_barrier()  # else these loads are the ones above, for the compiler
-            dy = tl.load(dy_ptrs, mask=mask, other=0.0).to(COMPUTE)
-            h = tl.load(h_ptrs, mask=mask, other=0.0).to(COMPUTE)
-            weight = tl.load(weight_ptr + cols, mask=cols < n_cols, other=0.0).to(COMPUTE)
         normal = h * root
-        # mean(g·n) as r·mean(g·h): this sum does not wait for the one in r
         dx = root * (dy * weight - normal * (root * cross[:, None] / n_cols))
         if dh_ptr is not None:
             dh_ptrs = dh_ptr + rows * stride_dhm + cols * stride_dhn
@@ -121,6 +113,43 @@ def _add_rms_norm_bwd_kernel(
         sums = tl.sum(total, axis=0)[None, :]
         partial_ptrs = partial_ptr + tl.program_id(0).to(tl.int64) * n_cols + cols
         tl.store(partial_ptrs, sums, mask=cols < n_cols)
+
+
+@triton.jit(do_not_specialize=["n_rows", "eps", "rows_per_program"])
+def _add_rms_norm_bwd_wide_kernel(
+    dy_ptr, dh_ptr, h_ptr, weight_ptr, dx_ptr, partial_ptr, n_rows, n_cols, eps,
+    stride_dym, stride_dyn, stride_dhm, stride_dhn, stride_hm, stride_hn, rows_per_program,
+    COMPUTE: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    # The same for a row too wide to stay in registers until its sums are there: it is read again, from a cache.
+    cols = tl.arange(0, BLOCK_N)
+    mask = cols < n_cols
+    total = tl.zeros((BLOCK_N,), dtype=COMPUTE)
+    for k in range(0, rows_per_program):
+        row = tl.program_id(0).to(tl.int64) * rows_per_program + k
+        if row < n_rows:
+            dy_ptrs = dy_ptr + row * stride_dym + cols * stride_dyn
+            h_ptrs = h_ptr + row * stride_hm + cols * stride_hn
+            dy = tl.load(dy_ptrs, mask=mask, other=0.0).to(COMPUTE)
+            h = tl.load(h_ptrs, mask=mask, other=0.0).to(COMPUTE)
+            weight = tl.load(weight_ptr + cols, mask=mask, other=0.0).to(COMPUTE)
+            squares, cross = tl.reduce((h * h, dy * weight * h), 0, _add_both)
+            root = tl.rsqrt(squares / n_cols + eps)
+            tl.debug_barrier()  # else these loads are the ones above, for the compiler
+            dy = tl.load(dy_ptrs, mask=mask, other=0.0).to(COMPUTE)
+            h = tl.load(h_ptrs, mask=mask, other=0.0).to(COMPUTE)
+            weight = tl.load(weight_ptr + cols, mask=mask, other=0.0).to(COMPUTE)
+            normal = h * root
+            total += dy * normal
+            dx = root * (dy * weight - normal * (root * cross / n_cols))
+            if dh_ptr is not None:
+                dh_ptrs = dh_ptr + row * stride_dhm + cols * stride_dhn
+                dx += tl.load(dh_ptrs, mask=mask, other=0.0).to(COMPUTE)
+            if dx_ptr is not None:
+                tl.store(dx_ptr + row * n_cols + cols, dx, mask=mask)
+    if partial_ptr is not None:
+        partial_ptrs = partial_ptr + tl.program_id(0).to(tl.int64) * n_cols + cols
+        tl.store(partial_ptrs, total, mask=mask)
 
 
 @triton.jit(do_not_specialize=["n_rows"])
@@ -161,7 +190,7 @@ def _plan(n_cols, itemsize):
 def _plan_backward(n_cols):
     """(block_m, num_warps, strips): sixteen warps for each of an H200's 132 multiprocessors, or one program."""
     block_n = triton.next_power_of_2(n_cols)
-    num_warps = max(1, block_n // 1024) if block_n <= _TWICE_ABOVE else 32
+    num_warps = max(1, block_n // 1024) if block_n <= _READ_AGAIN_ABOVE else 32
     # every program more is a row more in the last sum
     return max(1, 1024 // block_n), num_warps, 132 * max(1, 16 // num_warps)
 
@@ -169,10 +198,8 @@ def _plan_backward(n_cols):
 @functools.cache
 def _num_stages(n_cols, itemsize, block_m):
     """1 + the steps whose rows are under way while these are computed, where any GPU has memory for them."""
-    if (
-        n_cols > _TWICE_ABOVE or n_cols * itemsize % 16
-    ):  # rows that begin anywhere are not copied ahead
-        return 1
+    if n_cols * itemsize % 16:
+        return 1  # rows that begin anywhere are not copied ahead
     return min(3, 1 + 32768 // (block_m * n_cols * itemsize))
 
 
@@ -194,13 +221,15 @@ def _launch_backward(plan, dy, dh, h, weight, dx, eps, has_dweight):
     strips = _cdiv(n_rows, rows_per_program)
     wide = torch.float64 if h.dtype == torch.float64 else torch.float32
     partial = torch.empty((strips, n_cols), dtype=wide, device=h.device) if has_dweight else None
+    kernel, how = _add_rms_norm_bwd_wide_kernel, {}
+    if n_cols <= _READ_AGAIN_ABOVE:
+        how = {"NUM_STAGES": _num_stages(n_cols, h.element_size(), block_m), "BLOCK_M": block_m}
+        kernel = _add_rms_norm_bwd_kernel
     with torch.cuda.device_of(h):
-        _add_rms_norm_bwd_kernel[(strips,)](
+        kernel[(strips,)](
             dy, dh, h, weight, dx, partial, n_rows, n_cols, eps,
             *dy.stride(), *((0, 0) if dh is None else dh.stride()), *h.stride(), rows_per_program,
-            NUM_STAGES=_num_stages(n_cols, h.element_size(), block_m), TWICE=n_cols > _TWICE_ABOVE,
-            COMPUTE=_compute_dtype(h.dtype), BLOCK_M=block_m, BLOCK_N=triton.next_power_of_2(n_cols),
-            num_warps=num_warps,
+            COMPUTE=_compute_dtype(h.dtype), BLOCK_N=triton.next_power_of_2(n_cols), num_warps=num_warps, **how,
         )  # fmt: skip
     return partial
 

@@ -7,11 +7,11 @@ MUTANTS = [
         "[:, None] / n_cols + eps)", "[:, None] / h.shape[1] + eps)", "the mean of a padded row"
     ),
     Mutant("[:, None] / n_cols + eps)", "[:, None] / n_cols)", "eps forgotten"),
-    Mutant("squares / n_cols + eps)", "squares / n_cols + eps * eps)", "eps squared backward"),
+    Mutant("squares / n_cols + eps)[", "squares / n_cols + eps * eps)[", "eps squared backward"),
     Mutant("return a + c, b + d", "return a + c, b + c", "squares added to the other sum"),
     Mutant(
-        "            h = tl.load(h_ptrs, mask=mask, other=0.0)",
-        "            h = tl.load(dy_ptrs, mask=mask, other=0.0)",
+        "compiler\n            dy = tl.load(dy_ptrs",
+        "compiler\n            dy = tl.load(h_ptrs",
         "another row read again",
     ),
     Mutant(
@@ -34,6 +34,8 @@ MUTANTS = [
         "first_row = tl.program_id(0) * rows_per_program + start",
         "int32 rows of dy",
     ),
+    Mutant("        if row < n_rows:", "        if row <= n_rows:", "a wide row after the last"),
+    Mutant("cross / n_cols))", "cross / BLOCK_N))", "the mean of a padded wide row"),
     Mutant(
         "residual_ptr + rows * stride_rm + cols * stride_rn",
         "residual_ptr + rows * stride_xm + cols * stride_xn",
@@ -50,23 +52,25 @@ MUTANTS = [
         "dh read as if contiguous",
     ),
     Mutant(
-        "            dx += tl.load(dh_ptrs",
-        "            dx = tl.load(dh_ptrs",
+        "\n            dx += tl.load(dh_ptrs",
+        "\n            dx = tl.load(dh_ptrs",
         "the gradient of h in place of the sum",
     ),
-    Mutant("(h * h, dy * weight * h)", "(h * h, dy * h)", "the mean without the weight"),
+    Mutant("(h * h, dy * weight * h), 1", "(h * h, dy * h), 1", "the mean without the weight"),
     Mutant(
-        "dx = root * (dy * weight - normal *",
-        "dx = root * (dy * weight + normal *",
+        "dx = root * (dy * weight - normal * (root * cross[:",
+        "dx = root * (dy * weight + normal * (root * cross[:",
         "the sign of what the norm takes away",
     ),
-    Mutant("normal = h * root\n", "normal = h\n", "h in place of its norm"),
+    Mutant("\n        normal = h * root\n", "\n        normal = h\n", "h in place of its norm"),
     Mutant(
-        "        total += dy * normal", "        total = dy * normal", "only the last rows summed"
+        "\n        total += dy * normal",
+        "\n        total = dy * normal",
+        "only the last rows summed",
     ),
     Mutant(
-        "        total += dy * normal",
-        "        total += dy * weight * normal",
+        "\n        total += dy * normal",
+        "\n        total += dy * weight * normal",
         "dweight times the weight",
     ),
     Mutant(
