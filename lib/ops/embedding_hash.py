@@ -11,7 +11,7 @@ Traffic   Forward BT ids of 8 bytes and 2BTD elements, rows read and y. PyTorch 
 Method    The hashing trick (Weinberger et al., Feature Hashing for Large Scale Multitask Learning, 2009).
 Backward  Of weight alone: dweight[r] is the sum of dy over the lookups of row r. Saves ids: the rows' numbers
           are two operations, and as long as ids are. dweight in one of three ways:
-          deterministic=True   PyTorch's embedding_dense_backward: lookups sorted by row, those of a row in
+          deterministic=True   PyTorch's embedding_backward: lookups sorted by row, those of a row in
                                ascending order, added up some at a time, on a GPU in float32 for 16 bits. The
                                same bits in every run.
           deterministic=False  one launch of atomic additions to zeros, in float32 for 16 bits: no sort, but
@@ -195,15 +195,11 @@ def _save(ctx, ids, num_rows, sparse=False, deterministic=True, plan=None):
 def _backward(dy, ids, num_rows, sparse=False, deterministic=True, plan=None):
     """dweight, (R, D): it depends on which rows were read, and not on what they hold."""
     size = sum(num_rows), dy.shape[2]
-    if sparse:
-        rows, values = _rows(ids, num_rows).view(1, -1), dy.reshape(-1, size[1])
-        # indices are right as they are made: to check them the host would wait for the GPU
-        return torch.sparse_coo_tensor(rows, values, size, check_invariants=False)
-    if dy.numel() == 0:
+    if dy.numel() == 0 and not sparse:
         return dy.new_zeros(size)
-    if deterministic:
+    if sparse or deterministic:  # as for one table, without padding or weights by frequency
         rows = _rows(ids, num_rows)
-        return torch.ops.aten.embedding_dense_backward(dy, rows, size[0], -1, False)
+        return torch.ops.aten.embedding_backward(dy, rows, size[0], -1, False, sparse)
     wide = torch.float64 if dy.dtype == torch.float64 else torch.float32
     dweight = torch.zeros(size, dtype=wide, device=dy.device)
     # y.sum().backward() sends a dy of strides 0, which is read as it is

@@ -111,6 +111,9 @@ def test_a_sparse_gradient_has_an_entry_for_each_lookup(module):
     assert not grad.is_coalesced() and grad._nnz() == ids.numel()
     assert grad._indices().flatten().tolist() == sum(rows_of(module, ids, num_rows), [])
     assert grad._values().data_ptr() == dy.data_ptr()
+    none = module.embedding_hash_triton(ids[:0], weight, num_rows, sparse=True)
+    (grad,) = torch.autograd.grad(none.sum(), weight)
+    assert grad.is_sparse and grad.shape == weight.shape and grad._nnz() == 0
 
 
 @pytest.mark.parametrize("name", ["SGD", "Adagrad"])

@@ -92,9 +92,7 @@ MUTANTS = [
         "(_cdiv(ids.numel(), plan.block_l), dim // plan.block_d)",
         "floor where ceil was meant: the last columns forgotten",
     ),
-    Mutant(
-        "check_invariants=False)", "check_invariants=False).coalesce()", "a sparse gradient added up"
-    ),
+    Mutant("-1, False, sparse)", "-1, False, False)", "a sparse gradient that is dense"),
     Mutant(
         "_backward(dy, ids, num_rows, deterministic=deterministic)",
         "_backward(dy, ids, num_rows)",
