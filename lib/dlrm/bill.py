@@ -1,0 +1,187 @@
+"""The bill of a DLRM by stage: launches, bytes and the least time, counted with no GPU; or measured on one.
+
+Counted   by a mode that sees each op of PyTorch, below autograd: also on the device meta, at any size. An op is
+          a launch, or as many as launches_of says, and moves its tensors once, as bytes_of says.
+Measured  the same stages under the profiler and a stopwatch.
+
+    table(bill(model, dense, ids, labels))                 counted
+    table(bill(model, dense, ids, labels, meter=timed))    measured, with a GPU
+"""
+
+from lib.measure import bench, roofline
+from lib.profiling import events_of, profiled
+from lib.profiling.cost import bill as cost_of
+
+import pandas as pd
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+SIDES = ("forward", "backward")
+_SORTED_FROM = 3072  # ids from which on PyTorch sorts them for the gradient of a table
+_NO_WORK = ("empty", "new_empty", "set_", "_unsafe_view", "promote_types")
+
+
+def n_bytes(*tensors):
+    """Bytes of all tensors in any nest of tuples and lists."""
+    leaves = [t for t in tree_leaves(tensors) if isinstance(t, torch.Tensor)]
+    return sum(t.numel() * t.element_size() for t in leaves)
+
+
+def bytes_of(name, args, result):
+    """Bytes that an op reads and writes at least."""
+    if name == "embedding":  # ids, rows read, rows written
+        return n_bytes(args[1]) + 2 * n_bytes(result)
+    if name == "embedding_dense_backward":  # zeros for the table, then rows are added to it
+        return n_bytes(result) + n_bytes(args[1]) + 3 * n_bytes(args[0])
+    if name == "_foreach_add_":  # in place: the first list is read and written
+        return n_bytes(args) + n_bytes(args[0])
+    return n_bytes(args, result)
+
+
+def launches_of(name, args):
+    """Kernels of an op."""
+    if name == "_foreach_add_":  # 320 chunks of 65,536 elements a launch
+        return -(-sum(-(-t.numel() // 65536) for t in args[0]) // 320)
+    if (
+        name == "embedding_dense_backward"
+    ):  # two copies, a fill with zeros, the sum; and those of the sort
+        return 4 if args[1].numel() <= _SORTED_FROM else 23
+    return 1
+
+
+class Count(TorchDispatchMode):
+    """Inside, counts `launches` and `bytes` of all ops that compute something."""
+
+    def __init__(self):
+        super().__init__()
+        self.launches = self.bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result, name = func(*args, **(kwargs or {})), func.overloadpacket.__name__
+        if not func.is_view and name not in _NO_WORK:
+            self.launches += launches_of(name, args)
+            self.bytes += bytes_of(name, args, result)
+        return result
+
+
+def part(launches, n_bytes, flops=0):
+    """One side of a stage: launches, MB and the least µs at the ceilings of roofline."""
+    least_us = roofline.ceilings().attainable_us(n_bytes, flops)
+    return {"launches": launches, "MB": n_bytes / 1e6, "least µs": least_us}
+
+
+def counted(call):
+    """(result of the call, what it needs at least)."""
+    with FlopCounterMode(display=False) as flops, Count() as count:
+        result = call()
+    return result, part(count.launches, count.bytes, flops.get_total_flops())
+
+
+def timed(call):
+    """(result of the call, what it costs on this GPU)."""
+    cost = cost_of(events_of(profiled(call)), "")
+    row = {"launches": cost["kernels"], "GPU µs": cost["device_us"]}
+    row |= {"host µs": bench.host_us(call, n_calls=3), "peak MiB": bench.peak_mib(call)}
+    return call(), row
+
+
+def sgd(parameters, gradients, learning_rate=0.01):
+    """Plain SGD, as torch.optim.SGD with foreach=True: all parameters in few launches."""
+    torch._foreach_add_([p.detach() for p in parameters], list(gradients), alpha=-learning_rate)
+
+
+def bill(model, dense, ids, labels, meter=counted):
+    """{stage: (forward, backward)} of a dlrm.DLRM; None where a stage has no such side.
+
+    Each stage gets what the one before it gives, without its history: its backward pass ends at its edge.
+    """
+    rows = {}
+
+    def stage(name, part, *inputs):
+        y, forward = meter(lambda: part(*inputs))
+        rows[name] = forward, None
+        if not y.requires_grad:
+            return y
+        leaves = [t for t in (*inputs, *part.parameters()) if t.requires_grad]
+        dy = torch.ones_like(y)
+        call = lambda: torch.autograd.grad(y, leaves, dy, retain_graph=True)  # noqa: E731
+        rows[name] = forward, meter(call)[1]
+        return y.detach().requires_grad_()
+
+    vectors = stage("lookups", model.sparse_arch, stage("hash", model.hashing, ids))
+    first = stage("bottom MLP", model.dense_arch, dense)
+    features = stage("interaction", model.interaction, first, vectors)
+    logits = stage("top MLP", model.prediction, features)
+    stage("loss", torch.nn.BCEWithLogitsLoss(), logits, labels)
+    parameters = list(model.parameters())
+    rows["update"] = None, meter(lambda: sgd(parameters, parameters, learning_rate=0.0))[1]
+    return rows
+
+
+def table(rows):
+    """A bill as a DataFrame: a row for each stage, the columns of both sides."""
+    sides = {side: {n: parts[k] or {} for n, parts in rows.items()} for k, side in enumerate(SIDES)}
+    return pd.concat({s: pd.DataFrame(part).T for s, part in sides.items()}, axis=1).fillna(0)
+
+
+def totals(rows):
+    """{pass: its sums}; the loss belongs to training, as both sides do."""
+    sums = table(rows)
+    training = sums["forward"].sum() + sums["backward"].sum()
+    return {"forward": sums["forward"].drop("loss").sum(), "training": training}
+
+
+def show_table(rows, caption):
+    """A bill as the notebook shows it, with its total."""
+    sums = table(rows)
+    sums = pd.concat([sums, sums.sum().to_frame("total").T])
+    return sums.style.format("{:,.1f}").set_caption(caption)
+
+
+def flat(rows):
+    """A bill as a list of dictionaries, as results are kept."""
+    return [
+        {"stage": name, "side": side, **side_of}
+        for name, parts in rows.items()
+        for side, side_of in zip(SIDES, parts)
+        if side_of
+    ]
+
+
+# --- pictures ------------------------------------------------------------------------------------------------
+
+
+def draw_steps(axes, rows):
+    """Host and GPU µs of each step, a panel for each pass; rows have pass, step, 'host µs' and 'GPU µs'."""
+    for ax, what in zip(axes, dict.fromkeys(row["pass"] for row in rows)):
+        mine = [row for row in rows if row["pass"] == what]
+        for shift, side, style in ((-0.2, "host µs", "////"), (0.2, "GPU µs", "")):
+            us = [row[side] for row in mine]
+            places = [k + shift for k in range(len(mine))]
+            colour = "white" if style else "#8fb0d3"
+            bars = ax.barh(
+                places, us, 0.38, color=colour, edgecolor="black", hatch=style, label=side
+            )
+            ax.bar_label(bars, [f" {u:,.0f}" for u in us], fontsize=8)
+        ax.set_yticks(range(len(mine)), [row["step"] for row in mine])
+        ax.set(title=what, xlabel="µs")
+        ax.locator_params(axis="x", nbins=4)
+        ax.xaxis.set_major_formatter("{x:,.0f}")
+        ax.margins(x=0.2)
+    axes[0].invert_yaxis()
+    axes[-1].legend(loc="lower right", fontsize="small")
+    return "; ".join(
+        f"{r['pass']}, {r['step']}: host {r['host µs']:,.0f}, GPU {r['GPU µs']:,.0f}" for r in rows
+    )
+
+
+def draw_ladder(ax, rows):
+    """µs over rows of a batch, log-log; rows have 'rows' and a column for each version."""
+    names = [name for name in rows[0] if name not in ("pass", "rows")]
+    for name, style in zip(names, ("s:", "o-", "^--", "D-.", "v-")):
+        us = [row[name] for row in rows]
+        ax.loglog([row["rows"] for row in rows], us, style, label=name, color="black", mfc="white")
+    ax.set(xlabel="rows in a batch", ylabel="µs a call")
+    ax.legend(fontsize="small")

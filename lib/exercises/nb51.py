@@ -1,0 +1,190 @@
+"""Exercises of notebook 51: bytes of one more fusion, what to fuse first, 26 tables loaded into one weight."""
+
+from lib import machine
+from lib.dlrm import model as dlrm
+from lib.exercises import attempted, exercise, expect, expect_number
+from lib.nogpu.memory import count_traffic
+from lib.ops.embedding_hash import embedding_hash_triton
+from lib.ops.interaction import interaction_triton
+
+import torch
+
+# --- 51.1 ------------------------------------------------------------------------------------------------
+
+
+def two_kernels_bytes(b, t, d):
+    """Bytes of the two kernels' forward pass, of rows that no two lookups share."""
+    lookups = b * t * (8 + 2 * 4 * d)
+    return lookups + 4 * b * ((t + 1) * d + d + (t + 1) * t // 2)
+
+
+def counted_bytes(b, t, d):
+    """The same, counted in the interpreter: what both kernels load and store, the sizes of tables left out."""
+    num_rows = (b,) * t
+    ids = torch.arange(b)[:, None].expand(b, t).contiguous()  # each row of each table once
+    weight, dense = torch.randn(b * t, d), torch.randn(b, d)
+    found = count_traffic(
+        lambda: interaction_triton(dense, embedding_hash_triton(ids, weight, num_rows))
+    )
+    arguments = {n: a for n, a in found.by_argument.items() if not n.endswith("tables_ptr")}
+    return sum(a.loaded_distinct + a.stored_distinct for a in arguments.values())
+
+
+@exercise("51.1", "The bytes of one more fusion", minutes=10, level=1)
+def _(answer):
+    for b, t, d in ((1, 1, 1), (1, 1, 2), (3, 1, 2), (2, 3, 4), (4, 26, 16), (2048, 26, 16)):
+        at = f"B = {b}, T = {t}, D = {d}"
+        got = attempted(answer(b, t, d))
+        pair = isinstance(got, (tuple, list)) and len(got) == 2
+        expect(pair, f"{at}: should be two numbers, got {got!r}")
+        want = two_kernels_bytes(b, t, d)
+        if b < 10 and not machine.HAS_GPU:
+            want = counted_bytes(b, t, d)
+        expect_number(got[0], want, f"{at}: bytes of the two kernels")
+        expect_number(got[1], want - 8 * b * t * d, f"{at}: bytes of one kernel")
+
+
+# --- 51.2 ------------------------------------------------------------------------------------------------
+
+_STAGES = (
+    ("one stage of two", {"a": (1.0, 0.0), "b": (3.0, 0.0)}, "b"),
+    ("limited by the host", {"a": (9.0, 1.0), "b": (1.0, 19.0)}, "b"),
+    ("limited by the GPU", {"a": (9.0, 1.0), "b": (1.0, 5.0)}, "a"),
+    # without b the GPU is the limit; without a still the host
+    ("limited by both", {"a": (10.0, 2.0), "b": (2.0, 10.0), "c": (8.0, 9.0)}, "c"),
+    ("the limit changes sides", {"a": (8.0, 2.0), "b": (1.0, 9.0), "c": (4.0, 6.0)}, "c"),
+    ("equal ones", {"a": (2.0, 5.0), "b": (3.0, 5.0)}, "a"),
+)
+
+
+def _fuse_first(stages):
+    def us(names):
+        return max(sum(stages[n][side] for n in names) for side in (0, 1))
+
+    whole = us(stages)
+    speed_ups = {name: whole / us([n for n in stages if n != name]) for name in stages}
+    best = max(speed_ups, key=speed_ups.get)
+    return best, speed_ups[best]
+
+
+@exercise("51.2", "What to fuse first", minutes=15, level=2)
+def _(answer):
+    for what, stages, _ in _STAGES:
+        at = f"{what}, {stages}"
+        got = attempted(answer(dict(stages)))
+        pair = isinstance(got, (tuple, list)) and len(got) == 2
+        expect(pair, f"{at}: should be a name and a number, got {got!r}")
+        name, speed_up = _fuse_first(stages)
+        expect(
+            got[0] == name, f"{at}: {got[0]!r} is not the stage; what does a pass without it take?"
+        )
+        expect_number(got[1], speed_up, f"{at}: the speed-up at most")
+
+
+# --- 51.3 ------------------------------------------------------------------------------------------------
+
+_DIM = 4
+
+
+def _arch(num_rows):
+    """A SparseArch on the CPU: there a row out of range is an error and no end of the session."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(len(num_rows))
+        return dlrm.SparseArch(num_rows, _DIM)
+
+
+class _Around(torch.nn.Module):
+    def __init__(self, part):
+        super().__init__()
+        self.sparse_arch, self.top = part, torch.nn.Linear(1, 1)
+
+
+def _load(at, module, state):
+    try:
+        found = module.load_state_dict(state)
+    except RuntimeError as error:
+        says = " ".join(str(error).split())[:300]
+        expect(False, f"{at}: load_state_dict raised: {says}")
+    expect(not any(found), f"{at}: keys are left over: {found}")
+
+
+def _expect_lookups(at, module, arch, num_rows):
+    sizes = torch.tensor(num_rows)
+    ids = torch.tensor(
+        [[-1] * len(num_rows), [n - 2 for n in num_rows], [10**9 + 7] * len(num_rows)]
+    )
+    got, want = attempted(module(ids)), arch((ids + 1) % sizes)
+    expect(isinstance(got, torch.Tensor), f"{at}: should give a tensor, got {type(got).__name__}")
+    expect(
+        got.shape == want.shape, f"{at}: shape {tuple(got.shape)}, should be {tuple(want.shape)}"
+    )
+    for k in range(len(num_rows)):
+        same = torch.equal(got[:, k], want[:, k])
+        expect(same, f"{at}: table {k} gives {_first(got[:, k])}, should be {_first(want[:, k])}")
+    dy = torch.linspace(-1, 2, want.numel()).view(want.shape)
+    (gradient,) = torch.autograd.grad(got, module.weight, dy)
+    tables = torch.autograd.grad(want, [table.weight for table in arch.tables], dy)
+    for k, (mine, table) in enumerate(zip(gradient.split(list(num_rows)), tables)):
+        close = torch.allclose(mine, table, atol=1e-6)
+        expect(
+            close, f"{at}: the gradient of table {k} is {_first(mine)}, should be {_first(table)}"
+        )
+
+
+def _first(t):
+    return "[" + ", ".join(f"{v:.3g}" for v in t.flatten()[:4].tolist()) + ", …]"
+
+
+def _refuses(module, state):
+    try:
+        module.load_state_dict(state)
+    except RuntimeError:
+        return True
+    return False
+
+
+@exercise("51.3", "Load the old checkpoint", minutes=20, level=3)
+def _(answer):
+    is_class = isinstance(answer, type) and issubclass(answer, torch.nn.Module)
+    expect(is_class, "give the class, a torch.nn.Module; the checker makes modules of it")
+    for num_rows in ((3,), (3, 2), (1, 5, 1, 4), tuple(range(2, 14))):
+        arch, at = _arch(num_rows), f"tables of {num_rows} rows"
+        attempted(answer(num_rows, _DIM)(torch.zeros(1, len(num_rows), dtype=torch.int64)))
+        state = arch.state_dict()
+        before = list(state)
+        module = answer(num_rows, _DIM)
+        _load(at, module, state)
+        expect(list(state) == before, f"{at}: the checkpoint itself should be left as it was")
+        _expect_lookups(at, module, arch, num_rows)
+        inside = _Around(answer(num_rows, _DIM))
+        _load(f"{at}, inside a model", inside, _Around(arch).state_dict())
+        _expect_lookups(f"{at}, inside a model", inside.sparse_arch, arch, num_rows)
+        keys = list(module.state_dict())
+        expect(
+            keys == ["weight"], f"{at}: its own state_dict should have the key weight, has {keys}"
+        )
+        again = answer(num_rows, _DIM)
+        _load(f"{at}, its own state_dict", again, module.state_dict())
+        _expect_lookups(f"{at}, its own state_dict", again, arch, num_rows)
+    _expect_refusals(answer)
+
+
+def _expect_refusals(answer):
+    num_rows = (3, 2, 4)
+    whole = _arch(num_rows).state_dict()
+    missing = {name: t for name, t in whole.items() if "1" not in name}
+    expect(
+        _refuses(answer(num_rows, _DIM), missing),
+        "a checkpoint without table 1 should be an error, and is loaded",
+    )
+    # as many rows in all, but not table by table
+    shifted = _arch((2, 3, 4)).state_dict()
+    expect(
+        _refuses(answer(num_rows, _DIM), shifted),
+        "tables of (2, 3, 4) rows in place of (3, 2, 4) should be an error, and are loaded",
+    )
+    more = _arch((3, 2, 4, 1)).state_dict()
+    expect(
+        _refuses(answer(num_rows, _DIM), more),
+        "a checkpoint with a fourth table should be an error, and is loaded",
+    )

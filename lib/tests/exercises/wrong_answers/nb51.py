@@ -1,0 +1,194 @@
+"""Plausible wrong answers to the exercises of notebook 51: <answer>__<what is wrong>."""
+
+import torch
+import torch.nn.functional as F
+
+# --- 51.1 forward_bytes
+
+
+def _bytes(b, t, d, ids=8, pairs=None, saved=2):
+    pairs = (t + 1) * t // 2 if pairs is None else pairs
+    one = b * t * (ids + 4 * d) + 4 * b * (2 * d + pairs)
+    return one + saved * 4 * b * t * d, one
+
+
+def forward_bytes__ids_of_four_bytes(b, t, d):
+    return _bytes(b, t, d, ids=4)
+
+
+def forward_bytes__pairs_of_the_tables_alone(b, t, d):
+    return _bytes(b, t, d, pairs=t * (t - 1) // 2)
+
+
+def forward_bytes__all_products(b, t, d):
+    return _bytes(b, t, d, pairs=(t + 1) ** 2)
+
+
+def forward_bytes__saves_one_way_only(b, t, d):
+    return _bytes(b, t, d, saved=1)
+
+
+def forward_bytes__elements(b, t, d):
+    return tuple(n / 4 for n in _bytes(b, t, d))
+
+
+def forward_bytes__no_dense_vector(b, t, d):
+    return tuple(n - 4 * b * d for n in _bytes(b, t, d))
+
+
+def forward_bytes__the_wrong_way_round(b, t, d):
+    return _bytes(b, t, d)[::-1]
+
+
+def forward_bytes__one_number(b, t, d):
+    return _bytes(b, t, d)[1]
+
+
+# --- 51.2 fuse_first
+
+
+def _whole(stages):
+    return max(sum(s[0] for s in stages.values()), sum(s[1] for s in stages.values()))
+
+
+def _without(stages, name):
+    return _whole({n: s for n, s in stages.items() if n != name})
+
+
+def fuse_first__longest_on_the_gpu(stages):
+    name = max(stages, key=lambda n: stages[n][0])
+    return name, _whole(stages) / _without(stages, name)
+
+
+def fuse_first__longest_on_the_host(stages):
+    name = max(stages, key=lambda n: stages[n][1])
+    return name, _whole(stages) / _without(stages, name)
+
+
+def fuse_first__longest_on_the_side_that_limits(stages):
+    gpu, host = (sum(s[side] for s in stages.values()) for side in (0, 1))
+    side = 0 if gpu >= host else 1
+    name = max(stages, key=lambda n: stages[n][side])
+    return name, _whole(stages) / (max(gpu, host) - stages[name][side])
+
+
+def fuse_first__host_and_gpu_in_turn(stages):
+    whole = sum(map(sum, stages.values()))
+    name = max(stages, key=lambda n: sum(stages[n]))
+    return name, whole / (whole - sum(stages[name]))
+
+
+def fuse_first__the_share_saved(stages):
+    name = min(stages, key=lambda n: _without(stages, n))
+    return name, 1 - _without(stages, name) / _whole(stages)
+
+
+def fuse_first__the_last_of_equal_ones(stages):
+    name = min(reversed(stages), key=lambda n: _without(stages, n))
+    return name, _whole(stages) / _without(stages, name)
+
+
+def fuse_first__larger_side_of_each_stage(stages):
+    times = {n: max(s) for n, s in stages.items()}
+    name = max(times, key=times.get)
+    return name, sum(times.values()) / (sum(times.values()) - times[name])
+
+
+# --- 51.3 OneWeight
+
+
+class _Base(torch.nn.Module):
+    def __init__(self, num_rows, dim):
+        super().__init__()
+        self.num_rows = num_rows
+        self.weight = torch.nn.Parameter(torch.zeros(sum(num_rows), dim))
+        sizes = torch.tensor(num_rows)
+        self.register_buffer("sizes", sizes, persistent=False)
+        self.register_buffer("starts", sizes.cumsum(0) - sizes, persistent=False)
+        self.register_load_state_dict_pre_hook(self.join)
+
+    @staticmethod
+    def join(module, state, prefix, *_):
+        names = [f"{prefix}tables.{k}.weight" for k in range(len(module.num_rows))]
+        if all(name in state for name in names):
+            state[f"{prefix}weight"] = torch.cat([state.pop(name) for name in names])
+
+    def forward(self, ids):
+        return F.embedding((ids + 1) % self.sizes + self.starts, self.weight)
+
+
+class OneWeight__sizes_not_compared(_Base):
+    pass
+
+
+class OneWeight__nothing_loaded(_Base):
+    @staticmethod
+    def join(module, state, prefix, *_):
+        pass
+
+
+class OneWeight__no_prefix(_Base):
+    @staticmethod
+    def join(module, state, prefix, *rest):
+        _Base.join(module, state, "", *rest)
+
+
+class OneWeight__in_the_order_of_names(_Base):
+    @staticmethod
+    def join(module, state, prefix, *_):
+        names = sorted(name for name in state if name.startswith(f"{prefix}tables."))
+        if names:
+            state[f"{prefix}weight"] = torch.cat([state.pop(name) for name in names])
+
+
+class OneWeight__a_missing_table_is_zero(_Base):
+    @staticmethod
+    def join(module, state, prefix, *_):
+        dim = module.weight.shape[1]
+        if f"{prefix}weight" not in state:
+            tables = [
+                state.pop(f"{prefix}tables.{k}.weight", torch.zeros(n, dim))
+                for k, n in enumerate(module.num_rows)
+            ]
+            state[f"{prefix}weight"] = torch.cat(tables)
+
+
+class OneWeight__its_own_no_longer_loads(_Base):
+    @staticmethod
+    def join(module, state, prefix, *_):
+        names = [f"{prefix}tables.{k}.weight" for k in range(len(module.num_rows))]
+        state[f"{prefix}weight"] = torch.cat([state.pop(name) for name in names])
+
+
+class OneWeight__old_keys_left(_Base):
+    @staticmethod
+    def join(module, state, prefix, *_):
+        names = [f"{prefix}tables.{k}.weight" for k in range(len(module.num_rows))]
+        if all(name in state for name in names):
+            state[f"{prefix}weight"] = torch.cat([state[name] for name in names])
+
+
+class OneWeight__more_tables_left_out(_Base):
+    def load_state_dict(self, state, strict=True):
+        return super().load_state_dict(state, strict=False)
+
+
+class OneWeight__saves_tables_too(_Base):
+    def __init__(self, num_rows, dim):
+        super().__init__(num_rows, dim)
+        self.register_buffer("starts", self.starts, persistent=True)
+
+
+class OneWeight__no_starts(_Base):
+    def forward(self, ids):
+        return F.embedding((ids + 1) % self.sizes, self.weight)
+
+
+class OneWeight__id_and_not_id_plus_one(_Base):
+    def forward(self, ids):
+        return F.embedding(ids % self.sizes + self.starts, self.weight)
+
+
+class OneWeight__trained_without_gradient(_Base):
+    def forward(self, ids):
+        return F.embedding((ids + 1) % self.sizes + self.starts, self.weight.detach())
