@@ -20,13 +20,17 @@ from torch.utils.flop_counter import FlopCounterMode
 
 SIDES = ("forward", "backward")
 _SORTED_FROM = 3072  # ids from which on PyTorch sorts them for the gradient of a table
-_NO_WORK = ("empty", "new_empty", "set_", "_unsafe_view", "promote_types")
+_NO_WORK = (
+    "empty", "new_empty", "empty_like", "set_", "_unsafe_view", "promote_types",
+    "_sparse_coo_tensor_with_dims_and_tensors",
+)  # fmt: skip
 
 
 def n_bytes(*tensors):
-    """Bytes of all tensors in any nest of tuples and lists."""
+    """Bytes of all tensors in any nest of tuples and lists; of a sparse one those of its two parts."""
     leaves = [t for t in tree_leaves(tensors) if isinstance(t, torch.Tensor)]
-    return sum(t.numel() * t.element_size() for t in leaves)
+    parts = [p for t in leaves for p in ((t._indices(), t._values()) if t.is_sparse else (t,))]
+    return sum(p.numel() * p.element_size() for p in parts)
 
 
 def bytes_of(name, args, result):
@@ -185,3 +189,12 @@ def draw_ladder(ax, rows):
         ax.loglog([row["rows"] for row in rows], us, style, label=name, color="black", mfc="white")
     ax.set(xlabel="rows in a batch", ylabel="µs a call")
     ax.legend(fontsize="small")
+
+
+def ladder_text(rows):
+    """The same in words, for the alt text."""
+    return "; ".join(
+        f"{row['rows']:,} rows: "
+        + ", ".join(f"{name} {us:,.0f}" for name, us in row.items() if name not in ("pass", "rows"))
+        for row in rows
+    )

@@ -28,6 +28,12 @@ def test_a_lookup_moves_rows_and_its_gradient_the_table():
     assert (count.launches, count.bytes) == (4, 1000 * 16 + 6 * 8 + 3 * 6 * 16)
 
 
+def test_a_sparse_gradient_is_its_rows():
+    table, ids = torch.randn(1000, 4, requires_grad=True), torch.arange(6)
+    (gradient,) = torch.autograd.grad(F.embedding(ids, table, sparse=True).sum(), table)
+    assert bill.n_bytes([gradient]) == 6 * 8 + 6 * 16
+
+
 def test_an_update_reads_gradient_and_parameter_and_writes_it():
     parameters, gradients = [torch.ones(70_000), torch.ones(3)], [torch.ones(70_000), torch.ones(3)]
     with bill.Count() as count:
@@ -65,3 +71,8 @@ def test_a_bill_as_a_table_and_as_rows():
     assert list(table.index) == list(rows) and table.loc["update", ("forward", "launches")] == 0
     assert len(bill.flat(rows)) == 12  # hash has no backward pass, update no forward pass
     assert "total" in bill.show_table(rows, "caption").to_html()
+
+
+def test_a_ladder_in_words():
+    row = {"pass": "forward", "rows": 2048, "eager": 646.9, "ours + graph": 100.0}
+    assert bill.ladder_text([row]) == "2,048 rows: eager 647, ours + graph 100"
