@@ -292,3 +292,13 @@ def test_a_sparse_gradient_breaks_a_compiled_graph(module):
     parts = torch.compile(lambda *tensors: call(*tensors) * 2, backend="aot_eager")
     grads = [torch.autograd.grad(f(ids, weight).sum(), weight)[0] for f in (parts, call)]
     assert torch.equal(grads[0].to_dense(), 2 * grads[1].to_dense())
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_rows_of_no_columns(module, way):
+    ids = torch.arange(6, device=machine.device()).view(3, 2)
+    weight = torch.empty(9, 0, device=machine.device(), requires_grad=True)
+    y = module.embedding_hash_triton(ids, weight, (4, 5), **WAYS[way])
+    assert y.shape == (3, 2, 0)
+    y.sum().backward()
+    assert weight.grad.shape == (9, 0)
