@@ -48,9 +48,8 @@ def launches_of(name, args):
     """Kernels of an op."""
     if name == "_foreach_add_":  # 320 chunks of 65,536 elements a launch
         return -(-sum(-(-t.numel() // 65536) for t in args[0]) // 320)
-    if (
-        name == "embedding_dense_backward"
-    ):  # two copies, a fill with zeros, the sum; and those of the sort
+    if name == "embedding_dense_backward":
+        # two copies, a fill with zeros, the sum; and those of the sort
         return 4 if args[1].numel() <= _SORTED_FROM else 23
     return 1
 

@@ -103,6 +103,9 @@ NIGHTLY = {
         ),
     ],
     "exercises/": [needless_answers],
+    "exercises/test_capstone.py": [
+        named("test_a_rung_without_a_right_version_has_no_time_and_says_why")  # 90 runs its stubs
+    ],
     "nogpu/test_cuda_on_cpu.py": [
         with_plain_builds,
         named("test_speed_of_a_cold_build", "test_nvcc_compiles_the_same_sources"),
@@ -120,7 +123,10 @@ NIGHTLY = {
     "profiling/test_trace.py": [named("test_in_a_notebook_the_cell_is_named")],
     "ops/test_battery.py": [most_of_the_battery],
     "ops/test_mutants.py": [but_two_of_each_op],
-    **{f"ops/test_{name}.py": [one_in(8)] for name in registry.OPS},
+    **{
+        f"ops/test_{name}.py": [one_in(8), named("test_nvcc_compiles_it_without_spills")]
+        for name in registry.OPS
+    },
     "ops/test_small_models.py": [
         with_values(n_steps=50),
         with_values(how="compiled"),

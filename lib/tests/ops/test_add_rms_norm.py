@@ -1,5 +1,7 @@
 """What is particular to add_rms_norm: traffic, wide rows, the h whose norm is taken, the shape of its code."""
 
+import functools
+
 from lib import machine
 from lib.measure import registry
 from lib.measure.check import check_against_float64
@@ -128,6 +130,12 @@ def test_sixteen_byte_accesses_and_nothing_in_local_memory(n_cols, dtype):
         assert all("128" in op for op in memory), (name, memory)
         assert compiled.spills == 0, (name, compiled.spills)
         assert compiled.shared_bytes <= 99 * 1024  # what Ampere and Ada of a desk have
+
+
+def test_a_strip_of_wide_rows_ends_with_the_last_row(module):
+    wide = module.Plan(1, 16, (4, 32, 1))  # four rows in the strip, of which three are there
+    version = functools.partial(module.add_rms_norm_triton, plan=wide)
+    check_against_float64(version, OP.eager, *inputs((3, 8193)))
 
 
 def test_a_wide_row_is_not_kept_in_local_memory():
