@@ -535,9 +535,8 @@ EMBEDDING_HASH = Op(
     tensors=_LOOKUPS,
     letters="B T R D",
     make=_ids_and_tables,
-    # spelled out, as the registered ops have no defaults
-    configurations={"": {"deterministic": True}, "atomics": {"deterministic": False}},
-    variants={"int32": ({"ids": "B T int32", "weight": "R D"}, {"deterministic": True})},
+    configurations={"": {}, "atomics": {"deterministic": False}},
+    variants={"int32": ({"ids": "B T int32", "weight": "R D"}, {})},
     version_arguments=("deterministic",),
     bytes_moved=_lookup_bytes,
     # the sums of dweight; a copy has none
