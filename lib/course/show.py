@@ -18,6 +18,8 @@ _HEADINGS = {
     "where": "where",
     "time_us": "time, µs",
     "p20_us": "p20–p80",
+    "gpu_us": "GPU alone, µs",
+    "host_us": "host, µs",
     "launches": "launches",
     "bandwidth_gbps": "GB/s",
     "tflops": "TFLOP/s",
@@ -28,6 +30,8 @@ _HEADINGS = {
 }
 _FORMATS = {
     "time, µs": "{:,.1f}",
+    "GPU alone, µs": "{:,.1f}",
+    "host, µs": "{:,.1f}",
     "launches": "{:.0f}",
     "GB/s": "{:,.0f}",
     "TFLOP/s": "{:,.1f}",
@@ -41,8 +45,9 @@ def show_ladder(table):
     """Display a ladder (lib.measure.bench.ladder) as a table and a plot of time against the ceiling."""
     shown = table.rename(columns=_HEADINGS)
     shown["p20–p80"] = [_range(r.p20_us, r.p80_us) for r in table.itertuples()]
-    # the rate of what sets the limit, and a note where there is one
+    # the rate of what sets the limit; the host's time where it counts; a note where there is one
     left_out = {"GB/s" if "flops" in table.attrs else "TFLOP/s"}
+    left_out |= {_HEADINGS[c] for c in ("gpu_us", "host_us") if table[c].isna().all()}
     left_out |= set() if table["note"].fillna("").any() else {"note"}
     shown = shown[[c for c in _HEADINGS.values() if c not in left_out]]
     formats = {c: _FORMATS.get(c) for c in shown}  # None: as it is, escaped

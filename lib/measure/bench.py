@@ -1,7 +1,8 @@
 """Time the versions of an op, after checking them, and show them as a ladder.
 
 Method    triton.testing.do_bench: warm-up, L2 flushed before every run, GPU events around it; median, p20 and
-          p80 of the runs, in µs. Launches are counted by torch.profiler.
+          p80 of the runs, in µs. Launches are counted by torch.profiler. Of calls under 300 µs the GPU's
+          own time, as a CUDA graph, and the host's stand apart.
 Rule      a version that fails the float64 check is not timed: its row says why.
 No GPU    the check runs here, on a small shape; the times are the recorded ones, and say so.
 
@@ -29,7 +30,6 @@ import pandas as pd
 import torch
 import triton
 from tqdm import tqdm
-from triton.runtime.jit import JITFunction
 
 COLUMNS = [
     "version",
@@ -37,6 +37,8 @@ COLUMNS = [
     "time_us",
     "p20_us",
     "p80_us",
+    "gpu_us",
+    "host_us",
     "launches",
     "bytes_moved",
     "bandwidth_gbps",
@@ -106,23 +108,23 @@ def host_us(fn, n_calls=100, n_repeats=7):
     return statistics.median(means)
 
 
-def triton_launches(fn):
-    """The Triton launches of one call of `fn`, as a closure that repeats them and does nothing else."""
-    launched, run = [], JITFunction.run
+def gpu_us(fn):
+    """µs of the GPU alone for one call of `fn`: replayed as a CUDA graph, L2 flushed before each replay.
 
-    def noted(self, *args, **options):
-        launched.append((self, args, options))
-        return run(self, *args, **options)
-
-    fn()  # compiles
-    with mock.patch.object(JITFunction, "run", noted):
-        fn()
-
-    def again():
-        for kernel, args, options in launched:
-            run(kernel, *args, **options)
-
-    return again
+    None where the call cannot be captured: it waits for the GPU. ValueError with no GPU.
+    """
+    _require_gpu("gpu_us")
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        fn()  # what a first call on a stream allocates is no part of the graph
+    torch.cuda.current_stream().wait_stream(stream)
+    try:
+        with torch.cuda.graph(graph):
+            fn()
+    except RuntimeError:
+        return None
+    return time_us(graph.replay).median_us
 
 
 def kernels_launched(fn):
@@ -289,13 +291,20 @@ def measure(op, shape, dtype, gradients, versions=None, progress=None, timed=Non
 
 
 def _timed(call, least, dtype):
-    """least: the fewest bytes_moved and flops; ceiling_pct says how near their time the call comes."""
-    timing = time_us(call)
+    """least: the fewest bytes_moved and flops; ceiling_pct says how near their time the call comes.
+
+    Below 300 µs the host may take longer than the GPU: there the GPU's own time and the host's stand apart.
+    """
+    timing, apart = time_us(call), {}
+    if timing.median_us < 300:
+        gpu = gpu_us(call)
+        apart = {"gpu_us": gpu and round(gpu, 2), "host_us": round(host_us(call), 1)}
     limit_us = roofline.ceilings().attainable_us(**least, dtype=_name(dtype))
     return {
         "time_us": round(timing.median_us, 2),
         "p20_us": round(timing.p20_us, 2),
         "p80_us": round(timing.p80_us, 2),
+        **apart,
         "launches": len(kernels_launched(call)),
         "bytes_moved": least["bytes_moved"],
         "bandwidth_gbps": round(least["bytes_moved"] / timing.median_us / 1e3, 1),
@@ -430,10 +439,7 @@ def _cases(op, quick):
 
 
 def _host_rows(op):
-    """Host time per call on a shape so small that nothing else counts.
-
-    wrapper_us: what of it is not Triton's own launching: checks, outputs, autograd's bookkeeping.
-    """
+    """Host time per call on a shape so small that nothing else counts."""
     rows, shape = [], op.host_shape
     for name, version in versions_of(op).items():
         if _why_skipped(name):
@@ -443,8 +449,6 @@ def _host_rows(op):
         row = {"shape": list(shape), "dtype": "host", "version": name}
         with _really_compiled():
             row["host_us"] = round(host_us(call), 1)
-        if name == "triton":
-            row["wrapper_us"] = round(row["host_us"] - host_us(triton_launches(call)), 1)
         rows.append(row)
     return rows
 
@@ -485,14 +489,14 @@ def _print(rows):
         "time_us",
         "p20_us",
         "p80_us",
+        "gpu_us",
+        "host_us",
     ]
     columns += [
         "launches",
         "ceiling_pct",
         "peak_mib",
         "error_vs_float64",
-        "host_us",
-        "wrapper_us",
         "note",
     ]
     print(table.reindex(columns=columns).to_string(index=False, na_rep="–"))

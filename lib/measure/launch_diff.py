@@ -142,7 +142,9 @@ def launches_of(call):
 
     def run(self, *args, grid, warmup=False, num_warps=4, num_stages=3, **named):
         signature = _signature(self, args, named)
-        found.append(Launch(self, tuple(grid), repr(signature), num_warps, num_stages, signature))
+        found.append(
+            Launch(self, (*grid, 1, 1)[:3], repr(signature), num_warps, num_stages, signature)
+        )
 
     with mock.patch.object(JITFunction, "run", run):
         call()

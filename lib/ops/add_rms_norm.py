@@ -173,6 +173,33 @@ def _cdiv(a, b):
     return -(-a // b)  # triton.cdiv is the same, and costs 2 µs a call on the host
 
 
+_launched = {}  # the compiled kernel, and its arguments after the tensors, of each kind of launch
+
+
+def _run(kernel, grid, tensors, *sizes, **options):
+    """kernel[grid](*tensors, *sizes, **options) on the tensors' GPU; the second time, at half the host's time.
+
+    Triton looks at every argument of every launch to find the kernel compiled for its like. A launch that
+    differs from an earlier one in nothing but memory finds it here, if pointers are aligned to 16 bytes.
+    """
+    kinds = [None if t is None else t.dtype for t in tensors]
+    key = (kernel.fn, grid, sizes, (*options.items(),), tensors[0].device, *kinds)
+    aligned = not any([t is not None and t.data_ptr() % 16 for t in tensors])
+    launch = _launched.get(key) if aligned else None
+    if launch and torch.cuda.current_device() == tensors[0].get_device():
+        launch[0](*tensors, *launch[1])
+        return
+    with torch.cuda.device_of(tensors[0]):  # else the launch goes to the current GPU, not to theirs
+        compiled = kernel[grid](*tensors, *sizes, **options)
+    if compiled and aligned:  # the interpreter compiles nothing
+        named = {name: value for name, value in options.items() if name in kernel.arg_names}
+        given = kernel.signature.bind(*tensors, *sizes, **named)
+        given.apply_defaults()
+        if len(_launched) >= 4096:
+            _launched.clear()  # sizes that never come again
+        _launched[key] = compiled[(*grid, 1, 1)[:3]], given.args[len(tensors) :]
+
+
 def _compute_dtype(dtype):
     return tl.float64 if dtype == torch.float64 else tl.float32
 
@@ -205,12 +232,12 @@ def _num_stages(n_cols, itemsize, block_m):
 
 def _launch(plan, x, residual, weight, h, y, eps):
     n_rows, n_cols = x.shape
-    with torch.cuda.device_of(x):  # else the launch goes to the current GPU, not to x's
-        _add_rms_norm_fwd_kernel[(_cdiv(n_rows, plan.block_m),)](
-            x, residual, weight, h, y, n_rows, n_cols, eps, *x.stride(), *residual.stride(),
-            COMPUTE=_compute_dtype(x.dtype), BLOCK_M=plan.block_m,
-            BLOCK_N=triton.next_power_of_2(n_cols), num_warps=plan.num_warps,
-        )  # fmt: skip
+    _run(
+        _add_rms_norm_fwd_kernel, (_cdiv(n_rows, plan.block_m),), (x, residual, weight, h, y),
+        n_rows, n_cols, eps, *x.stride(), *residual.stride(),
+        COMPUTE=_compute_dtype(x.dtype), BLOCK_M=plan.block_m,
+        BLOCK_N=triton.next_power_of_2(n_cols), num_warps=plan.num_warps,
+    )  # fmt: skip
 
 
 def _launch_backward(plan, dy, dh, h, weight, dx, eps, has_dweight):
@@ -225,12 +252,11 @@ def _launch_backward(plan, dy, dh, h, weight, dx, eps, has_dweight):
     if n_cols <= _READ_AGAIN_ABOVE:
         how = {"NUM_STAGES": _num_stages(n_cols, h.element_size(), block_m), "BLOCK_M": block_m}
         kernel = _add_rms_norm_bwd_kernel
-    with torch.cuda.device_of(h):
-        kernel[(strips,)](
-            dy, dh, h, weight, dx, partial, n_rows, n_cols, eps,
-            *dy.stride(), *((0, 0) if dh is None else dh.stride()), *h.stride(), rows_per_program,
-            COMPUTE=_compute_dtype(h.dtype), BLOCK_N=triton.next_power_of_2(n_cols), num_warps=num_warps, **how,
-        )  # fmt: skip
+    _run(
+        kernel, (strips,), (dy, dh, h, weight, dx, partial), n_rows, n_cols, eps,
+        *dy.stride(), *((0, 0) if dh is None else dh.stride()), *h.stride(), rows_per_program,
+        COMPUTE=_compute_dtype(h.dtype), BLOCK_N=triton.next_power_of_2(n_cols), num_warps=num_warps, **how,
+    )  # fmt: skip
     return partial
 
 
@@ -247,6 +273,11 @@ def _sum_rows(partial, dtype):
 # --- forward and backward ------------------------------------------------------------------------------------
 
 
+def _rows_of(t):
+    """t as (M, N): itself, a view, or a copy where strides allow none. None stays None."""
+    return t if t is None or t.dim() == 2 else t.reshape(-1, t.shape[-1])
+
+
 @functools.cache
 def _dtype_of_sum(*dtypes):
     return functools.reduce(torch.promote_types, dtypes)
@@ -259,8 +290,7 @@ def _forward(x, residual, weight, eps, plan=None):
     y = torch.empty_like(h)
     if y.numel() > 0:
         n_cols = x.shape[-1]
-        matrices = [t.reshape(-1, n_cols) for t in (x, residual)]  # views if strides allow
-        out = h.view(-1, n_cols), y.view(-1, n_cols)
+        matrices, out = [_rows_of(x), _rows_of(residual)], (_rows_of(h), _rows_of(y))
         _launch(plan or _plan(n_cols, dtype.itemsize), *matrices, weight.contiguous(), *out, eps)
     return y, h
 
@@ -272,14 +302,13 @@ def _save(ctx, weight, eps, h, plan=None):
 
 def _backward(dy, dh, h, weight, eps, needs_grad=(True, True), plan=None):
     """The gradient of h, which is that of x and of residual, and dweight; each None unless needed."""
-    n_cols, (has_dx, has_dweight) = h.shape[-1], needs_grad
+    has_dx, has_dweight = needs_grad
     dy = torch.zeros_like(h) if dy is None else dy  # of y, or of h, nobody may have asked
     dx = torch.empty_like(h, memory_format=torch.contiguous_format) if has_dx else None
     if h.numel() == 0:
         return dx, torch.zeros_like(weight) if has_dweight else None
     # y.sum().backward() sends a dy of strides 0, which is read as it is
-    dy, dh, h = (None if t is None else t.reshape(-1, n_cols) for t in (dy, dh, h))
-    out = None if dx is None else dx.view(-1, n_cols)
+    dy, dh, h, out = _rows_of(dy), _rows_of(dh), _rows_of(h), _rows_of(dx)
     partial = _launch_backward(plan, dy, dh, h, weight.contiguous(), out, eps, has_dweight)
     return dx, _sum_rows(partial, weight.dtype) if has_dweight else None
 

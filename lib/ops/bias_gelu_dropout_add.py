@@ -295,11 +295,9 @@ def _launch(plan, x, bias, residual, y, p, seed, first):
     """first: how many elements of the whole tensor come before these rows."""
     (n_rows, n_cols), threshold = x.shape, _threshold(p)
     with torch.cuda.device_of(x):  # else the launch goes to the current GPU, not to x's
-        _bias_gelu_dropout_add_fwd_kernel[
-            (_cdiv(n_rows, plan.block_m) * _cdiv(n_cols, plan.block_n),)
-        ](
-            x, bias, residual, y, seed, n_rows, n_cols, first, threshold,
-            *x.stride(), *residual.stride(),
+        grid = (_cdiv(n_rows, plan.block_m) * _cdiv(n_cols, plan.block_n),)
+        _bias_gelu_dropout_add_fwd_kernel[grid](
+            x, bias, residual, y, seed, n_rows, n_cols, first, threshold, *x.stride(), *residual.stride(),
             SOME_DROPPED=threshold > 0, ALL_DROPPED=threshold == 65536, EIGHTS=n_cols % 8 == 0,
             COMPUTE=_compute_dtype(x.dtype), BLOCK_M=plan.block_m, BLOCK_N=plan.block_n, num_warps=2,
         )  # fmt: skip
@@ -319,8 +317,7 @@ def _launch_backward(plan, dy, x, bias, dx, p, seed, first, has_dbias):
             *dy.stride(), *x.stride(), rows_per_program,
             HAS_DX=dx is not None, HAS_DBIAS=has_dbias, SOME_DROPPED=threshold > 0,
             ALL_DROPPED=threshold == 65536, EIGHTS=n_cols % 8 == 0,
-            NUM_STAGES=3, COMPUTE=_compute_dtype(x.dtype), BLOCK_M=block_m, BLOCK_N=block_n,
-            num_warps=4,
+            NUM_STAGES=3, COMPUTE=_compute_dtype(x.dtype), BLOCK_M=block_m, BLOCK_N=block_n, num_warps=4,
         )  # fmt: skip
     return partial
 
@@ -338,6 +335,11 @@ def _sum_rows(partial, dtype):
 # --- forward and backward ------------------------------------------------------------------------------------
 
 
+def _rows_of(t):
+    """t as (M, N): itself, a view, or a copy where strides allow none. None stays None."""
+    return t if t is None or t.dim() == 2 else t.reshape(-1, t.shape[-1])
+
+
 @functools.cache
 def _dtype_of_sum(*dtypes):
     return functools.reduce(torch.promote_types, dtypes)
@@ -348,9 +350,8 @@ def _forward(x, bias, residual, p, seed, plan=None):
     y = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
     if y.numel() == 0:
         return y
-    n_cols, bias, first = x.shape[-1], bias.contiguous(), 0
-    matrices = (t.reshape(-1, n_cols) for t in (x, residual, y))  # (M, N); views if strides allow
-    for fold, (x_piece, *pieces) in _aligned(*matrices):
+    bias, first = bias.contiguous(), 0
+    for fold, (x_piece, *pieces) in _aligned(_rows_of(x), _rows_of(residual), _rows_of(y)):
         wide = bias if fold == 1 else bias.repeat(fold)
         _launch(plan or _plan(x_piece.shape[1]), x_piece, wide, *pieces, p, seed, first)
         first += x_piece.numel()
@@ -369,8 +370,7 @@ def _backward(dy, x, bias, p, seed, needs_grad=(True, True), plan=None):
     if x.numel() == 0:
         return dx, torch.zeros_like(bias) if has_dbias else None
     # y.sum().backward() sends a dy of strides 0, which is read as it is
-    dy, x, bias = dy.reshape(-1, n_cols), x.reshape(-1, n_cols), bias.contiguous()
-    out = None if dx is None else dx.view(-1, n_cols)
+    dy, x, out, bias = _rows_of(dy), _rows_of(x), _rows_of(dx), bias.contiguous()
     sums, first = [], 0
     for fold, (dy_piece, x_piece, dx_piece) in _aligned(dy, x, out):
         piece = dy_piece, x_piece, bias if fold == 1 else bias.repeat(fold), dx_piece

@@ -160,6 +160,33 @@ def _cdiv(a, b):
     return -(-a // b)  # triton.cdiv is the same, and costs 2 µs a call on the host
 
 
+_launched = {}  # the compiled kernel, and its arguments after the tensors, of each kind of launch
+
+
+def _run(kernel, grid, tensors, *sizes, **options):
+    """kernel[grid](*tensors, *sizes, **options) on the tensors' GPU; the second time, at half the host's time.
+
+    Triton looks at every argument of every launch to find the kernel compiled for its like. A launch that
+    differs from an earlier one in nothing but memory finds it here, if pointers are aligned to 16 bytes.
+    """
+    kinds = [None if t is None else t.dtype for t in tensors]
+    key = (kernel.fn, grid, sizes, (*options.items(),), tensors[0].device, *kinds)
+    aligned = not any([t is not None and t.data_ptr() % 16 for t in tensors])
+    launch = _launched.get(key) if aligned else None
+    if launch and torch.cuda.current_device() == tensors[0].get_device():
+        launch[0](*tensors, *launch[1])
+        return
+    with torch.cuda.device_of(tensors[0]):  # else the launch goes to the current GPU, not to theirs
+        compiled = kernel[grid](*tensors, *sizes, **options)
+    if compiled and aligned:  # the interpreter compiles nothing
+        named = {name: value for name, value in options.items() if name in kernel.arg_names}
+        given = kernel.signature.bind(*tensors, *sizes, **named)
+        given.apply_defaults()
+        if len(_launched) >= 4096:
+            _launched.clear()  # sizes that never come again
+        _launched[key] = compiled[(*grid, 1, 1)[:3]], given.args[len(tensors) :]
+
+
 def _compute_dtype(dtype):
     return tl.float64 if dtype == torch.float64 else tl.float32
 
@@ -179,22 +206,22 @@ def _strides(t):
 
 def _launch(plan, x, y, tanh):
     n_rows, n_cols = x.shape
-    with torch.cuda.device_of(x):  # else the launch goes to the current GPU, not to x's
-        _gelu_fwd_kernel[(_cdiv(n_rows, plan.block_m) * _cdiv(n_cols, plan.block_n),)](
-            x, y, n_rows, n_cols, *_strides(x), _strides(y)[0],
-            ONE_ROW=n_rows == 1, TANH=tanh, COMPUTE=_compute_dtype(x.dtype),
-            BLOCK_M=plan.block_m, BLOCK_N=plan.block_n, num_warps=4,
-        )  # fmt: skip
+    _run(
+        _gelu_fwd_kernel, (_cdiv(n_rows, plan.block_m) * _cdiv(n_cols, plan.block_n),), (x, y),
+        n_rows, n_cols, *_strides(x), _strides(y)[0],
+        ONE_ROW=n_rows == 1, TANH=tanh, COMPUTE=_compute_dtype(x.dtype),
+        BLOCK_M=plan.block_m, BLOCK_N=plan.block_n, num_warps=4,
+    )  # fmt: skip
 
 
 def _launch_backward(plan, dy, x, dx, tanh):
     n_rows, n_cols = x.shape
-    with torch.cuda.device_of(x):
-        _gelu_bwd_kernel[(_cdiv(n_rows, plan.block_m) * _cdiv(n_cols, plan.block_n),)](
-            dy, x, dx, n_rows, n_cols, *_strides(dy), *_strides(x), _strides(dx)[0],
-            ONE_ROW=n_rows == 1, TANH=tanh, COMPUTE=_compute_dtype(x.dtype),
-            BLOCK_M=plan.block_m, BLOCK_N=plan.block_n, num_warps=4,
-        )  # fmt: skip
+    _run(
+        _gelu_bwd_kernel, (_cdiv(n_rows, plan.block_m) * _cdiv(n_cols, plan.block_n),), (dy, x, dx),
+        n_rows, n_cols, *_strides(dy), *_strides(x), _strides(dx)[0],
+        ONE_ROW=n_rows == 1, TANH=tanh, COMPUTE=_compute_dtype(x.dtype),
+        BLOCK_M=plan.block_m, BLOCK_N=plan.block_n, num_warps=4,
+    )  # fmt: skip
 
 
 # --- forward and backward ------------------------------------------------------------------------------------

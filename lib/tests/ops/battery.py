@@ -541,6 +541,19 @@ def cuda_graph(op, version):
     assert all(map(torch.equal, ys, outputs(version(*inputs))))
 
 
+def made_before(op, version):
+    """A launch that was made before, on other memory; the last time it begins off the 16 bytes of before."""
+    for offset in (0, 0, 1):
+        inputs = inputs_of(op, op.small_shape)
+        moved = [_from_offset(t, offset) if isinstance(t, torch.Tensor) else t for t in inputs]
+        check(op, version, moved, f"from element {offset} on")
+
+
+def _from_offset(t, offset):
+    memory = torch.empty(t.numel() + offset, dtype=t.dtype, device=t.device)
+    return memory[offset:].view(t.shape).copy_(t.detach()).requires_grad_(t.requires_grad)
+
+
 def current_stream(op, version):
     """A launch on the default stream would read x before the long kernels of this stream have written it."""
     inputs = detached(inputs_of(op, op.small_shape))
@@ -624,5 +637,6 @@ AUTOGRAD = [
 ]  # fmt: skip
 LIBRARY = [compiled, registered]
 ON_A_GPU = [
-    cuda_graph, current_stream, no_host_sync, second_gpu, cpu_input, real_sizes, more_rows_compile_nothing,
+    cuda_graph, made_before, current_stream, no_host_sync, second_gpu, cpu_input, real_sizes,
+    more_rows_compile_nothing,
 ]  # fmt: skip

@@ -1,6 +1,8 @@
 """What is particular to add_relu: traffic, launches, the shape of its CUDA code."""
 
+import inspect
 import re
+from unittest import mock
 
 from lib import machine
 from lib.measure import registry
@@ -114,3 +116,69 @@ def test_the_cuda_code_says_what_is_wrong():
     ]:
         with pytest.raises(ValueError, match=message):
             forward(*bad)
+
+
+class StandIn:
+    """A kernel that notes how it is launched, and what was compiled."""
+
+    def __init__(self):
+        self.fn, self.signature = object(), inspect.signature(self.compute)
+        self.arg_names, self.log = list(self.signature.parameters), []
+
+    @staticmethod
+    def compute(x_ptr, y_ptr, n, BLOCK, SCALE=1.0):
+        """Never called."""
+
+    def __getitem__(self, grid):
+        def launch(*args, **options):
+            self.log.append(("looked up", grid, args, options))
+            return {(*grid, 1, 1)[:3]: self.again}
+
+        return launch
+
+    def again(self, *args):
+        self.log.append(("again", args))
+
+
+def on_gpu(index):
+    """Inside, the current GPU is `index`; -1 is what a CPU tensor says of its own."""
+    return mock.patch.object(torch.cuda, "current_device", return_value=index)
+
+
+def test_a_launch_made_before_is_not_looked_up_again(module):
+    kernel, x, y = StandIn(), torch.zeros(64), torch.zeros(64)
+    with on_gpu(-1):
+        for t in (x, torch.zeros(64)):
+            module._run(kernel, (4,), (t, y), 64, BLOCK=16, num_warps=2)
+    (_, grid, args, options), (way, again) = kernel.log
+    assert (grid, args[2:], options) == ((4,), (64,), {"BLOCK": 16, "num_warps": 2})
+    assert way == "again"
+    assert again[2:] == (64, 16, 1.0)  # in the kernel's order, defaults too
+    assert again[0] is not x
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"grid": (5,)}, {"n": 65}, {"options": {"BLOCK": 32}}, {"options": {"BLOCK": 16, "SCALE": 2.0}},
+        {"dtype": torch.float16}, {"dtype": None}, {"offset": 1}, {"gpu": 1},
+    ],
+    ids=["grid", "size", "constant", "default", "dtype", "no tensor", "misaligned", "another GPU"],
+)  # fmt: skip
+def test_another_launch_is_looked_up(module, changed):
+    kernel = StandIn()
+    first = {
+        "grid": (4,), "n": 64, "options": {"BLOCK": 16}, "dtype": torch.float32, "offset": 0, "gpu": -1
+    }  # fmt: skip
+    for how in (first, first | changed):
+        y = how["dtype"] and torch.zeros(65, dtype=how["dtype"])[how["offset"] :]
+        with on_gpu(how["gpu"]):
+            module._run(kernel, how["grid"], (torch.zeros(64), y), how["n"], **how["options"])
+    assert [entry[0] for entry in kernel.log] == ["looked up", "looked up"]
+
+
+def test_sizes_that_never_come_again_do_not_fill_the_memory(module):
+    x = torch.zeros(64)
+    for n in range(5000):
+        module._run(StandIn(), (4,), (x, x), n, BLOCK=16)
+    assert len(module._launched) <= 4096

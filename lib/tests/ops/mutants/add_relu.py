@@ -38,8 +38,8 @@ MUTANTS = [
     ),
     Mutant("z = x.to(COMPUTE) + bias", "z = x.to(COMPUTE) - bias", "the sign of the bias"),
     Mutant(
-        "n_cols, bias = x.shape[-1], bias.contiguous()",
-        "n_cols = x.shape[-1]",
+        "    bias = bias.contiguous()\n",
+        "",
         "a strided bias read as if contiguous",
     ),
     Mutant(
@@ -71,5 +71,30 @@ MUTANTS = [
         "y.new_zeros(n_cols, dtype=dtypes[1]) if has_dbias else None",
         "None",
         "no gradient of the bias where x is empty",
+    ),
+    Mutant(
+        "    launch = _launched.get(key) if aligned else None\n",
+        "    launch = _launched.get(key)\n",
+        "a kernel for aligned pointers launched on others",
+    ),
+    Mutant(
+        "tensors[0].device, *kinds)",
+        "tensors[0].device)",
+        "a kernel for other dtypes launched",
+    ),
+    Mutant(
+        "(*options.items(),)",
+        "(*options,)",
+        "a kernel for other constants launched",
+    ),
+    Mutant(
+        "    if launch and torch.cuda.current_device() == tensors[0].get_device():\n",
+        "    if launch:\n",
+        "a launch on the current GPU, which is not the tensors'",
+    ),
+    Mutant(
+        "        given.apply_defaults()\n",
+        "",
+        "a launch without the kernel's defaults",
     ),
 ]

@@ -184,13 +184,13 @@ MUTANTS = [
         "float64 computed in float32",
     ),
     Mutant(
-        "n_cols, bias, first = x.shape[-1], bias.contiguous(), 0",
-        "n_cols, first = x.shape[-1], 0",
+        "bias, first = bias.contiguous(), 0",
+        "first = 0",
         "a strided bias read as if contiguous",
     ),
     Mutant(
-        "x.reshape(-1, n_cols), bias.contiguous()",
-        "x.reshape(-1, n_cols), bias",
+        "_rows_of(dx), bias.contiguous()",
+        "_rows_of(dx), bias",
         "a strided bias read as if contiguous, backward",
     ),
     Mutant(
