@@ -53,6 +53,13 @@ def _inputs(case, device):
     return [t.requires_grad_() for t in (x, residual, weight)]
 
 
+def _definition(x, residual, weight, eps=1e-6):
+    """F.rms_norm by hand: of a row with an infinity PyTorch's kernel for GPUs makes NaN only."""
+    h = x + residual
+    wide = h.to(torch.promote_types(h.dtype, torch.float32))
+    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight).to(h.dtype), h
+
+
 def _at(case):
     shape, dtype, special = case
     what = f", {special}" if special else ""
@@ -75,7 +82,8 @@ def check_case(version, case, gradients=True, device=None):
         raise CheckError(f"{at}: should return two tensors, y and h")
     with torch.random.fork_rng():
         torch.manual_seed(0)  # of the gradients that arrive: a case shows the same each time
-        check_against_float64(used(version), used(OP.eager), *inputs, gradients=gradients, name=at)
+        definition = used(_definition if case[2] == "inf" else OP.eager)
+        check_against_float64(used(version), definition, *inputs, gradients=gradients, name=at)
     _expect_norm_of_h(*result, inputs[2], at)
 
 

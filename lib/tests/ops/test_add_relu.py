@@ -125,6 +125,9 @@ class StandIn:
         self.fn, self.signature = object(), inspect.signature(self.compute)
         self.arg_names, self.log = list(self.signature.parameters), []
 
+    def run(self):
+        """Never called."""
+
     @staticmethod
     def compute(x_ptr, y_ptr, n, BLOCK, SCALE=1.0):
         """Never called."""
@@ -182,3 +185,12 @@ def test_sizes_that_never_come_again_do_not_fill_the_memory(module):
     for n in range(5000):
         module._run(StandIn(), (4,), (x, x), n, BLOCK=16)
     assert len(module._launched) <= 4096
+
+
+def test_what_watches_launches_sees_those_made_before(module):
+    kernel, x = StandIn(), torch.zeros(64)
+    with on_gpu(-1):
+        module._run(kernel, (4,), (x, x), 64, BLOCK=16)
+        with mock.patch.object(StandIn, "run"):
+            module._run(kernel, (4,), (x, x), 64, BLOCK=16)
+    assert [entry[0] for entry in kernel.log] == ["looked up", "looked up"]

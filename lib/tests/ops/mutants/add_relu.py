@@ -97,4 +97,9 @@ MUTANTS = [
         "",
         "a launch without the kernel's defaults",
     ),
+    Mutant(
+        "    how = kernel.fn, type(kernel).run",
+        "    how = (kernel.fn,)",
+        "launches that what watches them does not see",
+    ),
 ]
