@@ -1,0 +1,98 @@
+"""The paragraphs that begin "On the H200:" say what is recorded: each number with a unit stands there."""
+
+import json
+import re
+
+from lib.recorded import notebooks, results
+
+import nbformat
+import pytest
+
+UNITS = "µs|ms|s|%|GB/s|TB/s|TFLOP/s|MiB|GiB|MB|GB"
+NUMBER = r"\d[\d,]*(?:\.\d+)?"
+JOINED = rf"(?:{NUMBER}(?:, | and | to | or | against )(?:\w+ )?)*{NUMBER}"
+SCALES = {"%": (1, 100)}  # of others, also a thousandth and a thousand times as much
+RATIO = rf"({NUMBER}) times"
+
+
+def paragraphs(notebook):
+    """The paragraphs of a notebook that begin with "On the H200:", without what is code or a link."""
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            for paragraph in re.split(r"\n\s*\n", cell.source):
+                if paragraph.lstrip().startswith("On the H200:"):
+                    yield re.sub(r"`[^`]*`|\]\([^)]*\)", "", paragraph)
+
+
+def numbers_with_units(paragraph):
+    """(as written, value, unit) of each number before a unit; lists share theirs: "3, 5 and 7 µs"."""
+    for match in re.finditer(rf"({JOINED}) ?({UNITS})(?![\w/])", paragraph):
+        for written in re.findall(NUMBER, match[1]):
+            yield written, float(written.replace(",", "")), match[2]
+
+
+def recorded_numbers(path):
+    """Every number in the outputs of a notebook and in what it measured."""
+    found = []
+    for cell in nbformat.read(path, as_version=4).cells:
+        for output in cell.get("outputs", []):
+            data = output.get("data", {})
+            text = " ".join(
+                [
+                    output.get("text", "") or "",
+                    *(data.get(f"text/{k}", "") for k in ("html", "plain", "markdown")),
+                ]
+            )
+            plain = re.sub(r"<style.*?</style>|<[^>]*>", " ", text, flags=re.S)
+            found += [float(n.replace(",", "")) for n in re.findall(rf"(?<![\w.]){NUMBER}", plain)]
+    record = results.load(f"notebook_{path.stem}")
+    return found + list(_numbers_in(record["rows"] if record else []))
+
+
+def _numbers_in(value):
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        for item in value:
+            yield from _numbers_in(item)
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        yield float(value)
+
+
+def is_among(written, unit, recorded):
+    """Whether a recorded number, rounded as the written one is, is that number."""
+    digits = len(written.partition(".")[2])
+    value = float(written.replace(",", ""))
+    scales = SCALES.get(unit, (1, 1e-3, 1e3, 1e-6, 1e-9))
+    return any(abs(n * scale - value) <= 0.5001 * 10**-digits for n in recorded for scale in scales)
+
+
+def is_a_ratio(written, values):
+    """Whether "2.1 times" is the ratio of two numbers of the paragraph, as rounded there."""
+    digits, value = len(written.partition(".")[2]), float(written.replace(",", ""))
+    room = 0.51 * 10**-digits + 0.02 * value  # the two are rounded themselves
+    return any(b and abs(a / b - value) <= room for a in values for b in values)
+
+
+@pytest.mark.parametrize("path", notebooks.notebooks(), ids=lambda p: p.stem)
+def test_numbers_are_those_that_are_recorded(path):
+    recorded = recorded_numbers(path)
+    wrong = []
+    for paragraph in paragraphs(nbformat.read(path, as_version=4)):
+        given = list(numbers_with_units(paragraph))
+        wrong += [f"{w} {unit}" for w, _, unit in given if not is_among(w, unit, recorded)]
+        values = [value for _, value, _ in given]
+        wrong += [f"{w} times" for w in re.findall(RATIO, paragraph) if not is_a_ratio(w, values)]
+    assert not wrong, f"in no output of this notebook, nor in data/results: {wrong}"
+
+
+def test_a_number_that_is_not_recorded_is_seen(tmp_path):
+    table = {"text/html": "<td>1,012.4</td><td>93.2</td>"}
+    cell = nbformat.v4.new_code_cell("x", outputs=[nbformat.v4.new_output("display_data", table)])
+    nbformat.write(nbformat.v4.new_notebook(cells=[cell]), tmp_path / "99_test.ipynb")
+    recorded = recorded_numbers(tmp_path / "99_test.ipynb")
+    assert json.dumps(recorded) == "[1012.4, 93.2]"
+    text = "On the H200: eager takes 1.01 ms, ours 93 µs, 10.9 times less; not 94 or 95 µs."
+    given = list(numbers_with_units(text))
+    assert [w for w, _, unit in given if not is_among(w, unit, recorded)] == ["94", "95"]
+    assert is_a_ratio("10.9", [1010, 93]) and not is_a_ratio("12.9", [1010, 93])
