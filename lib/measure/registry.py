@@ -18,6 +18,7 @@ from lib.ops import (
     fused_mlp,
     gelu,
     interaction,
+    linear_cross_entropy,
     linear_glu,
     lora_epilogue,
     lora_linear,
@@ -841,6 +842,64 @@ LORA_LINEAR = Op(
 )
 
 
+_CLASSIFIED = {"x": "... K", "weight": "V K weight", "labels": "... int64"}
+
+
+def _labels_in_range(op, shape, dtype, device, draw):
+    """x, weight, and a label for each row, one in seven of them ignored."""
+    sizes = op.sizes(shape)
+    x, weight, labels = (_tensor(spec, sizes, device, draw) for spec in op.tensors.values())
+    labels = labels.remainder(sizes["V"])
+    ignored = torch.arange(len(labels), device=device) % 7 == 5
+    return x, weight, labels.masked_fill(ignored, op.arguments.get("ignore_index", -100))
+
+
+def _classified_bytes(shape, itemsize, gradients, **_):
+    """Forward: read x, weight and labels. Backward: read x and weight again, write their gradients."""
+    n_rows, n_in, n_classes = shape
+    return 8 * n_rows + (3 if gradients else 1) * (n_rows + n_classes) * n_in * itemsize
+
+
+LINEAR_CROSS_ENTROPY = Op(
+    name="linear_cross_entropy",
+    title="cross_entropy(x Wᵀ, labels)",
+    eager=linear_cross_entropy.linear_cross_entropy_eager,
+    versions={"triton": linear_cross_entropy.linear_cross_entropy_triton},
+    registered=(linear_cross_entropy.linear_cross_entropy_op,),
+    tensors=_CLASSIFIED,
+    letters="M K V",
+    make=_labels_in_range,
+    configurations={"": {}, "sum": {"reduction": "sum"}, "none": {"reduction": "none"}},
+    variants={
+        "smoothed": (_CLASSIFIED, {"label_smoothing": 0.1}),
+        "soft cap": (_CLASSIFIED, {"softcap": 2.0}),
+        "z-loss": (_CLASSIFIED, {"z_loss": 0.01, "ignore_index": 1}),
+        "all of them": (
+            _CLASSIFIED,
+            {"label_smoothing": 0.3, "softcap": 3.0, "z_loss": 0.1, "reduction": "none"},
+        ),
+    },
+    bytes_moved=_classified_bytes,
+    flops=lambda shape, gradients, **_: (6 if gradients else 2) * math.prod(shape),
+    bench_shapes=((8192, 4096, 128256), (8192, 4096, 50257), (2048, 1024, 50257)),  # M, K, V
+    small_shape=(33, 40, 21),
+    odd_shapes=(
+        (1, 1, 1), (5, 7, 3), (17, 33, 21), (70, 72, 97), (40, 16, 1000), (131, 24, 50)
+    ),
+    empty_shapes=((5, 0, 3), (0, 3, 4)),  # the mean of no rows is NaN, which opcheck takes for another NaN
+    host_shape=(16, 64, 64),
+    plans={
+        "three chunks, rounded one by one": (
+            linear_cross_entropy.Plan(7, False, 16, 4), [(17, 33, 21), (20, 40, 5), (16, 9, 33)]
+        ),
+        "three chunks, in float32": (
+            linear_cross_entropy.Plan(7, True, 32, 4, 2), [(17, 33, 21), (20, 40, 70)]
+        ),
+    },
+    sources=("lib/ops/linear_cross_entropy.py",),
+)  # fmt: skip
+
+
 def _two_layers_bytes(shape, itemsize, gradients, **_):
     """Forward: read x and both weights, write y. Backward: read them and dy, write their gradients."""
     n_rows, n_in, n_hidden, n_out = shape
@@ -912,6 +971,7 @@ _ALL = (
     EMBEDDING_HASH,
     ROPE,
     MATMUL,
+    LINEAR_CROSS_ENTROPY,
     LINEAR_GLU,
     LORA_LINEAR,
     FUSED_MLP,

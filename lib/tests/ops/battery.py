@@ -159,8 +159,8 @@ def leading_sizes(op, version):
         for spec, t in zip(op.tensors.values(), inputs_of(op)):
             x = t.detach()
             if spec.startswith("..."):
-                x = x[0] if not sizes else x[:, None, None].expand(n_rows, *sizes[1:], -1)
-                x = x.clone().permute(*order, len(order)) if sizes else x
+                x = x[0] if not sizes else x[:, None, None].expand(n_rows, *sizes[1:], *x.shape[1:])
+                x = x.clone().permute(*order, *range(len(order), x.dim())) if sizes else x
             inputs.append(x.detach().requires_grad_(t.requires_grad))
         check(op, version, inputs, f"leading sizes {tuple(inputs[0].shape[:-1])}")
 
@@ -536,7 +536,7 @@ def cuda_graph(op, version):
     with torch.cuda.graph(graph):
         ys = outputs(version(*inputs))
     for t in inputs[: len(op.tensors)]:
-        t.normal_() if t.is_floating_point() else t.neg_()
+        t.normal_() if t.is_floating_point() else t.copy_(t.flip(0))
     graph.replay()
     assert all(map(torch.equal, ys, outputs(version(*inputs))))
 

@@ -99,7 +99,7 @@ def _source(t, device):
     if not isinstance(t, torch.Tensor):
         return repr(t)
     if not t.is_floating_point():
-        return f"torch.randint(-99, 99, {tuple(t.shape)}).to({str(device)!r}, {t.dtype})"
+        return f"torch.tensor({t.tolist()}, device={str(device)!r}, dtype={t.dtype})"
     return f"draw({tuple(t.shape)}, dtype).requires_grad_({t.requires_grad})"
 
 

@@ -1,0 +1,605 @@
+# SPDX-License-Identifier: MIT
+# Copyright (c) 2026 The Fused Kernels authors; Fused Kernels 0.1.0, lib/ops/linear_cross_entropy.py
+"""linear_cross_entropy: cross_entropy(x Wᵀ, labels), of whose logits only a chunk of rows is ever in memory.
+
+Shapes    x: (..., K); weight: (V, K); labels: (...), int64, in [0, V) or ignore_index. The loss is a scalar, or
+          (...) with reduction="none".
+Dtypes    float16, bfloat16, float32 and float64. Logits are rounded to x's dtype, as F.linear rounds them; all
+          that follows, and the loss, is float32 (float64 for float64).
+Loss      of a row of logits l, capped to softcap·tanh(l / softcap) before: with lse = log Σ exp(l),
+          lse - (1 - e)·l[label] - e·mean(l) + z_loss·lse², e = label_smoothing; 0 for a label of ignore_index.
+          "mean" divides by the number of other labels, and is NaN without any, as F.cross_entropy's.
+          A label out of range would end the process, or read outside: here its row's loss is NaN, and its
+          gradients are.
+Memory    The logits of one chunk, a quarter of the rows in 16 bits, 1024 rows at least. PyTorch has three
+          tensors of (N, V) in float32 at its peak: in 16 bits 24 times as much.
+Work      6NKV FLOPs for loss and gradients, all of them cuBLAS's: the kernel between the products reads logits
+          twice, and writes their gradient over them.
+Backward  For "mean" and "sum" dx and dweight are computed with the loss, and backward only multiplies them by
+          the upstream gradient. The first backward does so in place; a second one (retain_graph), as that of
+          "none", computes the logits again: 2NKV more.
+Rounding  A gradient in 16 bits is rounded twice, before and after that factor: 1/N in it would underflow in
+          float16. Rows are summed in float32, but dweight in bfloat16 chunk after chunk, which rounds it four
+          times at most; in float32 from 8K rows on, where that memory is small beside the logits', and always
+          in float16, which it might overflow.
+Copy it   this file. MIT licence.
+"""
+
+import functools
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
+from torch.autograd import forward_ad
+
+# With TRITON_INTERPRET=1 kernels run on CPU tensors; otherwise they need a GPU.
+_ON_CPU = triton.knobs.runtime.interpret
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+_REDUCTIONS = ("mean", "sum", "none")
+
+
+class Plan(NamedTuple):
+    """How one call is launched: rows of a chunk; the kernel's tile of a row, its warps and stages.
+
+    wide: whether dweight is summed over the chunks in float32 where it has 16 bits.
+    """
+
+    rows: int
+    wide: bool
+    block_n: int
+    num_warps: int
+    num_stages: int = 1
+
+
+class Options(NamedTuple):
+    """What is computed: the arguments of linear_cross_entropy_eager."""
+
+    ignore_index: int = -100
+    label_smoothing: float = 0.0
+    z_loss: float = 0.0
+    softcap: float | None = None
+    reduction: str = "mean"
+
+
+def linear_cross_entropy_eager(
+    x: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, *, ignore_index: int = -100,
+    label_smoothing: float = 0.0, z_loss: float = 0.0, softcap: float | None = None, reduction: str = "mean",
+) -> torch.Tensor:  # fmt: skip
+    logits = F.linear(x, weight).reshape(labels.numel(), len(weight))  # (N, V)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    flat = labels.reshape(-1)
+    losses = F.cross_entropy(
+        logits, flat, ignore_index=ignore_index, label_smoothing=label_smoothing, reduction="none"
+    )
+    if z_loss != 0.0:
+        squares = logits.logsumexp(dim=1).square()
+        losses = losses + z_loss * squares.masked_fill(flat == ignore_index, 0.0)
+    if reduction == "none":
+        return losses.view(labels.shape)
+    total = losses.sum()
+    return total if reduction == "sum" else total / (flat != ignore_index).sum()
+
+
+@triton.jit
+def _tanh(a):
+    # By e = exp(-2|a|), which cannot overflow. Near 0, where 1 - e has lost its digits, by its series.
+    e = tl.exp(-2.0 * tl.abs(a))
+    t = (1.0 - e) / (1.0 + e)
+    t = tl.where(a < 0, -t, t)
+    if a.dtype == tl.float32:  # float64 has digits to lose
+        s = a * a
+        series = -0.3333333333333333 + s * (0.13333333333333333 + s * -0.05396825396825397)
+        t = tl.where(s < 0.03, a + a * s * series, t)
+    return t
+
+
+@triton.jit
+def _capped(z, SOFTCAP: tl.constexpr):
+    if SOFTCAP is not None:
+        z = SOFTCAP * _tanh(z / SOFTCAP)
+    return z
+
+
+@triton.jit
+def _cross_entropy_kernel(
+    logits_ptr, labels_ptr, losses_ptr, scales_ptr, n_cols, pitch, ignore_index, GRADS: tl.constexpr,
+    SMOOTHING: tl.constexpr, Z_LOSS: tl.constexpr, SOFTCAP: tl.constexpr, COMPUTE: tl.constexpr,
+    BLOCK_N: tl.constexpr, NUM_STAGES: tl.constexpr,
+):  # fmt: skip
+    # One program handles one row of logits, in tiles of BLOCK_N: n_cols numbers and, up to the pitch, a
+    # multiple of 16, what memory held. Masked by the pitch, loads and stores are whole pieces of 16 bytes.
+    row = tl.program_id(0).to(tl.int64)  # int64: row * pitch passes 2**31 from 4 GiB of bfloat16 on
+    logits_ptr += row * pitch
+    label = tl.load(labels_ptr + row)
+    in_range = (label >= 0) & (label < n_cols)
+    # now: below, the gradient is written over it
+    of_label = tl.load(logits_ptr + label, mask=in_range, other=0.0).to(COMPUTE)
+    of_label = _capped(of_label, SOFTCAP)
+
+    top = tl.full((), -float("inf"), COMPUTE)
+    total, plain = tl.zeros((BLOCK_N,), COMPUTE), tl.zeros((BLOCK_N,), COMPUTE)
+    for start in tl.range(0, pitch, BLOCK_N, num_stages=NUM_STAGES):
+        cols = start + tl.arange(0, BLOCK_N)
+        z = tl.load(logits_ptr + cols, mask=cols < pitch, other=0.0).to(COMPUTE)
+        z = tl.where(cols < n_cols, _capped(z, SOFTCAP), -float("inf"))
+        if SMOOTHING != 0.0:
+            plain += tl.where(cols < n_cols, z, 0.0)
+        new_top = tl.maximum(top, tl.max(z, axis=0))
+        # -inf alone, so far, adds nothing: exp(-inf - -inf) would be NaN
+        shift = tl.where(new_top == -float("inf"), 0.0, new_top)
+        total = total * tl.exp(top - shift) + tl.exp(z - shift)
+        top = new_top
+    total = tl.sum(total, axis=0)  # NaN, and stays so, for a row with NaN or +inf
+    log_total = tl.log(total)
+    lse = top + log_total
+
+    # Not lse - of_label: a loss near 0 is the difference of large numbers, and log_total has its digits.
+    loss = log_total - (1.0 - SMOOTHING) * (of_label - top)
+    if SMOOTHING != 0.0:
+        loss -= SMOOTHING * (tl.sum(plain, axis=0) / tl.cast(n_cols, COMPUTE) - top)
+    slope = tl.full((), 1.0, COMPUTE)  # of the loss by lse
+    if Z_LOSS != 0.0:
+        loss += Z_LOSS * lse * lse
+        slope += 2.0 * Z_LOSS * lse
+    ignored = label == ignore_index
+    if losses_ptr is not None:
+        loss = tl.where(in_range, loss, float("nan"))
+        tl.store(losses_ptr + row, tl.where(ignored, 0.0, loss))
+
+    if GRADS:
+        scale = tl.where(in_range, tl.full((), 1.0, COMPUTE), float("nan"))
+        if scales_ptr is not None:
+            scale *= tl.load(scales_ptr + row)
+        for start in tl.range(0, pitch, BLOCK_N, num_stages=NUM_STAGES):
+            cols = start + tl.arange(0, BLOCK_N)
+            z = tl.load(logits_ptr + cols, mask=cols < pitch, other=0.0).to(COMPUTE)
+            z = _capped(z, SOFTCAP)
+            # dloss/dl = slope·softmax(l) - (1 - e) at the label - e/V, by the logit 1 - tanh² as much
+            dz = tl.exp(z - top) * (slope / total)
+            dz = tl.where(cols == label, dz - (1.0 - SMOOTHING), dz)
+            if SMOOTHING != 0.0:
+                dz -= SMOOTHING / tl.cast(n_cols, COMPUTE)
+            if SOFTCAP is not None:
+                t = z / SOFTCAP
+                dz *= 1.0 - t * t
+            # an ignored row is 0 whatever its logits are; so is what lies behind a row
+            dz = tl.where(ignored | (cols >= n_cols), 0.0, dz * scale)
+            tl.store(logits_ptr + cols, dz, mask=cols < pitch)
+
+
+@triton.jit
+def _scale_kernel(
+    x_ptr, y_ptr, scale_ptr, n_elements, COMPUTE: tl.constexpr, BLOCK_SIZE: tl.constexpr
+):
+    # One program handles BLOCK_SIZE elements of x, a gradient; y may be x.
+    offsets = tl.program_id(0).to(tl.int64) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
+    mask = offsets < n_elements
+    x = tl.load(x_ptr + offsets, mask=mask, other=0.0).to(COMPUTE)
+    tl.store(y_ptr + offsets, x * tl.load(scale_ptr).to(COMPUTE), mask=mask)
+
+
+# --- plan and launch -----------------------------------------------------------------------------------------
+
+_FEWEST_ROWS = 1024  # of a chunk: with fewer, reading weight again for each chunk is what its products wait for
+_SCALE_BLOCK = 4096
+
+
+def _cdiv(a, b):
+    return -(-a // b)  # triton.cdiv is the same, and costs 2 µs a call on the host
+
+
+def _power_of_2(n):
+    return 1 << max(0, n - 1).bit_length()  # so is triton.next_power_of_2
+
+
+def _compute_dtype(dtype):
+    return tl.float64 if dtype == torch.float64 else tl.float32
+
+
+def _wide_dtype(dtype):
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _kept_dtype(dtype):
+    """Of dweight until it is multiplied by the upstream gradient: in float16 it might overflow."""
+    return torch.float32 if dtype == torch.float16 else dtype
+
+
+@functools.cache
+def _plan(n_rows, n_cols, n_inner, dtype):
+    """Chunks as large as the docstring says, of equal length up to the tiles of a product."""
+    n_chunks = max(1, min(2 * dtype.itemsize, n_rows // _FEWEST_ROWS))
+    rows = _cdiv(_cdiv(n_rows, n_chunks), 128) * 128
+    wide = dtype == torch.float16 or n_rows >= 8 * n_inner
+    block_n = min(8192, max(16, _power_of_2(n_cols)))
+    return Plan(rows, wide, block_n, max(4, block_n // 512))
+
+
+def _for_cublas(t):
+    """t; a copy where rows or columns begin 2 GiB apart, at which cuBLAS reads memory that is not t's."""
+    return t.contiguous() if any(s * t.itemsize >= 2**31 for s in t.stride()) else t
+
+
+def _add_product(total, a, b, beta):
+    """beta·total + a b, each sum in float32 before it is rounded; beta=0: what memory held is not read."""
+    if total.dtype == a.dtype:
+        total.addmm_(a, b, beta=beta)
+    elif total.is_cuda:
+        torch.addmm(total, a, b, beta=beta, out_dtype=total.dtype, out=total)
+    else:  # of 16 bits into float32 PyTorch has a product on a GPU alone
+        total.addmm_(a.to(total.dtype), b.to(total.dtype), beta=beta)
+
+
+def _launch(plan, x, weight, labels, options, losses, dx, dweight, scales):
+    """Chunk after chunk: logits by cuBLAS, their losses, their gradient in their place, its two products."""
+    n_rows, n_cols = len(x), len(weight)
+    pitch = _cdiv(n_cols, 16) * 16  # rows on 16-byte boundaries, also of 50257 logits
+    memory = x.new_empty(min(plan.rows, n_rows), pitch)
+    for start in range(0, n_rows, plan.rows):
+        rows = slice(start, min(start + plan.rows, n_rows))
+        part, logits = x[rows], memory[: rows.stop - start, :n_cols]
+        torch.mm(part, weight.t(), out=logits)
+        _cross_entropy_kernel[(len(part),)](
+            logits, labels[rows], losses if losses is None else losses[rows],
+            scales if scales is None else scales[rows], n_cols, pitch, options.ignore_index,
+            GRADS=dx is not None or dweight is not None, SMOOTHING=options.label_smoothing,
+            Z_LOSS=options.z_loss, SOFTCAP=options.softcap, COMPUTE=_compute_dtype(x.dtype),
+            BLOCK_N=plan.block_n, NUM_STAGES=plan.num_stages, num_warps=plan.num_warps,
+        )  # fmt: skip
+        if dx is not None:
+            torch.mm(logits, weight, out=dx[rows])
+        if dweight is not None:
+            _add_product(dweight, logits.t(), part, beta=int(start > 0))
+
+
+# --- forward and backward ------------------------------------------------------------------------------------
+
+
+def _pass(x, weight, labels, options, has_losses, has_dx, has_dweight, scales=None, plan=None):
+    """The losses of all rows; dx and dweight of their sum, each times its scale; None unless asked for."""
+    n_rows, n_inner = labels.numel(), x.shape[-1]
+    plan = plan or _plan(n_rows, weight.shape[0], n_inner, x.dtype)
+    losses = x.new_empty(n_rows, dtype=_wide_dtype(x.dtype)) if has_losses else None
+    dx = x.new_empty(x.shape) if has_dx else None
+    summed_in = _wide_dtype(x.dtype) if plan.wide else x.dtype
+    dweight = weight.new_empty(weight.shape, dtype=summed_in) if has_dweight else None
+    if n_rows > 0:
+        flat = _for_cublas(x.reshape(n_rows, n_inner))
+        flat_dx = dx.view(n_rows, n_inner) if has_dx else None
+        with torch.cuda.device_of(x):  # else the launch goes to the current GPU, not to x's
+            _launch(
+                plan, flat, _for_cublas(weight), labels.reshape(-1).contiguous(), options, losses, flat_dx,
+                dweight, scales,
+            )  # fmt: skip
+    elif has_dweight:
+        dweight.zero_()
+    return losses, dx, dweight.to(_kept_dtype(x.dtype)) if has_dweight else None
+
+
+def _n_counted(labels, options):
+    return (labels != options.ignore_index).sum()
+
+
+def _forward(x, weight, labels, options, has_dx=False, has_dweight=False, plan=None):
+    """The loss; dx and dweight of the sum of all losses, each None unless asked for."""
+    losses, dx, dweight = _pass(x, weight, labels, options, True, has_dx, has_dweight, None, plan)
+    if options.reduction == "none":
+        return losses.view(labels.shape), dx, dweight
+    total = losses.sum()
+    if options.reduction == "mean":
+        total = total / _n_counted(labels, options)
+    return total, dx, dweight
+
+
+def _scaled(t, scale, dtype, in_place):
+    """scale·t in this dtype, in t's own memory if that may be."""
+    # .data: whoever gets it may change it, and what was saved counts no version of that
+    y = t.data if in_place and t.dtype == dtype else torch.empty_like(t, dtype=dtype)
+    if t.numel() > 0:
+        with torch.cuda.device_of(t):
+            _scale_kernel[(_cdiv(t.numel(), _SCALE_BLOCK),)](
+                t, y, scale, t.numel(),
+                COMPUTE=_compute_dtype(dtype), BLOCK_SIZE=_SCALE_BLOCK, num_warps=8,
+            )  # fmt: skip
+    return y
+
+
+def _save(ctx, x, weight, labels, dx, dweight, options, plan=None):
+    """The gradients, if there are any yet; and what it takes to compute them again."""
+    ctx.options, ctx.plan, ctx.gave_away = options, plan, False
+    ctx.save_for_backward(x, weight, labels, dx, dweight)
+
+
+def _backward(
+    dloss, x, weight, labels, dx, dweight, options, needs_grad, plan=None, in_place=False
+):
+    """dx and dweight, each None unless needed; from those of the forward pass, if there are any.
+
+    in_place: whether those may be overwritten.
+    """
+    scales = None
+    if options.reduction == "none":
+        # relative to the largest, as 1/N times a gradient of 16 bits might underflow
+        largest = dloss.abs().nan_to_num(0.0, 0.0, 0.0).amax() if dloss.numel() > 0 else dloss.sum()
+        scale = torch.where(largest > 0, largest, 1.0)
+        scales = (dloss / scale).reshape(-1)
+    elif options.reduction == "sum":
+        scale = dloss
+    else:
+        scale = dloss / _n_counted(labels, options).clamp(min=1)
+    if any(needed and g is None for g, needed in zip((dx, dweight), needs_grad)):
+        _, dx, dweight = _pass(x, weight, labels, options, False, *needs_grad, scales, plan)
+        in_place = True
+    return tuple(
+        _scaled(g, scale, x.dtype, in_place) if needed else None
+        for g, needed in zip((dx, dweight), needs_grad)
+    )
+
+
+class _Undifferentiable(torch.autograd.Function):
+    """Gradients as they are, and an error for whoever differentiates them."""
+
+    @staticmethod
+    def forward(ctx, backward, grads, *sources):
+        ctx.op = backward.__module__.rpartition(".")[2]
+        return grads
+
+    @staticmethod
+    def backward(ctx, *_):
+        raise RuntimeError(f"{ctx.op} has no second derivative; for one, use {ctx.op}_eager")
+
+
+def _once(backward):
+    """A Function's backward that runs once: differentiating what it returns raises instead of being wrong.
+
+    The error stands between the gradients and all that they depend on. That of PyTorch's once_differentiable
+    stands beside: autograd.grad(..., inputs) never comes by it.
+    """
+
+    def guarded(ctx, *dys):
+        if not torch.is_grad_enabled():  # the usual case: without create_graph=True
+            return backward(ctx, *dys)
+        with torch.no_grad():
+            grads = backward(ctx, *dys)
+        return _Undifferentiable.apply(backward, grads, *dys, *ctx.saved_tensors)
+
+    return guarded
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, labels, options, plan):
+        has_grads = [needed and options.reduction != "none" for needed in ctx.needs_input_grad[:2]]
+        loss, dx, dweight = _forward(x, weight, labels, options, *has_grads, plan)
+        _save(ctx, x, weight, labels, dx, dweight, options, plan)
+        return loss
+
+    @staticmethod
+    @_once
+    def backward(ctx, dloss):
+        *inputs, dx, dweight = ctx.saved_tensors
+        if ctx.gave_away:  # what was saved is somebody's gradient by now
+            dx = dweight = None
+        ctx.gave_away = True
+        needs_grad = ctx.needs_input_grad[:2]
+        grads = _backward(
+            dloss, *inputs, dx, dweight, ctx.options, needs_grad, ctx.plan, in_place=True
+        )
+        return *grads, None, None, None
+
+
+# --- the calls -----------------------------------------------------------------------------------------------
+
+
+def _autocast(*tensors):
+    """Under autocast the tensors in its dtype, as torch's own products take them."""
+    device = "cpu" if _ON_CPU else "cuda"
+    if not torch.is_autocast_enabled(device):
+        return tensors
+    dtype, casts = torch.get_autocast_dtype(device), _DTYPES[:3]
+    return [t.to(dtype) if getattr(t, "dtype", None) in casts else t for t in tensors]
+
+
+def _fits(x, weight, labels, options):
+    """Whether the kernels take these arguments; if not, _refuse_arguments says why."""
+    return (
+        isinstance(x, torch.Tensor)
+        and isinstance(weight, torch.Tensor)
+        and isinstance(labels, torch.Tensor)
+        and x.dtype == weight.dtype in _DTYPES
+        and labels.dtype == torch.int64
+        and x.device == weight.device == labels.device
+        and x.device.type == ("cpu" if _ON_CPU else "cuda")
+        and x.dim() > 0
+        and weight.dim() == 2
+        and x.shape[-1] == weight.shape[1]
+        and x.shape[:-1] == labels.shape
+        and weight.shape[0] > 0
+        and options.reduction in _REDUCTIONS
+        and 0 <= options.label_smoothing <= 1
+        and (options.softcap is None or options.softcap > 0)
+    )
+
+
+def _refuse(name, eager, mixed=(), **wanted):
+    """Raise the error that says what is wrong with a call of `name`, and what to do.
+
+    wanted: label=(tensor, its sizes in letters), as x=(x, "... N"); the first one sets device and
+    dtype, but for dtypes that may be mixed.
+    """
+    (first, (x, _)), sizes = next(iter(wanted.items())), {}
+    for label, (t, letters) in wanted.items():
+        if not isinstance(t, torch.Tensor):
+            raise TypeError(f"{name}: {label} must be a torch.Tensor, got {type(t).__name__}")
+        if t.dtype not in _DTYPES:
+            wrong = f"{label} must be a floating-point tensor, got {t.dtype}"
+            raise TypeError(f"{name}: {wrong}; use .float()")
+        if t.dtype != x.dtype and not {t.dtype, x.dtype} <= {*mixed}:
+            cast = f"cast one of them, as {label}.to({first}.dtype)"
+            raise TypeError(f"{name}: {first} is {x.dtype} and {label} {t.dtype}; {cast}")
+        if t.device != x.device:
+            where = f"{first} is on {x.device} and {label} on {t.device}"
+            raise ValueError(f"{name}: {where}; move both to one device")
+        names = letters.removeprefix("... ").split()
+        shape = t.shape[max(0, t.dim() - len(names)) :] if letters[0] == "." else t.shape
+        known = " and ".join(f"{n} = {sizes[n]}" for n in names if n in sizes)
+        same = [sizes.setdefault(n, size) == size for n, size in zip(names, shape)]
+        if len(shape) != len(names) or not all(same):
+            want = f"{label} must be ({letters.replace(' ', ', ')}){known and ' with ' + known}"
+            beside = f" beside {first} {tuple(x.shape)}" if t is not x else ""
+            scalar = letters[0] == "." and t.dim() == 0
+            got = f"a scalar; use {label}.view(1)" if scalar else f"shape {tuple(t.shape)}{beside}"
+            raise ValueError(f"{name}: {want}, got {got}")
+    on = "the CPU: TRITON_INTERPRET=1 is set" if _ON_CPU else "a GPU, or TRITON_INTERPRET=1 set"
+    raise ValueError(f"{name}: {first} must be on {on}, got {x.device}; use {eager} there")
+
+
+def _refuse_arguments(name, x, weight, labels, options):
+    """What only this op can say, else what _refuse does."""
+    if options.reduction not in _REDUCTIONS:
+        known = ", ".join(_REDUCTIONS)
+        raise ValueError(f"{name}: reduction must be one of {known}; got {options.reduction!r}")
+    if not 0 <= options.label_smoothing <= 1:
+        wrong = f"label_smoothing must lie in [0, 1], got {options.label_smoothing}"
+        raise ValueError(f"{name}: {wrong}; 0.0 is none")
+    if options.softcap is not None and not options.softcap > 0:
+        wrong = f"softcap must be positive or None, got {options.softcap}"
+        raise ValueError(f"{name}: {wrong}; None is no cap")
+    if isinstance(weight, torch.Tensor) and weight.dim() == 2 and weight.shape[0] == 0:
+        raise ValueError(f"{name}: weight must be (V, K) with V > 0, got {tuple(weight.shape)}")
+    if not isinstance(labels, torch.Tensor):
+        raise TypeError(f"{name}: labels must be a torch.Tensor, got {type(labels).__name__}")
+    if labels.dtype != torch.int64:
+        wrong = f"labels must be an int64 tensor of class indices, got {labels.dtype}"
+        raise TypeError(f"{name}: {wrong}; use .long()")
+    if isinstance(x, torch.Tensor) and x.dim() > 0 and labels.shape != x.shape[:-1]:
+        want = f"labels must be {tuple(x.shape[:-1])}, one for each row of x"
+        raise ValueError(f"{name}: {want}, got shape {tuple(labels.shape)}")
+    if isinstance(x, torch.Tensor) and labels.device != x.device:
+        where = f"x is on {x.device} and labels on {labels.device}"
+        raise ValueError(f"{name}: {where}; move both to one device")
+    _refuse(name, "linear_cross_entropy_eager", x=(x, "... K"), weight=(weight, "V K"))
+
+
+def _needs_grad(*tensors):
+    """Whether autograd has to know; of forward-mode AD, too, whose tangents would be lost without a word."""
+    backward = torch.is_grad_enabled() and any([t.requires_grad for t in tensors])
+    return backward or forward_ad._current_level >= 0
+
+
+def _explain(error, name, eager):
+    """In place of an error that comes of torch.func or of forward-mode AD, one that says so and what to do."""
+    if forward_ad._current_level >= 0 or retrieve_all_functorch_interpreters():
+        reach = "torch.func (grad, jvp, vmap) and forward-mode AD do not reach into a kernel"
+        raise RuntimeError(f"{name}: {reach}; under them use {eager}") from error
+
+
+def _call(name, x, weight, labels, options, plan):
+    x, weight = _autocast(x, weight)
+    if not _fits(x, weight, labels, options):
+        _refuse_arguments(name, x, weight, labels, options)
+    if torch.compiler.is_compiling():
+        computes = torch.is_grad_enabled() and options.reduction != "none"
+        has_grads = computes and x.requires_grad, computes and weight.requires_grad
+        return linear_cross_entropy_op(x, weight, labels, *options, *has_grads)[0]
+    try:
+        if _needs_grad(x, weight):
+            return _LinearCrossEntropy.apply(x, weight, labels, options, plan)
+        return _forward(x, weight, labels, options, plan=plan)[0]
+    except RuntimeError as error:
+        _explain(error, name, "linear_cross_entropy_eager")
+        raise
+
+
+def linear_cross_entropy_triton(
+    x: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, *, ignore_index: int = -100,
+    label_smoothing: float = 0.0, z_loss: float = 0.0, softcap: float | None = None, reduction: str = "mean",
+    plan: Plan | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """cross_entropy(x weightᵀ, labels), chunk of rows after chunk, with gradients for x and weight.
+
+    x: (..., K); weight: (V, K), of x's dtype; labels: (...), int64, in [0, V) or ignore_index; any strides, on
+    one device. Arguments as those of F.cross_entropy, and z_loss and softcap (None: none), numbers that are
+    compiled into the kernel. Returns the loss, float32 (float64 for float64), a scalar or, of "none", (...).
+    A label out of range makes its row's loss and gradients NaN.
+    plan: a Plan in place of the one chosen, for tuning; torch.compile leaves it out.
+    Works under torch.compile (as the op fused_kernels::linear_cross_entropy), autocast (in its dtype, as
+    torch's products), checkpointing and CUDA graphs; not under torch.func, torch.vmap or forward-mode AD, nor
+    twice differentiable: these raise.
+    Raises TypeError for a wrong dtype, ValueError for a wrong shape, device or argument.
+    """
+    options = Options(ignore_index, label_smoothing, z_loss, softcap, reduction)
+    return _call("linear_cross_entropy_triton", x, weight, labels, options, plan)
+
+
+@torch.library.custom_op("fused_kernels::linear_cross_entropy", mutates_args=())
+def linear_cross_entropy_op(
+    x: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, ignore_index: int = -100,
+    label_smoothing: float = 0.0, z_loss: float = 0.0, softcap: float | None = None, reduction: str = "mean",
+    has_dx: bool = False, has_dweight: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    """For torch.compile and torch.export: one node of the graph, which nothing looks into.
+
+    Returns the loss and, for the backward pass, dx and dweight of the sum of all losses. Without has_dx and
+    has_dweight they are empty, and the backward pass multiplies once more.
+    """
+    options = Options(ignore_index, label_smoothing, z_loss, softcap, reduction)
+    if not _fits(x, weight, labels, options):
+        _refuse_arguments("linear_cross_entropy_op", x, weight, labels, options)
+    loss, *grads = _forward(x, weight, labels, options, has_dx, has_dweight)
+    return loss, *(x.new_empty(0) if g is None else g for g in grads)
+
+
+@torch.library.custom_op("fused_kernels::linear_cross_entropy_backward", mutates_args=())
+def _linear_cross_entropy_backward_op(
+    dloss: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor,
+    dx: torch.Tensor | None, dweight: torch.Tensor | None, needs_grad: list[bool], ignore_index: int,
+    label_smoothing: float, z_loss: float, softcap: float | None, reduction: str,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    options = Options(ignore_index, label_smoothing, z_loss, softcap, reduction)
+    grads = _backward(dloss, x, weight, labels, dx, dweight, options, needs_grad)
+    return tuple(x.new_empty(0) if g is None else g for g in grads)
+
+
+@linear_cross_entropy_op.register_fake
+def _(
+    x, weight, labels, ignore_index=-100, label_smoothing=0.0, z_loss=0.0, softcap=None,
+    reduction="mean", has_dx=False, has_dweight=False,
+):  # fmt: skip
+    shape = labels.shape if reduction == "none" else ()
+    dx = x.new_empty(x.shape if has_dx else 0)
+    kept = _kept_dtype(x.dtype) if has_dweight else x.dtype
+    dweight = x.new_empty(weight.shape if has_dweight else 0, dtype=kept)
+    return x.new_empty(shape, dtype=_wide_dtype(x.dtype)), dx, dweight
+
+
+@_linear_cross_entropy_backward_op.register_fake
+def _(dloss, x, weight, labels, dx, dweight, needs_grad, *options):
+    return tuple(
+        t.new_empty(t.shape if needed else 0) for t, needed in zip((x, weight), needs_grad)
+    )
+
+
+def _setup_context(ctx, inputs, output):
+    x, weight, labels, *options, has_dx, has_dweight = inputs
+    _, dx, dweight = output
+    ctx.mark_non_differentiable(dx, dweight)
+    dx, dweight = dx if has_dx else None, dweight if has_dweight else None
+    _save(ctx, x, weight, labels, dx, dweight, Options(*options))
+
+
+@_once
+def _op_backward(ctx, dloss, *_):
+    needs_grad = ctx.needs_input_grad[:2]
+    grads = _linear_cross_entropy_backward_op(
+        dloss, *ctx.saved_tensors, list(needs_grad), *ctx.options
+    )
+    return *(g if needed else None for g, needed in zip(grads, needs_grad)), *(None,) * 8
+
+
+linear_cross_entropy_op.register_autograd(_op_backward, setup_context=_setup_context)

@@ -1,0 +1,293 @@
+"""What is particular to linear_cross_entropy: labels, chunks, how often is multiplied, float16, its loads."""
+
+from lib import machine
+from lib.measure import registry
+from lib.nogpu.compile_only import compile_for, instruction_mix, signature_of
+from lib.nogpu.memory import count_traffic
+from lib.ops.linear_cross_entropy import linear_cross_entropy_eager, linear_cross_entropy_triton
+
+import pytest
+import torch
+import torch.nn.functional as F
+import triton.language as tl
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils._python_dispatch import TorchDispatchMode
+
+OP = registry.find("linear_cross_entropy")
+REDUCTIONS = pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+
+
+def inputs(shape, dtype=torch.float32):
+    return OP.inputs(shape, dtype, machine.device())
+
+
+class Watch(TorchDispatchMode):
+    """The products of cuBLAS inside, and the elements of the largest tensor made."""
+
+    def __init__(self):
+        super().__init__()
+        self.products, self.largest = 0, 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.products += function._schema.name in ("aten::mm", "aten::addmm", "aten::addmm_")
+        result = function(*args, **(kwargs or {}))
+        if function._schema.name.startswith(("aten::empty", "aten::new_empty")):
+            self.largest = max(self.largest, result.numel())
+        return result
+
+
+# --- what it means -------------------------------------------------------------------------------------------
+
+
+def test_it_is_pytorchs_cross_entropy(module):
+    """PyTorch's own samples, class indices of rows: logits as x, and the identity as weight."""
+    (info,) = [op for op in op_db if op.name == "nn.functional.cross_entropy"]
+    n_samples = 0
+    for sample in info.sample_inputs("cpu", torch.float32):
+        logits, labels, how = sample.input, sample.args[0], {**sample.kwargs}
+        if labels.is_floating_point() or logits.dim() > 2 or how.pop("weight", None) is not None:
+            continue
+        x = logits.detach().to(machine.device()).requires_grad_()
+        again = x.detach().requires_grad_()
+        labels = labels.to(x.device)
+        got = module.linear_cross_entropy_triton(x, torch.eye(x.shape[-1]).to(x), labels, **how)
+        want = F.cross_entropy(again, labels, **how)
+        torch.testing.assert_close(got, want)
+        torch.testing.assert_close(
+            *(
+                torch.autograd.grad(y, leaf, torch.ones_like(y))
+                for y, leaf in ((got, x), (want, again))
+            )
+        )
+        n_samples += 1
+    assert n_samples >= 5
+
+
+@pytest.mark.skipif(not hasattr(F, "linear_cross_entropy"), reason="from torch 2.13 on")
+@REDUCTIONS
+def test_its_arguments_mean_what_pytorchs_linear_cross_entropy_means(reduction):
+    x, weight, labels = inputs((17, 33, 21))
+    how = {"reduction": reduction, "ignore_index": 3, "label_smoothing": 0.2}
+    labels = labels.clamp(min=0)
+    want = F.linear_cross_entropy(x, weight, labels, **how)
+    torch.testing.assert_close(linear_cross_entropy_triton(x, weight, labels, **how), want)
+
+
+@pytest.mark.parametrize("wrong", [21, 2**40, -1, -(2**40)])
+def test_a_label_out_of_range_makes_its_row_nan_and_reads_nothing(module, wrong):
+    x, weight, labels = inputs((17, 33, 21))
+    labels[4] = wrong
+    others = torch.arange(17) != 4
+    losses = module.linear_cross_entropy_triton(x, weight, labels, reduction="none")
+    assert losses[4].isnan() and losses[others].isfinite().all()
+    (dx,) = torch.autograd.grad(losses.sum(), x)
+    assert dx[4].isnan().all() and dx[others].isfinite().all()
+    # ignored, it is none
+    y = module.linear_cross_entropy_triton(x, weight, labels, reduction="none", ignore_index=wrong)
+    assert y[4] == 0
+
+
+def test_an_ignored_row_is_0_whatever_its_logits_are(module):
+    x, weight, labels = inputs((9, 5, 7))
+    x, labels = x.detach(), labels.clone()
+    labels[2], x[2] = -100, float("nan")
+    losses = module.linear_cross_entropy_triton(
+        x.requires_grad_(), weight, labels, reduction="none"
+    )
+    (dx,) = torch.autograd.grad(losses.sum(), x)
+    assert losses[2] == 0 and (dx[2] == 0).all() and dx.isfinite().all()
+
+
+def test_with_all_labels_ignored_the_mean_is_nan_and_gradients_are_0(module):
+    x, weight, labels = inputs((9, 5, 7))
+    loss = module.linear_cross_entropy_triton(x, weight, torch.full_like(labels, -100))
+    assert loss.isnan()
+    assert all((g == 0).all() for g in torch.autograd.grad(loss, [x, weight]))
+
+
+def test_a_loss_near_0_has_its_digits(module):
+    """It is the difference of 50 and a little more; of log(1 + 1e-6) float32 has one digit."""
+    x = torch.tensor([[50.0, 35.0, 36.0]], device=machine.device())
+    weight, label = torch.eye(3, device=x.device), torch.zeros(1, dtype=torch.int64).to(x.device)
+    got = module.linear_cross_entropy_triton(x, weight, label)
+    want = linear_cross_entropy_eager(x.double(), weight.double(), label)
+    assert abs(got.item() - want.item()) < 0.1 * want.item()
+
+
+@pytest.mark.parametrize("position", [0, 1, 2])
+def test_a_tile_of_infinities_is_no_row_of_them(module, position):
+    """Logits of -inf in one whole tile of three: they have no weight, and no gradient."""
+    logits = torch.randn(1, 48, device=machine.device())
+    logits[:, 16 * position : 16 * position + 16] = -float("inf")
+    z, label = logits.clone(), torch.full((1,), 16 * ((position + 1) % 3)).to(logits.device)
+    losses, plan = torch.empty(1, device=z.device), module.Plan(1, False, 16, 4)
+    module._cross_entropy_kernel[(1,)](
+        z, label, losses, None, 48, 48, -100, GRADS=True, SMOOTHING=0.0, Z_LOSS=0.0, SOFTCAP=None,
+        COMPUTE=tl.float32, BLOCK_N=plan.block_n, NUM_STAGES=1,
+    )  # fmt: skip
+    again = logits.clone().requires_grad_()
+    want = F.cross_entropy(again, label, reduction="none")
+    torch.testing.assert_close(losses, want)
+    torch.testing.assert_close(z, torch.autograd.grad(want, again)[0])
+
+
+# --- chunks and products -------------------------------------------------------------------------------------
+
+
+def test_a_chunks_logits_are_all_there_is_of_them(module):
+    x, weight, labels = inputs((64, 8, 1001))
+    watch, plan = Watch(), module.Plan(16, False, 1024, 4)
+    with watch:
+        loss = module.linear_cross_entropy_triton(x, weight, labels, plan=plan)
+    with Watch() as backward:
+        loss.backward()
+    assert watch.largest == 16 * 1008  # rows on 16-byte boundaries
+    assert watch.products == 3 * 4
+    assert backward.products == 0, "the gradients are there already"
+
+
+@REDUCTIONS
+@pytest.mark.parametrize("frozen", [0, 1])
+def test_what_is_frozen_costs_no_product(module, frozen, reduction):
+    tensors = inputs((16, 9, 33))
+    tensors[frozen].requires_grad_(False)
+    plan = module.Plan(8, False, 64, 4)
+    with Watch() as watch:
+        y = module.linear_cross_entropy_triton(*tensors, reduction=reduction, plan=plan)
+    forward = 2 * (1 if reduction == "none" else 2)
+    assert watch.products == forward
+    with watch:
+        y.sum().backward()
+    assert watch.products == forward + (2 * 2 if reduction == "none" else 0)
+
+
+def test_without_gradients_there_is_one_product_a_chunk(module):
+    tensors = inputs((16, 9, 33))
+    with torch.no_grad(), Watch() as watch:
+        module.linear_cross_entropy_triton(*tensors, plan=module.Plan(8, False, 64, 4))
+    assert watch.products == 2
+
+
+def test_a_gradient_that_was_given_away_is_computed_again(module):
+    """The first backward's memory is somebody's: what they do to it is not seen by the second."""
+    x, weight, labels = inputs((17, 33, 21))
+    loss = module.linear_cross_entropy_triton(x, weight, labels)
+    first = torch.autograd.grad(loss, [x, weight], retain_graph=True)
+    want = [g.clone() for g in first]
+    for g in first:
+        g.zero_()
+    second = torch.autograd.grad(2 * loss, [x, weight])
+    torch.testing.assert_close(list(second), [2 * g for g in want])
+
+
+def test_logits_are_read_twice_and_overwritten_once(module):
+    x, weight, labels = inputs((8, 5, 100), torch.bfloat16)
+    plan = module.Plan(8, False, 64, 4)
+    traffic = count_traffic(
+        lambda: module.linear_cross_entropy_triton(x, weight, labels, plan=plan)
+    )
+    assert traffic.launches == 1
+    logits = traffic.by_argument["_cross_entropy_kernel.logits_ptr"]
+    row = 112 * 2
+    in_range = int((labels >= 0).sum())
+    assert logits.loaded == 8 * 2 * row + 2 * in_range  # and the label's own
+    assert logits.stored == 8 * row
+
+
+def test_the_plan_keeps_to_a_tenth_of_eagers_memory(module):
+    """Eager has three (N, V) in float32 at its peak. In 16 bits dweight is rounded four times at most."""
+    for dtype in (torch.bfloat16, torch.float32):
+        for n_rows in (8192, 16384, 131072):
+            for n_cols, n_inner in ((128256, 4096), (50257, 4096), (32000, 2048)):
+                plan = module._plan(n_rows, n_cols, n_inner, dtype)
+                peak = plan.rows * n_cols * dtype.itemsize
+                peak += 4 * n_cols * n_inner * (plan.wide and dtype.itemsize == 2)
+                assert peak <= 12 * n_rows * n_cols / 10
+                assert plan.wide or dtype.itemsize == 4 or -(-n_rows // plan.rows) <= 4
+    for n_rows in (1, 100, 1024, 2047, 2049, 5000):
+        rows = module._plan(n_rows, 1000, 64, torch.bfloat16).rows
+        assert rows % 128 == 0 and rows >= min(n_rows, 1024)
+
+
+# --- float16 -------------------------------------------------------------------------------------------------
+
+
+@REDUCTIONS
+def test_float16_gradients_of_a_scaled_loss_do_not_underflow(module, reduction):
+    """1/N times a probability of 1/V is no float16; the upstream gradient of a scaled loss makes it one."""
+    x, weight, labels = inputs((60, 8, 3000), torch.float16)
+    scale = 1.0 if reduction == "sum" else 2.0**14
+
+    def grads(function, *tensors):
+        loss = function(*tensors, labels, reduction=reduction)
+        loss = loss.mean() if reduction == "none" else loss
+        return torch.autograd.grad(scale * loss, tensors)
+
+    exact = [t.detach().double().requires_grad_() for t in (x, weight)]
+    for got, want in zip(
+        grads(module.linear_cross_entropy_triton, x, weight),
+        grads(linear_cross_entropy_eager, *exact),
+    ):
+        assert (got - want).norm() < 2e-3 * want.norm()
+
+
+def test_float16_sums_of_many_rows_do_not_overflow(module):
+    """200 rows of one label and of 500: 1e5 before, and 500 after 1/N."""
+    x = torch.full((200, 3), 500.0, dtype=torch.float16, device=machine.device())
+    weight = torch.zeros(4, 3, dtype=torch.float16, device=x.device, requires_grad=True)
+    labels = torch.zeros(200, dtype=torch.int64, device=x.device)
+    (dweight,) = torch.autograd.grad(
+        module.linear_cross_entropy_triton(x, weight, labels), [weight]
+    )
+    assert dweight[0].tolist() == [-375.0] * 3 and dweight[1].tolist() == [125.0] * 3
+
+
+# --- refused -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("how", "sentence"),
+    [
+        ({"reduction": "max"}, "reduction must be one of mean, sum, none; got 'max'"),
+        ({"label_smoothing": 1.5}, r"label_smoothing must lie in \[0, 1\], got 1.5"),
+        ({"softcap": 0.0}, "softcap must be positive or None, got 0.0; None is no cap"),
+    ],
+)
+def test_wrong_arguments_are_refused(module, how, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        module.linear_cross_entropy_triton(*inputs((5, 7, 3)), **how)
+
+
+def test_wrong_tensors_are_refused(module):
+    x, weight, labels = inputs((5, 7, 3))
+    with pytest.raises(ValueError, match=r"weight must be \(V, K\) with V > 0, got \(0, 7\)"):
+        module.linear_cross_entropy_triton(x, weight[:0], labels)
+    with pytest.raises(
+        TypeError, match="int64 tensor of class indices, got torch.int32; use .long"
+    ):
+        module.linear_cross_entropy_triton(x, weight, labels.int())
+
+
+# --- what is compiled ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n_cols", [50257, 128256])
+@pytest.mark.parametrize("grads", [False, True])
+def test_logits_move_in_pieces_of_16_bytes(module, n_cols, grads):
+    """Also where a row's length is odd; nothing in local memory, with everything that may be asked for."""
+    plan, pitch = module._plan(8192, n_cols, 4096, torch.bfloat16), -(-n_cols // 16) * 16
+    logits = torch.empty(16, pitch, dtype=torch.bfloat16)
+    labels, losses = torch.zeros(16, dtype=torch.int64), torch.empty(16)
+    signature = signature_of(
+        module._cross_entropy_kernel, logits, labels, losses, None, n_cols, pitch, -100, GRADS=grads,
+        SMOOTHING=0.1, Z_LOSS=1e-4, SOFTCAP=30.0, COMPUTE=tl.float32, BLOCK_N=plan.block_n,
+        NUM_STAGES=plan.num_stages,
+    )  # fmt: skip
+    compiled = compile_for(
+        module._cross_entropy_kernel, signature, arch=90, num_warps=plan.num_warps
+    )
+    mix = instruction_mix(compiled)
+    assert compiled.spills == 0
+    assert mix.get("LDG.E.128", 0) + mix.get("LDGSTS.E.BYPASS.128", 0) >= (4 if grads else 2), mix
+    assert mix.get("LDG.E.U16", 0) <= 1, mix  # the label's
+    assert mix.get("STG.E.128", 0) == (2 if grads else 0), mix
