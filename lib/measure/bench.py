@@ -269,7 +269,7 @@ def measure(op, shape, dtype, gradients, versions=None, progress=None, timed=Non
     for name, version in (versions or versions_of(op)).items():
         if progress is not None:
             progress.set_postfix_str(f"{op.name} {name} {tuple(shape)}")
-        few = _fewer_rows(shape, op.checked_elements)
+        few = op.checked(shape) if op.checked else _fewer_rows(shape, op.checked_elements)
         checked = op.checked_inputs(few, dtype, machine.device())
         with _really_compiled(op.not_compiled):
             error, note = _checked(name, version, op, checked, gradients)

@@ -6,6 +6,7 @@ One entry per file of lib/ops, under the file's name. An op with keyword argumen
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable
 
@@ -13,6 +14,7 @@ from lib.measure.matmul_ladder import RUNGS
 from lib.ops import (
     add_relu,
     add_rms_norm,
+    attention,
     bias_gelu_dropout_add,
     embedding_hash,
     fused_mlp,
@@ -57,6 +59,7 @@ class Op:
     without_zeros: the definition where the eager one multiplies what is not asked for by 0, as 0·inf is NaN.
     not_compiled: functions of the definition that checks keep out of torch.compile, as it would take a minute.
     checked_elements: benchmarks check shapes larger than this with fewer rows; None: whole.
+    checked: shape -> the one that benchmarks check in its place, where fewer rows are not enough.
     odd_shapes: small ones that hurt; empty_shapes: of no elements, or of sums over none.
     host_shape: so small that a call costs what the host does.
     """
@@ -89,6 +92,7 @@ class Op:
     without_zeros: Callable | None = None
     not_compiled: tuple = ()
     checked_elements: int | None = None
+    checked: Callable | None = None
     odd_shapes: tuple = (
         (1, 1), (5, 7), (17, 33), (1027, 3), (64, 128), (123, 781), (257, 4096)
     )  # fmt: skip
@@ -162,6 +166,7 @@ class Op:
             in_place={name: bind(version, arguments) for name, version in self.in_place.items()},
             bytes_moved=bind(self.bytes_moved, shared),
             flops=bind(self.flops, shared),
+            without_zeros=self.without_zeros and bind(self.without_zeros, shared),
             configurations={label: {}},
             arguments=shared,
         )
@@ -960,6 +965,112 @@ FUSED_MLP = Op(
     sources=("lib/ops/fused_mlp.py",),
 )
 
+
+def _heads(op, shape, dtype, device, draw):
+    """q, k, v, and lengths if the op takes them; of H heads as many as are a multiple of G."""
+    n_batch, n_heads, n_kv_heads, n_queries, n_keys, dim = shape
+    n_heads = max(1, n_heads // max(1, n_kv_heads)) * n_kv_heads
+    sizes = (n_heads, n_queries), (n_kv_heads, n_keys), (n_kv_heads, n_keys)
+    q, k, v = (draw((n_batch, h, s, dim)).requires_grad_() for h, s in sizes)
+    if "lengths" not in op.tensors:
+        return q, k, v
+    dtype = _INTEGERS[op.tensors["lengths"].split()[-1]]
+    # all keys, a part of them, none, fewer than none, more than there are
+    lengths = [n_keys, n_keys - n_keys // 3, 0, -3, n_keys + 5]
+    order = [lengths[(3 * b + 1) % 5] for b in range(n_batch)]
+    return q, k, v, torch.tensor(order, dtype=dtype, device=device)
+
+
+def _attention_query_by_query(q, k, v, lengths=None, *, is_causal=False, window=None, scale=None):
+    """The definition without a product of 0: each query and the keys that it sees."""
+    left, right = window or (-1, -1)
+    o = torch.zeros_like(q) + 0 * q.flatten()[:0].sum()
+    rows = []
+    for b, h, i in itertools.product(*map(range, q.shape[:3])):
+        g, n_keys = h * k.shape[1] // q.shape[1], k.shape[2]
+        first = max(0, i - left) if left >= 0 else 0
+        end = n_keys if lengths is None else min(n_keys, int(lengths[b]))
+        end = min(end, i + 1) if is_causal else end
+        end = min(end, i + right + 1) if right >= 0 else end
+        if end <= first:
+            rows.append(o[b, h, i])
+            continue
+        some = q[b, h, i : i + 1], k[b, g, first:end], v[b, g, first:end]
+        rows.append(attention.attention_eager(*(t[None, None] for t in some), scale=scale).flatten())
+    return torch.stack(rows).view(q.shape)
+
+
+def _attention_bytes(shape, itemsize, gradients, **_):
+    """Forward: read q, k and v, write o. Backward: read them and do, write their gradients."""
+    n_batch, n_heads, n_kv_heads, n_queries, n_keys, dim = shape
+    of_q, of_k = n_batch * n_heads * n_queries * dim, n_batch * n_kv_heads * n_keys * dim
+    return ((5 if gradients else 2) * of_q + (6 if gradients else 2) * of_k) * itemsize
+
+
+def _attention_flops(shape, gradients, is_causal=False, **_):
+    """Two products forward and five backward; half of them where the scores above the diagonal are left out."""
+    n_batch, n_heads, _, n_queries, n_keys, dim = shape
+    products = (7 if gradients else 2) * n_batch * n_heads * n_queries * n_keys * 2 * dim
+    return products // 2 if is_causal else products
+
+
+# Tiles so small that a few queries and keys are several: wholly seen, seen in part, and skipped.
+_SMALL = attention.Plan(*[attention.Tile(16, 16, 4, 1)] * 3)
+_QKV = {"q": "B H Q D", "k": "B G K D", "v": "B G K D"}
+
+ATTENTION = Op(
+    name="attention",
+    title="softmax(q kᵀ/√D) v",
+    eager=attention.attention_eager,
+    versions={"triton": attention.attention_triton},
+    registered=(attention.attention_op,),
+    tensors=_QKV,
+    letters="B H G Q K D",
+    make=_heads,
+    configurations={"": {}, "causal": {"is_causal": True}},
+    variants={
+        "causal, small tiles": (_QKV, {"is_causal": True, "plan": _SMALL}),
+        "window, heads in one tile": (
+            _QKV, {"window": (9, 5), "scale": -0.3, "plan": _SMALL._replace(packed=True)}
+        ),
+        "lengths, keys in parts": (
+            _QKV | {"lengths": "B int32"}, {"plan": _SMALL._replace(n_parts=2, group=3)}
+        ),
+        "lengths, causal, one side of a window": (
+            _QKV | {"lengths": "B int64"}, {"is_causal": True, "window": (7, -1), "plan": _SMALL}
+        ),
+    },
+    version_arguments=("plan",),
+    without_zeros=_attention_query_by_query,
+    bytes_moved=_attention_bytes,
+    flops=_attention_flops,
+    # B, H, G, queries, keys, D; the last one is decoding
+    bench_shapes=(
+        (4, 32, 8, 4096, 4096, 128), (1, 32, 8, 8192, 8192, 128), (16, 16, 16, 1024, 1024, 64),
+        (64, 32, 8, 1, 8192, 128),
+    ),
+    # of long sequences the float64 scores do not fit into memory
+    checked=lambda shape: (1, *shape[1:3], *(min(s, 2048) for s in shape[3:5]), shape[5]),
+    small_shape=(2, 4, 2, 19, 40, 16),
+    odd_shapes=(
+        (1, 1, 1, 1, 1, 1), (2, 4, 2, 5, 7, 3), (3, 4, 2, 19, 21, 16), (2, 2, 2, 40, 17, 40),
+        (2, 8, 2, 1, 40, 16), (1, 2, 1, 37, 40, 64), (5, 1, 1, 3, 5, 130),
+    ),
+    empty_shapes=((0, 4, 2, 3, 5, 4), (2, 4, 2, 0, 5, 4), (2, 4, 2, 3, 0, 4)),
+    host_shape=(1, 4, 2, 16, 16, 64),
+    plans={
+        "small tiles": (_SMALL, [(2, 4, 2, 37, 40, 16), (1, 3, 1, 17, 50, 5)]),
+        "keys in parts": (
+            _SMALL._replace(n_parts=3), [(2, 2, 1, 5, 70, 16), (1, 1, 1, 20, 17, 33)]
+        ),
+        "heads in one tile, keys in parts": (
+            _SMALL._replace(n_parts=2, packed=True), [(2, 6, 2, 9, 40, 16), (2, 4, 1, 1, 70, 20)]
+        ),
+        "three heads in turn": (_SMALL._replace(group=3), [(2, 4, 2, 37, 20, 16)]),
+    },
+    sources=("lib/ops/attention.py",),
+)  # fmt: skip
+
 _ALL = (
     ADD_RELU,
     GELU,
@@ -975,6 +1086,7 @@ _ALL = (
     LINEAR_GLU,
     LORA_LINEAR,
     FUSED_MLP,
+    ATTENTION,
 )
 OPS = {op.name: op for op in _ALL}
 

@@ -598,6 +598,8 @@ def real_sizes(op, version):
     shape = (shape[0] + 1, *shape[1:])
     if op.checked_elements:
         shape = (min(shape[0], op.checked_elements // torch.Size(shape[1:]).numel()), *shape[1:])
+    if op.checked:
+        shape = op.checked(shape)
     for dtype in op.dtypes:
         check(op, version, inputs_of(op, shape, dtype), f"{shape}, {dtype}")
 

@@ -1,0 +1,868 @@
+# SPDX-License-Identifier: MIT
+# Copyright (c) 2026 The Fused Kernels authors; Fused Kernels 0.1.0, lib/ops/attention.py
+"""attention: o = softmax(scale·q kᵀ + mask) v, without the matrix of Sq x Sk scores in memory.
+
+Shapes    q, o: (B, H, Sq, D); k, v: (B, G, Sk, D), H a multiple of G: H/G heads of q share one of k and v,
+          which is not repeated in memory. D from 1 to 256. Any strides: (B, S, H, D) goes in by .transpose(1, 2),
+          and o has q's memory layout. A tensor whose last dimension has gaps is copied.
+Mask      Query i sees key j where all of these hold. Both count from 0, also where Sq and Sk differ (top left):
+          is_causal              j <= i, as in PyTorch's scaled_dot_product_attention
+          window (left, right)   i - left <= j <= i + right; -1 is no limit on that side
+          lengths (B,)           j < lengths[b]; the keys behind are padding, of which nothing is read.
+                                 Below 0 is as 0, beyond Sk as Sk: to refuse it the host would have to wait.
+          A query that sees no key has o = 0, and gradients of 0.
+Dtypes    float16, bfloat16 (scores, softmax and sums in float32; weights rounded to 16 bits for the product
+          with v), float32 (products by 3xTF32, as exact; never TF32) and float64.
+Work      4·B·H·Sq·Sk·D FLOPs forward, 10 backward; about half when causal, as tiles that nothing sees are
+          skipped. Traffic: q, k, v and o once each while k and v of a head stay in the L2 cache.
+Method    Dao, FlashAttention-2, 2023: a tile of q goes along the keys with the largest score so far and the sum
+          of exponentials. Few queries (decoding): the keys are cut in parts, and a second kernel adds the
+          parts up; the queries of all heads that share k and v lie in one tile, so that each is read once.
+Backward  With delta = rowsum(do·o): ds = p(do vᵀ - delta), dq = scale·ds k, dk = scale·dsᵀ q, dv = pᵀ do. One
+          kernel for delta, one for dq, one for dk and dv, which sums over the heads of a group: no atomics, the
+          same bits in every run. Saves q, k, v, o and one number for each row: memory grows with S, not S².
+Copy it   this file. MIT licence.
+"""
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
+from torch.autograd import forward_ad
+
+# With TRITON_INTERPRET=1 kernels run on CPU tensors; otherwise they need a GPU.
+_ON_CPU = triton.knobs.runtime.interpret
+_INTERPRETED = tl.constexpr(_ON_CPU)
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+_INTEGERS = (torch.int64, torch.int32)
+_LONGEST = 256  # D: rows of q, k, v and o lie in the registers and the shared memory of one program
+
+
+class Tile(NamedTuple):
+    """m queries and n keys: a piece of the scores; and who works on it."""
+
+    m: int
+    n: int
+    num_warps: int
+    num_stages: int
+
+
+class Plan(NamedTuple):
+    """How one call is launched: the tile of each kernel, and of the forward pass who takes which.
+
+    n_parts: of the keys, from 2 on with a second kernel that adds the parts up. packed: whether the queries of
+    all heads that share k and v lie in one tile. group: how many heads' tiles programs take in turn.
+    """
+
+    forward: Tile
+    dq: Tile
+    dkdv: Tile
+    n_parts: int = 1
+    packed: bool = False
+    group: int = 1
+
+
+def attention_eager(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor | None = None, *,
+    is_causal: bool = False, window: Sequence[int] | None = None, scale: float | None = None,
+) -> torch.Tensor:  # fmt: skip
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], dim=1) for t in (k, v))
+    scores = q @ k.mT * scale  # (B, H, Sq, Sk)
+    i = torch.arange(q.shape[2], device=q.device)[:, None]
+    j = torch.arange(k.shape[2], device=q.device)
+    left, right = window or (-1, -1)
+    hidden = j > i if is_causal else torch.zeros_like(j > i)
+    if left >= 0:
+        hidden = hidden | (j < i - left)
+    if right >= 0:
+        hidden = hidden | (j > i + right)
+    if lengths is not None:
+        hidden = hidden | (j >= lengths[:, None, None, None])
+    weights = torch.softmax(scores.masked_fill(hidden, -float("inf")), dim=-1)
+    return weights.masked_fill(hidden, 0.0) @ v  # of a query that sees no key they were NaN
+
+
+@triton.jit
+def _dot(a, b, total, PRECISION: tl.constexpr = None, COMPUTE: tl.constexpr = tl.float32):
+    # total + a b. Triton's interpreter multiplies bfloat16 as the integers that hold its bits: there wider.
+    if _INTERPRETED:
+        a, b = a.to(COMPUTE), b.to(COMPUTE)
+    return tl.dot(a, b, total, input_precision=PRECISION, out_dtype=COMPUTE)
+
+
+@triton.jit
+def _place_of(
+    tile, n_rows, n_cols, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
+):
+    # Row and column, in tiles, of number `tile`: down GROUP rows, then a column on. So the tiles at work at one
+    # time are nearly a square of y, which needs the fewest rows of a and columns of b. GROUP 1: along the rows.
+    tiles_m, tiles_n = tl.cdiv(n_rows, BLOCK_M), tl.cdiv(n_cols, BLOCK_N)
+    first = tile // (GROUP * tiles_n) * GROUP
+    height = tl.minimum(tiles_m - first, GROUP)
+    tile = tile % (GROUP * tiles_n)
+    return first + tile % height, tile // height
+
+
+@triton.jit
+def _length(lengths_ptr, batch, n_keys):
+    # How many keys of a sample are no padding.
+    length = n_keys
+    if lengths_ptr is not None:
+        length = tl.minimum(tl.maximum(tl.load(lengths_ptr + batch), 0), n_keys).to(tl.int32)
+    return length
+
+
+@triton.jit
+def _tiles(first, last, before, after, begin, end, BLOCK: tl.constexpr):
+    # x meets y where y - before <= x <= y + after. Of begin..end (not with it) the x that meet some y of
+    # first..last: where their n tiles start, and the tiles a..b of them in which all x meet all y.
+    start = tl.maximum(begin, first - before) // BLOCK * BLOCK
+    n = tl.cdiv(tl.maximum(tl.minimum(end, last + after + 1) - start, 0), BLOCK)
+    a = tl.minimum(tl.cdiv(tl.maximum(begin, last - before) - start, BLOCK), n)
+    b = tl.maximum(tl.minimum(end, first + after + 1) - start, 0) // BLOCK
+    return start, a, tl.maximum(a, b), n
+
+
+@triton.jit
+def _load_rows(
+    matrix_ptr, first, n_rows, stride, CUT: tl.constexpr,
+    DIM: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    # BLOCK rows of a matrix from `first` on; zeros where there are none. CUT: whether that may be.
+    rows, d = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK_D)[None, :]
+    # int64: row * stride passes 2**31 from 4 GiB of bfloat16 on
+    ptrs = matrix_ptr + first.to(tl.int64) * stride + (rows.to(tl.int64) * stride + d)
+    if CUT:
+        rows_of_it = tl.load(ptrs, mask=(first + rows < n_rows) & (d < DIM), other=0.0)
+    elif DIM < BLOCK_D:
+        rows_of_it = tl.load(ptrs, mask=d < DIM, other=0.0)
+    else:
+        rows_of_it = tl.load(ptrs)
+    return rows_of_it
+
+
+@triton.jit
+def _store_rows(
+    matrix_ptr, values, first, n_rows, stride,
+    DIM: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    rows, d = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK_D)[None, :]
+    ptrs = matrix_ptr + first.to(tl.int64) * stride + (rows.to(tl.int64) * stride + d)
+    tl.store(ptrs, values, mask=(first + rows < n_rows) & (d < DIM))
+
+
+@triton.jit
+def _add_part(o, total, top, part_o, part_total, part_top):
+    # Sums of exp2(score - top), with v and without, of two sets of keys as those of both. A set of which
+    # nothing is seen has top = -inf: 0 in place of it, as -inf - -inf is NaN.
+    both = tl.maximum(top, part_top)
+    shift = tl.where(both == -float("inf"), 0.0, both)
+    ours, theirs = tl.exp2(top - shift), tl.exp2(part_top - shift)
+    o = o * ours[:, None] + part_o * theirs[:, None]
+    return o, total * ours + part_total * theirs, both
+
+
+@triton.jit
+def _finish(o, total, top, i, length, left, right):
+    # o and log2 of the sum of exponentials, of queries i; that is inf for one that sees no key: exp2(s - inf) = 0.
+    sees = tl.maximum(i - left, 0) < tl.minimum(length, i + right + 1)
+    o = tl.where(sees[:, None], o * (1.0 / total)[:, None], 0.0)
+    return o, tl.where(sees, top + tl.log2(total), float("inf"))
+
+
+@triton.jit(do_not_specialize=["n_queries", "n_keys", "left", "right", "keys_per_part"])
+def _attention_fwd_kernel(
+    q_ptr, k_ptr, v_ptr, lengths_ptr, o_ptr, lse_ptr, total_ptr, scale: tl.float64,
+    n_heads, n_repeats, n_queries, n_keys, left, right, keys_per_part,
+    stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks,
+    stride_vb, stride_vh, stride_vs, stride_ob, stride_oh, stride_os, stride_op,
+    PACKED: tl.constexpr, GROUP: tl.constexpr, PRECISION: tl.constexpr, COMPUTE: tl.constexpr,
+    DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    # One program handles BLOCK_M queries of PACKED heads and a part of the keys, BLOCK_N at a time. With a
+    # total_ptr it leaves o undivided, for _combine_kernel, and the largest score in place of lse.
+    n_blocks, n_packs = tl.cdiv(n_queries * PACKED, BLOCK_M), n_heads // PACKED
+    n_places = tl.num_programs(0) // n_blocks
+    place, block = _place_of(
+        tl.program_id(0), n_places, n_queries * PACKED, GROUP, 1, BLOCK_M
+    )
+    block = n_blocks - 1 - block  # causal, the last queries have most to do: they begin
+    # int64: sample * stride, head * stride and row * stride pass 2**31 from 4 GiB of bfloat16 on
+    batch, first_head = (place // n_packs).to(tl.int64), place % n_packs * PACKED
+    kv_head = (first_head // n_repeats).to(tl.int64)
+    row = block * BLOCK_M + tl.arange(0, BLOCK_M)
+    i, head, d = row // PACKED, (first_head + row % PACKED).to(tl.int64), tl.arange(0, BLOCK_D)
+    is_row = i < n_queries
+    q_ptrs = q_ptr + batch * stride_qb + (head * stride_qh + i.to(tl.int64) * stride_qs)[:, None]
+    q = tl.load(q_ptrs + d[None, :], mask=is_row[:, None] & (d < DIM)[None, :], other=0.0)
+    k_ptr += batch * stride_kb + kv_head * stride_kh
+    v_ptr += batch * stride_vb + kv_head * stride_vh
+
+    part = tl.program_id(1)
+    length = _length(lengths_ptr, batch, n_keys)
+    end = tl.minimum(length, (part + 1) * keys_per_part)
+    last = tl.minimum((block * BLOCK_M + BLOCK_M - 1) // PACKED, n_queries - 1)
+    start, a, b, n = _tiles(
+        block * BLOCK_M // PACKED, last, left, right, part * keys_per_part, end, BLOCK_N
+    )
+    lowest, highest = (i - left)[:, None], tl.minimum(i + right, end - 1)[:, None]
+    log2_scale = tl.cast(scale * 1.4426950408889634, COMPUTE)  # exp(x) = exp2(x·log₂ e)
+    top = tl.full((BLOCK_M,), -float("inf"), COMPUTE)
+    total = tl.zeros((BLOCK_M,), COMPUTE)
+    o = tl.zeros((BLOCK_M, BLOCK_D), COMPUTE)
+    # first the tiles that all queries see whole, then the others
+    for MASKED in tl.static_range(2):
+        for t in range(n - (b - a) if MASKED else b - a):
+            tile = tl.where(t < a, t, t + b - a) if MASKED else t + a
+            j = start + tile * BLOCK_N
+            k = _load_rows(k_ptr, j, end, stride_ks, MASKED, DIM, BLOCK_N, BLOCK_D)
+            s = _dot(q, k.T, None, PRECISION, COMPUTE) * log2_scale
+            if MASKED:
+                js = j + tl.arange(0, BLOCK_N)[None, :]
+                s = tl.where((js >= lowest) & (js <= highest), s, -float("inf"))
+            new_top = tl.maximum(top, tl.max(s, axis=1))
+            shift = tl.where(new_top == -float("inf"), 0.0, new_top)  # -inf - -inf is NaN
+            p = tl.exp2(s - shift[:, None])
+            old = tl.exp2(top - shift)
+            total = total * old + tl.sum(p, axis=1)
+            top = new_top
+            v = _load_rows(v_ptr, j, end, stride_vs, MASKED, DIM, BLOCK_N, BLOCK_D)
+            o = _dot(p.to(v.dtype), v, o * old[:, None], PRECISION, COMPUTE)
+
+    rows = (batch * n_heads + head) * n_queries + i
+    o_ptrs = o_ptr + batch * stride_ob + (head * stride_oh + i.to(tl.int64) * stride_os)[:, None]
+    if total_ptr is None:
+        o, top = _finish(o, total, top, i, length, left, right)
+    else:
+        o_ptrs += part.to(tl.int64) * stride_op
+        rows += part.to(tl.int64) * n_places * PACKED * n_queries
+        tl.store(total_ptr + rows, total, mask=is_row)
+    tl.store(lse_ptr + rows, top, mask=is_row)
+    tl.store(o_ptrs + d[None, :], o, mask=is_row[:, None] & (d < DIM)[None, :])
+
+
+@triton.jit(do_not_specialize=["n_rows", "n_queries", "n_keys", "left", "right", "n_parts"])
+def _combine_kernel(
+    parts_ptr, tops_ptr, totals_ptr, lengths_ptr, o_ptr, lse_ptr,
+    n_rows, n_heads, n_queries, n_keys, left, right, n_parts, stride_ob, stride_oh, stride_os,
+    DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    # One program handles BLOCK_M rows of o, (B·H·Sq, D), of all parts of the keys, (parts, B·H·Sq, D).
+    COMPUTE: tl.constexpr = parts_ptr.dtype.element_ty
+    row, d = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
+    is_row = row < n_rows
+    mask = is_row[:, None] & (d < DIM)[None, :]
+    top = tl.full((BLOCK_M,), -float("inf"), COMPUTE)
+    total = tl.zeros((BLOCK_M,), COMPUTE)
+    o = tl.zeros((BLOCK_M, BLOCK_D), COMPUTE)
+    # in one order, whichever part was ready first: the same bits in every run
+    rows = row
+    for _ in range(n_parts):
+        part_top = tl.load(tops_ptr + rows, mask=is_row, other=0.0)
+        part_total = tl.load(totals_ptr + rows, mask=is_row, other=0.0)
+        part_o = tl.load(parts_ptr + rows[:, None] * DIM + d[None, :], mask=mask, other=0.0)
+        o, total, top = _add_part(o, total, top, part_o, part_total, part_top)
+        rows += n_rows
+    head, i = row // n_queries, row % n_queries
+    batch, head = head // n_heads, head % n_heads
+    length = n_keys
+    if lengths_ptr is not None:
+        length = tl.load(lengths_ptr + batch, mask=is_row, other=0)
+        length = tl.minimum(tl.maximum(length, 0), n_keys)
+    o, lse = _finish(o, total, top, i, length, left, right)
+    tl.store(lse_ptr + row, lse, mask=is_row)
+    o_rows = o_ptr + batch * stride_ob + head * stride_oh + i * stride_os
+    tl.store(o_rows[:, None] + d[None, :], o, mask=mask)
+
+
+@triton.jit(do_not_specialize=["n_queries"])
+def _delta_kernel(
+    do_ptr, o_ptr, delta_ptr, n_heads, n_queries,
+    stride_gb, stride_gh, stride_gs, stride_ob, stride_oh, stride_os,
+    DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    # One program handles BLOCK_M rows of one head: delta = rowsum(do·o).
+    COMPUTE: tl.constexpr = delta_ptr.dtype.element_ty
+    n_blocks = tl.cdiv(n_queries, BLOCK_M)
+    place, first = tl.program_id(0) // n_blocks, tl.program_id(0) % n_blocks * BLOCK_M
+    batch, head = (place // n_heads).to(tl.int64), (place % n_heads).to(tl.int64)
+    do_ptr += batch * stride_gb + head * stride_gh
+    o_ptr += batch * stride_ob + head * stride_oh
+    do = _load_rows(do_ptr, first, n_queries, stride_gs, True, DIM, BLOCK_M, BLOCK_D)
+    o = _load_rows(o_ptr, first, n_queries, stride_os, True, DIM, BLOCK_M, BLOCK_D)
+    delta = tl.sum(do.to(COMPUTE) * o.to(COMPUTE), axis=1)
+    i = first + tl.arange(0, BLOCK_M)
+    tl.store(delta_ptr + place.to(tl.int64) * n_queries + i, delta, mask=i < n_queries)
+
+
+@triton.jit
+def _weights(s, lse):
+    # p = exp2(s - lse), at most 1: of large numbers s is rounded otherwise than it was in the forward pass, and
+    # exp2 of the difference could be infinite. A NaN has to stay.
+    return tl.exp2(tl.minimum(s - lse, 0.0, propagate_nan=tl.PropagateNan.ALL))
+
+
+@triton.jit(do_not_specialize=["n_queries", "n_keys", "left", "right"])
+def _attention_dq_kernel(
+    do_ptr, q_ptr, k_ptr, v_ptr, lengths_ptr, lse_ptr, delta_ptr, dq_ptr, scale: tl.float64,
+    n_heads, n_repeats, n_queries, n_keys, left, right,
+    stride_gb, stride_gh, stride_gs, stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks,
+    stride_vb, stride_vh, stride_vs, stride_db, stride_dh, stride_ds,
+    PRECISION: tl.constexpr, COMPUTE: tl.constexpr,
+    DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    # One program handles BLOCK_M queries of one head, and goes along the keys as in the forward pass.
+    n_blocks = tl.cdiv(n_queries, BLOCK_M)
+    place = tl.program_id(0) // n_blocks
+    first = (n_blocks - 1 - tl.program_id(0) % n_blocks) * BLOCK_M
+    batch, head = (place // n_heads).to(tl.int64), (place % n_heads).to(tl.int64)
+    do_ptr += batch * stride_gb + head * stride_gh
+    q_ptr += batch * stride_qb + head * stride_qh
+    k_ptr += batch * stride_kb + head // n_repeats * stride_kh
+    v_ptr += batch * stride_vb + head // n_repeats * stride_vh
+    dq_ptr += batch * stride_db + head * stride_dh
+    i = first + tl.arange(0, BLOCK_M)
+    rows = place.to(tl.int64) * n_queries + i
+    q = _load_rows(q_ptr, first, n_queries, stride_qs, True, DIM, BLOCK_M, BLOCK_D)
+    do = _load_rows(do_ptr, first, n_queries, stride_gs, True, DIM, BLOCK_M, BLOCK_D)
+    lse = tl.load(lse_ptr + rows, mask=i < n_queries, other=0.0)
+    delta = tl.load(delta_ptr + rows, mask=i < n_queries, other=0.0)
+
+    length = _length(lengths_ptr, batch, n_keys)
+    last = tl.minimum(first + BLOCK_M, n_queries) - 1
+    start, a, b, n = _tiles(first, last, left, right, 0, length, BLOCK_N)
+    lowest, highest = (i - left)[:, None], tl.minimum(i + right, length - 1)[:, None]
+    log2_scale = tl.cast(scale * 1.4426950408889634, COMPUTE)
+    dq = tl.zeros((BLOCK_M, BLOCK_D), COMPUTE)
+    for MASKED in tl.static_range(2):
+        for t in range(n - (b - a) if MASKED else b - a):
+            tile = tl.where(t < a, t, t + b - a) if MASKED else t + a
+            j = start + tile * BLOCK_N
+            k = _load_rows(k_ptr, j, length, stride_ks, MASKED, DIM, BLOCK_N, BLOCK_D)
+            v = _load_rows(v_ptr, j, length, stride_vs, MASKED, DIM, BLOCK_N, BLOCK_D)
+            p = _weights(_dot(q, k.T, None, PRECISION, COMPUTE) * log2_scale, lse[:, None])
+            ds = p * (_dot(do, v.T, None, PRECISION, COMPUTE) - delta[:, None])
+            if MASKED:
+                js = j + tl.arange(0, BLOCK_N)[None, :]
+                ds = tl.where((js >= lowest) & (js <= highest), ds, 0.0)
+            dq = _dot(ds.to(k.dtype), k, dq, PRECISION, COMPUTE)
+    dq *= tl.cast(scale, COMPUTE)
+    _store_rows(dq_ptr, dq, first, n_queries, stride_ds, DIM, BLOCK_M, BLOCK_D)
+
+
+@triton.jit(do_not_specialize=["n_queries", "n_keys", "left", "right"])
+def _attention_dkdv_kernel(
+    do_ptr, q_ptr, k_ptr, v_ptr, lengths_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, scale: tl.float64,
+    n_heads, n_repeats, n_queries, n_keys, left, right,
+    stride_gb, stride_gh, stride_gs, stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks,
+    stride_vb, stride_vh, stride_vs, stride_db, stride_dh, stride_ds, stride_eb, stride_eh, stride_es,
+    PRECISION: tl.constexpr, COMPUTE: tl.constexpr,
+    DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    # One program handles BLOCK_N keys of one head of k and v. It goes along the queries of all heads that share
+    # it, BLOCK_M at a time. Scores and their gradients are kept transposed, (BLOCK_N, BLOCK_M).
+    n_blocks, n_kv_heads = tl.cdiv(n_keys, BLOCK_N), n_heads // n_repeats
+    place, first = tl.program_id(0) // n_blocks, tl.program_id(0) % n_blocks * BLOCK_N
+    batch, kv_head = (place // n_kv_heads).to(tl.int64), (place % n_kv_heads).to(tl.int64)
+    do_ptr += batch * stride_gb + kv_head * n_repeats * stride_gh
+    q_ptr += batch * stride_qb + kv_head * n_repeats * stride_qh
+    k_ptr += batch * stride_kb + kv_head * stride_kh
+    v_ptr += batch * stride_vb + kv_head * stride_vh
+    first_row = (batch * n_heads + kv_head * n_repeats) * n_queries
+    lse_ptr += first_row
+    delta_ptr += first_row
+    length = _length(lengths_ptr, batch, n_keys)
+    k = _load_rows(k_ptr, first, length, stride_ks, True, DIM, BLOCK_N, BLOCK_D)
+    v = _load_rows(v_ptr, first, length, stride_vs, True, DIM, BLOCK_N, BLOCK_D)
+    j = first + tl.arange(0, BLOCK_N)
+
+    # query i sees key j where j - right <= i <= j + left
+    last = tl.minimum(first + BLOCK_N, length) - 1
+    start, a, b, n = _tiles(first, last, right, left, 0, n_queries, BLOCK_M)
+    if first >= length:
+        a, b, n = 0, 0, 0
+    lowest, highest = (j - right)[:, None], tl.minimum(j + left, n_queries - 1)[:, None]
+    log2_scale = tl.cast(scale * 1.4426950408889634, COMPUTE)
+    dk = tl.zeros((BLOCK_N, BLOCK_D), COMPUTE)
+    dv = tl.zeros((BLOCK_N, BLOCK_D), COMPUTE)
+    for MASKED in tl.static_range(2):
+        n_tiles = n - (b - a) if MASKED else b - a
+        for t in range(n_tiles * n_repeats):
+            head, tile = t // n_tiles, t % n_tiles
+            tile = tl.where(tile < a, tile, tile + b - a) if MASKED else tile + a
+            i = start + tile * BLOCK_M
+            head = head.to(tl.int64)
+            q_head, do_head = q_ptr + head * stride_qh, do_ptr + head * stride_gh
+            q = _load_rows(q_head, i, n_queries, stride_qs, MASKED, DIM, BLOCK_M, BLOCK_D)
+            do = _load_rows(do_head, i, n_queries, stride_gs, MASKED, DIM, BLOCK_M, BLOCK_D)
+            i += tl.arange(0, BLOCK_M)
+            rows = head * n_queries + i
+            lse = tl.load(lse_ptr + rows, mask=i < n_queries, other=0.0)
+            p = _weights(_dot(k, q.T, None, PRECISION, COMPUTE) * log2_scale, lse[None, :])
+            if MASKED:
+                # keys behind `length` have rows of their own in dk and dv, which are not stored
+                seen = (i[None, :] >= lowest) & (i[None, :] <= highest)
+                p = tl.where(seen, p, 0.0)
+            if dv_ptr is not None:
+                dv = _dot(p.to(do.dtype), do, dv, PRECISION, COMPUTE)
+            if dk_ptr is not None:
+                delta = tl.load(delta_ptr + rows, mask=i < n_queries, other=0.0)
+                ds = p * (_dot(v, do.T, None, PRECISION, COMPUTE) - delta[None, :])
+                if MASKED:
+                    ds = tl.where(seen, ds, 0.0)  # 0 times NaN is NaN
+                dk = _dot(ds.to(q.dtype), q, dk, PRECISION, COMPUTE)
+    is_key = (j < length)[:, None]
+    if dk_ptr is not None:
+        dk_ptr += batch * stride_db + kv_head * stride_dh
+        dk = tl.where(is_key, dk * tl.cast(scale, COMPUTE), 0.0)
+        _store_rows(dk_ptr, dk, first, n_keys, stride_ds, DIM, BLOCK_N, BLOCK_D)
+    if dv_ptr is not None:
+        dv_ptr += batch * stride_eb + kv_head * stride_eh
+        dv = tl.where(is_key, dv, 0.0)
+        _store_rows(dv_ptr, dv, first, n_keys, stride_es, DIM, BLOCK_N, BLOCK_D)
+
+
+# --- plan and launch -----------------------------------------------------------------------------------------
+
+# For Hopper: the tiles of the forward pass, of dq, and of dk and dv, by what multiplies and by D at most.
+# "half": 16 bits; "float": 3xTF32; "double": float64. On other GPUs "elsewhere": correct, and not tuned.
+_TILES = {
+    ("half", 64): (Tile(128, 128, 8, 3), Tile(128, 64, 8, 3), Tile(64, 128, 8, 3)),
+    ("half", 128): (Tile(128, 128, 8, 2), Tile(128, 64, 8, 2), Tile(64, 128, 8, 2)),
+    ("half", 256): (Tile(128, 64, 8, 2), Tile(64, 64, 8, 1), Tile(32, 64, 8, 1)),
+    ("float", 64): (Tile(64, 32, 4, 2), Tile(64, 32, 4, 2), Tile(32, 64, 4, 2)),
+    ("float", 128): (Tile(64, 32, 8, 2), Tile(64, 32, 8, 2), Tile(32, 64, 8, 1)),
+    ("float", 256): (Tile(32, 32, 8, 1), Tile(32, 32, 8, 1), Tile(32, 32, 8, 1)),
+    ("double", 256): (Tile(16, 16, 4, 1), Tile(16, 16, 4, 1), Tile(16, 16, 4, 1)),
+    ("elsewhere", 128): (Tile(64, 32, 4, 2), Tile(64, 32, 4, 2), Tile(32, 64, 4, 1)),
+    ("elsewhere", 256): (Tile(32, 32, 4, 1), Tile(32, 32, 4, 1), Tile(16, 32, 4, 1)),
+}
+_FEW = 64  # queries in all heads of a group: as many lie in one tile, and the keys are cut in parts
+_DECODING = Tile(16, 64, 4, 3)  # n, warps and stages then; of wide rows or elements n is less
+_PROGRAMS = 4  # wanted for each SM
+_MOST_PARTS, _LEAST_TILES = 64, 4  # of the keys, and in each
+
+
+def _cdiv(a, b):
+    return -(-a // b)  # triton.cdiv is the same, and costs 2 µs a call on the host
+
+
+def _power_of_2(n):
+    return 1 << max(0, n - 1).bit_length()  # so is triton.next_power_of_2
+
+
+def _compute_dtype(dtype):
+    return tl.float64 if dtype == torch.float64 else tl.float32
+
+
+@functools.cache
+def _n_multiprocessors(device):
+    return 4 if _ON_CPU else torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@functools.cache
+def _generation(device):
+    """The major number of the compute capability: 7 is Turing, 8 Ampere and Ada, 9 Hopper, 10 Blackwell."""
+    return 9 if _ON_CPU else torch.cuda.get_device_capability(device)[0]
+
+
+def _tiles_for(dtype, dim, generation):
+    kind = {torch.float32: "float", torch.float64: "double"}.get(dtype, "half")
+    if kind != "double" and not 9 <= generation < 12:
+        kind = "elsewhere"  # desktops' Blackwell, 12, has no more shared memory than Ampere
+    return next(tiles for (k, most), tiles in _TILES.items() if k == kind and dim <= most)
+
+
+@functools.lru_cache(4096)
+def _plan(dtype, batch, n_heads, n_kv_heads, n_queries, n_keys, dim, device):
+    forward, dq, dkdv = _tiles_for(dtype, dim, _generation(device))
+    n_repeats = n_heads // n_kv_heads
+    packed = n_repeats > 1 and n_queries * n_repeats <= _FEW
+    rows = n_queries * (n_repeats if packed else 1)
+    if rows <= _FEW // 2:
+        _, n, num_warps, num_stages = _DECODING
+        n = max(16, min(n, 16384 // (_power_of_2(dim) * dtype.itemsize)))
+        forward = Tile(max(16, _power_of_2(rows)), n, num_warps, num_stages)
+    n_programs = batch * n_heads * n_queries // rows * _cdiv(rows, forward.m)
+    wanted = _PROGRAMS * _n_multiprocessors(device) // n_programs
+    n_parts = max(1, min(wanted, _MOST_PARTS, n_keys // (_LEAST_TILES * forward.n)))
+    return Plan(forward, dq, dkdv, n_parts, packed)
+
+
+def _limits(q, k, is_causal, window):
+    """How far before and behind itself a query sees keys; no limit is as far as there are any."""
+    left, right = window or (-1, -1)
+    left = q.shape[2] if left < 0 else min(left, q.shape[2])
+    right = k.shape[2] if right < 0 else min(right, k.shape[2])
+    return left, 0 if is_causal else right
+
+
+def _options(q, tile):
+    """What all kernels with products take: sizes of tiles, the units for float32, warps and stages."""
+    tensor_cores = q.dtype == torch.float32 and _generation(q.device) >= 8
+    return {
+        "PRECISION": "tf32x3" if tensor_cores else "ieee", "COMPUTE": _compute_dtype(q.dtype),
+        "DIM": q.shape[3], "BLOCK_M": tile.m, "BLOCK_N": tile.n,
+        "BLOCK_D": max(16, _power_of_2(q.shape[3])),  # tensor cores take 16 at least
+        "num_warps": tile.num_warps, "num_stages": tile.num_stages,
+    }  # fmt: skip
+
+
+def _strides(*tensors):
+    return [stride for t in tensors for stride in t.stride()[:3]]
+
+
+def _launch(plan, q, k, v, lengths, o, lse, limits, scale):
+    (batch, n_heads, n_queries, dim), n_keys = q.shape, k.shape[2]
+    n_repeats, tile = n_heads // k.shape[1], plan.forward
+    packed = n_repeats if plan.packed else 1
+    keys_per_part = _cdiv(_cdiv(n_keys, plan.n_parts), tile.n) * tile.n
+    n_parts = _cdiv(n_keys, keys_per_part or 1)
+    n_programs = batch * n_heads // packed * _cdiv(n_queries * packed, tile.m)
+    sizes, out, tops, totals, stride = (n_heads, n_queries, n_keys, *limits), o, lse, None, 0
+    if n_parts > 1:
+        out = o.new_empty((n_parts, *q.shape), dtype=lse.dtype)
+        tops, totals = lse.new_empty(2, n_parts, *lse.shape)
+        stride = out.stride(0)
+    _attention_fwd_kernel[(n_programs, max(1, n_parts))](
+        q, k, v, lengths, out, tops, totals, scale, n_heads, n_repeats, *sizes[1:], keys_per_part,
+        *_strides(q, k, v), *out.stride()[-4:-1], stride, PACKED=packed, GROUP=plan.group,
+        enable_fp_fusion=False,  # s·scale - top in one rounding is above 0 for large s: exp2 would be inf
+        **_options(q, tile),
+    )  # fmt: skip
+    if n_parts > 1:
+        n_rows, block_d = lse.numel(), _power_of_2(dim)
+        block_m = max(1, 1024 // block_d)
+        _combine_kernel[(_cdiv(n_rows, block_m),)](
+            out, tops, totals, lengths, o, lse, n_rows, *sizes, n_parts, *_strides(o),
+            DIM=dim, BLOCK_M=block_m, BLOCK_D=block_d, num_warps=4,
+        )  # fmt: skip
+
+
+def _launch_backward(plan, do, q, k, v, lengths, o, lse, dq, dk, dv, limits, scale):
+    """Write dq, dk and dv, each unless it is None."""
+    (batch, n_heads, n_queries, dim), (_, n_kv_heads, n_keys, _) = q.shape, k.shape
+    sizes = n_heads, n_heads // n_kv_heads, n_queries, n_keys, *limits
+    delta, block_m = torch.empty_like(lse), max(16, 8192 // _power_of_2(dim))
+    if dq is not None or dk is not None:
+        _delta_kernel[(batch * n_heads * _cdiv(n_queries, block_m),)](
+            do, o, delta, n_heads, n_queries, *_strides(do, o),
+            DIM=dim, BLOCK_M=block_m, BLOCK_D=_power_of_2(dim), num_warps=4,
+        )  # fmt: skip
+    inputs = do, q, k, v, lengths, lse, delta
+    if dq is not None:
+        _attention_dq_kernel[(batch * n_heads * _cdiv(n_queries, plan.dq.m),)](
+            *inputs, dq, scale, *sizes, *_strides(do, q, k, v, dq), **_options(q, plan.dq)
+        )
+    if (dk is not None or dv is not None) and n_keys > 0:
+        of_dk, of_dv = (_strides(k if t is None else t) for t in (dk, dv))
+        strides = *_strides(do, q, k, v), *of_dk, *of_dv
+        _attention_dkdv_kernel[(batch * n_kv_heads * _cdiv(n_keys, plan.dkdv.n),)](
+            *inputs, dk, dv, scale, *sizes, *strides, **_options(q, plan.dkdv)
+        )
+
+
+# --- forward and backward ------------------------------------------------------------------------------------
+
+
+def _dense(t):
+    """t, or a copy of it, whose last dimension has no gaps."""
+    return t if t.stride(-1) == 1 else t.contiguous()
+
+
+def _scale_of(q, scale):
+    return q.shape[3] ** -0.5 if scale is None else float(scale)
+
+
+def _forward(q, k, v, lengths, is_causal, window, scale, plan=None):
+    """o in the memory layout of q, and of each query log2 of the sum of exp2(score·log2 e)."""
+    q, k, v = _dense(q), _dense(k), _dense(v)
+    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    o, lse = torch.empty_like(q), q.new_empty(q.shape[:3], dtype=wide)
+    if o.numel() > 0:
+        plan = plan or _plan(q.dtype, *q.shape[:2], k.shape[1], q.shape[2], *k.shape[2:], q.device)
+        lengths = None if lengths is None else lengths.contiguous()
+        limits = _limits(q, k, is_causal, window)
+        with torch.cuda.device_of(q):  # else the launch goes to the current GPU, not to q's
+            _launch(plan, q, k, v, lengths, o, lse, limits, _scale_of(q, scale))
+    return o, lse
+
+
+def _save(ctx, q, k, v, lengths, is_causal, window, scale, o, lse, plan=None):
+    ctx.how, ctx.plan = (is_causal, window, scale), plan
+    ctx.save_for_backward(q, k, v, lengths, o, lse)
+
+
+def _backward(do, q, k, v, lengths, o, lse, is_causal, window, scale, needs_grad, plan=None):
+    """dq, dk, dv, each None unless needed."""
+    do, q, k, v = _dense(do), _dense(q), _dense(k), _dense(v)
+    grads = [torch.empty_like(t) if needed else None for t, needed in zip((q, k, v), needs_grad)]
+    if o.numel() > 0:
+        plan = plan or _plan(q.dtype, *q.shape[:2], k.shape[1], q.shape[2], *k.shape[2:], q.device)
+        lengths = None if lengths is None else lengths.contiguous()
+        how = _limits(q, k, is_causal, window), _scale_of(q, scale)
+        with torch.cuda.device_of(q):
+            _launch_backward(plan, do, q, k, v, lengths, o, lse, *grads, *how)
+    elif k.numel() > 0:
+        grads = [None if g is None else g.zero_() for g in grads]  # no query: nothing is added up
+    return tuple(grads)
+
+
+class _Undifferentiable(torch.autograd.Function):
+    """Gradients as they are, and an error for whoever differentiates them."""
+
+    @staticmethod
+    def forward(ctx, backward, grads, *sources):
+        ctx.op = backward.__module__.rpartition(".")[2]
+        return grads
+
+    @staticmethod
+    def backward(ctx, *_):
+        raise RuntimeError(f"{ctx.op} has no second derivative; for one, use {ctx.op}_eager")
+
+
+def _once(backward):
+    """A Function's backward that runs once: differentiating what it returns raises instead of being wrong.
+
+    The error stands between the gradients and all that they depend on. That of PyTorch's once_differentiable
+    stands beside: autograd.grad(..., inputs) never comes by it.
+    """
+
+    def guarded(ctx, *dys):
+        if not torch.is_grad_enabled():  # the usual case: without create_graph=True
+            return backward(ctx, *dys)
+        with torch.no_grad():
+            grads = backward(ctx, *dys)
+        return _Undifferentiable.apply(backward, grads, *dys, *ctx.saved_tensors)
+
+    return guarded
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, lengths, is_causal, window, scale, plan):
+        o, lse = _forward(q, k, v, lengths, is_causal, window, scale, plan)
+        _save(ctx, q, k, v, lengths, is_causal, window, scale, o, lse, plan)
+        return o
+
+    @staticmethod
+    @_once
+    def backward(ctx, do):
+        grads = _backward(do, *ctx.saved_tensors, *ctx.how, ctx.needs_input_grad[:3], ctx.plan)
+        return *grads, None, None, None, None, None
+
+
+# --- the calls -----------------------------------------------------------------------------------------------
+
+
+def _autocast(*tensors):
+    """Under autocast the tensors in its dtype, as torch's own products take them."""
+    device = "cpu" if _ON_CPU else "cuda"
+    if not torch.is_autocast_enabled(device):
+        return tensors
+    dtype, casts = torch.get_autocast_dtype(device), _DTYPES[:3]
+    return [t.to(dtype) if getattr(t, "dtype", None) in casts else t for t in tensors]
+
+
+def _is_window(window):
+    """Whether it is two ints, each -1 or more."""
+    two = isinstance(window, (tuple, list)) and len(window) == 2
+    return two and all([isinstance(n, int) and n >= -1 for n in window])
+
+
+def _is_scale(scale):
+    return isinstance(scale, (int, float)) and math.isfinite(scale)
+
+
+def _fits(q, k, v, lengths, window, scale):
+    """Whether the kernels take these arguments; if not, _refuse_arguments says why."""
+    return (
+        all([isinstance(t, torch.Tensor) for t in (q, k, v)])
+        and q.dtype == k.dtype == v.dtype in _DTYPES
+        and q.device == k.device == v.device
+        and q.device.type == ("cpu" if _ON_CPU else "cuda")
+        and q.dim() == k.dim() == 4
+        and k.shape == v.shape
+        and q.shape[::3] == k.shape[::3]
+        and 0 < q.shape[3] <= _LONGEST
+        and k.shape[1] > 0
+        and q.shape[1] % k.shape[1] == 0
+        and (window is None or _is_window(window))
+        and (scale is None or _is_scale(scale))
+        and (
+            lengths is None
+            or isinstance(lengths, torch.Tensor)
+            and lengths.dtype in _INTEGERS
+            and lengths.device == q.device
+            and lengths.shape == q.shape[:1]
+        )
+    )
+
+
+def _refuse(name, eager, mixed=(), **wanted):
+    """Raise the error that says what is wrong with a call of `name`, and what to do.
+
+    wanted: label=(tensor, its sizes in letters), as x=(x, "... N"); the first one sets device and
+    dtype, but for dtypes that may be mixed.
+    """
+    (first, (x, _)), sizes = next(iter(wanted.items())), {}
+    for label, (t, letters) in wanted.items():
+        if not isinstance(t, torch.Tensor):
+            raise TypeError(f"{name}: {label} must be a torch.Tensor, got {type(t).__name__}")
+        if t.dtype not in _DTYPES:
+            wrong = f"{label} must be a floating-point tensor, got {t.dtype}"
+            raise TypeError(f"{name}: {wrong}; use .float()")
+        if t.dtype != x.dtype and not {t.dtype, x.dtype} <= {*mixed}:
+            cast = f"cast one of them, as {label}.to({first}.dtype)"
+            raise TypeError(f"{name}: {first} is {x.dtype} and {label} {t.dtype}; {cast}")
+        if t.device != x.device:
+            where = f"{first} is on {x.device} and {label} on {t.device}"
+            raise ValueError(f"{name}: {where}; move both to one device")
+        names = letters.removeprefix("... ").split()
+        shape = t.shape[max(0, t.dim() - len(names)) :] if letters[0] == "." else t.shape
+        known = " and ".join(f"{n} = {sizes[n]}" for n in names if n in sizes)
+        same = [sizes.setdefault(n, size) == size for n, size in zip(names, shape)]
+        if len(shape) != len(names) or not all(same):
+            want = f"{label} must be ({letters.replace(' ', ', ')}){known and ' with ' + known}"
+            beside = f" beside {first} {tuple(x.shape)}" if t is not x else ""
+            scalar = letters[0] == "." and t.dim() == 0
+            got = f"a scalar; use {label}.view(1)" if scalar else f"shape {tuple(t.shape)}{beside}"
+            raise ValueError(f"{name}: {want}, got {got}")
+    on = "the CPU: TRITON_INTERPRET=1 is set" if _ON_CPU else "a GPU, or TRITON_INTERPRET=1 set"
+    raise ValueError(f"{name}: {first} must be on {on}, got {x.device}; use {eager} there")
+
+
+def _refuse_arguments(name, q, k, v, lengths, window, scale):
+    """What attention alone has to say; the rest is _refuse's."""
+    if window is not None and not _is_window(window):
+        want = "window must be None or two ints (left, right), each 0 or more, or -1 for no limit"
+        raise ValueError(f"{name}: {want}; got {window!r}")
+    if scale is not None and not _is_scale(scale):
+        raise ValueError(f"{name}: scale must be None or a finite Python number, got {scale!r}")
+    of_q, of_k = (tuple(t.shape) if isinstance(t, torch.Tensor) else () for t in (q, k))
+    if len(of_q) == len(of_k) == 4 and not (of_k[1] > 0 and of_q[1] % of_k[1] == 0):
+        heads = f"got {of_q[1]} heads of q beside {of_k[1]}"
+        raise ValueError(f"{name}: H must be a multiple of G, the heads of k and v; {heads}")
+    if len(of_q) == 4 and not 0 < of_q[3] <= _LONGEST:
+        most = f"D must be from 1 to {_LONGEST}"
+        raise ValueError(f"{name}: {most}, got q of shape {of_q}; use attention_eager")
+    if lengths is not None:
+        if not isinstance(lengths, torch.Tensor):
+            raise TypeError(f"{name}: lengths must be a torch.Tensor, got {type(lengths).__name__}")
+        if lengths.dtype not in _INTEGERS:
+            wrong = f"lengths must be an int64 or an int32 tensor, got {lengths.dtype}"
+            raise TypeError(f"{name}: {wrong}; use .long()")
+        if lengths.shape != of_q[:1]:
+            want = f"lengths must be (B,), the number of keys of each sample, with B = {of_q[:1]}"
+            raise ValueError(f"{name}: {want}, got shape {tuple(lengths.shape)}")
+        if lengths.device != q.device:
+            where = f"q is on {q.device} and lengths on {lengths.device}"
+            raise ValueError(f"{name}: {where}; move both to one device")
+    tensors = {"q": (q, "B H Sq D"), "k": (k, "B G Sk D"), "v": (v, "B G Sk D")}
+    _refuse(name, "attention_eager", **tensors)
+
+
+def _needs_grad(*tensors):
+    """Whether autograd has to know; of forward-mode AD, too, whose tangents would be lost without a word."""
+    backward = torch.is_grad_enabled() and any([t.requires_grad for t in tensors])
+    return backward or forward_ad._current_level >= 0
+
+
+def _explain(error, name, eager):
+    """In place of an error that comes of torch.func or of forward-mode AD, one that says so and what to do."""
+    if forward_ad._current_level >= 0 or retrieve_all_functorch_interpreters():
+        reach = "torch.func (grad, jvp, vmap) and forward-mode AD do not reach into a kernel"
+        raise RuntimeError(f"{name}: {reach}; under them use {eager}") from error
+
+
+def _call(name, q, k, v, lengths, is_causal, window, scale, plan):
+    q, k, v = _autocast(q, k, v)
+    if not _fits(q, k, v, lengths, window, scale):
+        _refuse_arguments(name, q, k, v, lengths, window, scale)
+    if torch.compiler.is_compiling():
+        return attention_op(q, k, v, lengths, is_causal, window, scale)[0]
+    try:
+        if _needs_grad(q, k, v):
+            return _Attention.apply(q, k, v, lengths, is_causal, window, scale, plan)
+        return _forward(q, k, v, lengths, is_causal, window, scale, plan)[0]
+    except RuntimeError as error:
+        _explain(error, name, "attention_eager")
+        raise
+
+
+def attention_triton(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor | None = None, *,
+    is_causal: bool = False, window: Sequence[int] | None = None, scale: float | None = None,
+    plan: Plan | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """softmax(scale·q kᵀ + mask) v by Triton kernels, with gradients for q, k and v.
+
+    q: (B, H, Sq, D); k and v: (B, G, Sk, D), H a multiple of G, D up to 256, any strides, of one dtype and
+    device. is_causal: query i sees the keys j <= i, counted from 0 on both sides also where Sq and Sk differ.
+    window: (left, right), query i sees i - left <= j <= i + right, -1 for no limit on that side. lengths: (B,)
+    int32 or int64, the keys of each sample; those behind are padding and are not read. A query that sees no
+    key has o = 0 and no part in any gradient. scale: a finite Python number; None is 1/√D.
+    Returns o, (B, H, Sq, D), in the memory layout of q. The same bits in every run.
+    plan: a Plan in place of the one chosen, for tuning; torch.compile leaves it out.
+    Works under torch.compile (as the op fused_kernels::attention), autocast (in its dtype, as torch's
+    products), checkpointing and CUDA graphs; not under torch.func, torch.vmap or forward-mode AD, nor twice
+    differentiable: these raise.
+    Raises TypeError for a wrong dtype, ValueError for a wrong shape, device, window or scale.
+    """
+    return _call("attention_triton", q, k, v, lengths, is_causal, window, scale, plan)
+
+
+@torch.library.custom_op("fused_kernels::attention", mutates_args=())
+def attention_op(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor | None = None,
+    is_causal: bool = False, window: Sequence[int] | None = None, scale: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """attention for torch.compile and torch.export: one node of the graph, which nothing looks into.
+
+    Returns o, and one number for each query for the backward pass, (B, H, Sq).
+    """
+    if not _fits(q, k, v, lengths, window, scale):
+        _refuse_arguments("attention_op", q, k, v, lengths, window, scale)
+    return _forward(q, k, v, lengths, is_causal, window, scale)
+
+
+@torch.library.custom_op("fused_kernels::attention_backward", mutates_args=())
+def _attention_backward_op(
+    do: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor | None,
+    o: torch.Tensor, lse: torch.Tensor, is_causal: bool, window: Sequence[int] | None, scale: float | None,
+    wanted: list[bool],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    grads = _backward(do, q, k, v, lengths, o, lse, is_causal, window, scale, wanted)
+    return tuple(do.new_empty(0) if g is None else g for g in grads)
+
+
+@attention_op.register_fake
+def _(q, k, v, lengths=None, is_causal=False, window=None, scale=None):
+    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    return torch.empty_like(_dense(q)), q.new_empty(q.shape[:3], dtype=wide)
+
+
+@_attention_backward_op.register_fake
+def _(do, q, k, v, lengths, o, lse, is_causal, window, scale, wanted):
+    tensors = zip((q, k, v), wanted)
+    return tuple(torch.empty_like(_dense(t)) if w else t.new_empty(0) for t, w in tensors)
+
+
+def _setup_context(ctx, inputs, output):
+    ctx.mark_non_differentiable(output[1])
+    _save(ctx, *inputs, *output)
+
+
+def _op_backward(ctx, do, _):
+    needs_grad = ctx.needs_input_grad[:3]
+    grads = _attention_backward_op(do, *ctx.saved_tensors, *ctx.how, [*needs_grad])
+    return *(g if needed else None for g, needed in zip(grads, needs_grad)), None, None, None, None
+
+
+attention_op.register_autograd(_op_backward, setup_context=_setup_context)
