@@ -1066,6 +1066,7 @@ ATTENTION = Op(
         "heads in one tile, keys in parts": (
             _SMALL._replace(n_parts=2, packed=True), [(2, 6, 2, 9, 40, 16), (2, 4, 1, 1, 70, 20)]
         ),
+        "TMA": (_SMALL._replace(tma=True), [(2, 4, 2, 37, 40, 16), (1, 2, 2, 20, 33, 24)]),
         "three heads in turn": (_SMALL._replace(group=3), [(2, 4, 2, 37, 20, 16)]),
     },
     sources=("lib/ops/attention.py",),

@@ -34,6 +34,7 @@ import triton
 import triton.language as tl
 from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
 from torch.autograd import forward_ad
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 # With TRITON_INTERPRET=1 kernels run on CPU tensors; otherwise they need a GPU.
 _ON_CPU = triton.knobs.runtime.interpret
@@ -56,7 +57,8 @@ class Plan(NamedTuple):
     """How one call is launched: the tile of each kernel, and of the forward pass who takes which.
 
     n_parts: of the keys, from 2 on with a second kernel that adds the parts up. packed: whether the queries of
-    all heads that share k and v lie in one tile. group: how many heads' tiles programs take in turn.
+    all heads that share k and v lie in one tile. group: how many heads' tiles programs take in turn. tma:
+    whether Hopper's TMA reads k and v, where it can.
     """
 
     forward: Tile
@@ -65,6 +67,7 @@ class Plan(NamedTuple):
     n_parts: int = 1
     packed: bool = False
     group: int = 1
+    tma: bool = False
 
 
 def attention_eager(
@@ -172,13 +175,14 @@ def _add_part(o, total, top, part_o, part_total, part_top):
 def _finish(o, total, top, i, length, left, right):
     # o and log2 of the sum of exponentials, of queries i; that is inf for one that sees no key: exp2(s - inf) = 0.
     sees = tl.maximum(i - left, 0) < tl.minimum(length, i + right + 1)
+    total = tl.where(sees, total, 1.0)
     o = tl.where(sees[:, None], o * (1.0 / total)[:, None], 0.0)
     return o, tl.where(sees, top + tl.log2(total), float("inf"))
 
 
 @triton.jit(do_not_specialize=["n_queries", "n_keys", "left", "right", "keys_per_part"])
 def _attention_fwd_kernel(
-    q_ptr, k_ptr, v_ptr, lengths_ptr, o_ptr, lse_ptr, total_ptr, scale: tl.float64,
+    q_ptr, k_ptr, v_ptr, k_desc, v_desc, lengths_ptr, o_ptr, lse_ptr, total_ptr, scale: tl.float64,
     n_heads, n_repeats, n_queries, n_keys, left, right, keys_per_part,
     stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks,
     stride_vb, stride_vh, stride_vs, stride_ob, stride_oh, stride_os, stride_op,
@@ -186,7 +190,8 @@ def _attention_fwd_kernel(
     DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     # One program handles BLOCK_M queries of PACKED heads and a part of the keys, BLOCK_N at a time. With a
-    # total_ptr it leaves o undivided, for _combine_kernel, and the largest score in place of lse.
+    # total_ptr it leaves o undivided, for _combine_kernel, and the largest score in place of lse. A descriptor
+    # holds address, sizes and strides: one thread asks for a whole tile, where all of it is seen.
     n_blocks, n_packs = tl.cdiv(n_queries * PACKED, BLOCK_M), n_heads // PACKED
     n_places = tl.num_programs(0) // n_blocks
     place, block = _place_of(
@@ -221,7 +226,11 @@ def _attention_fwd_kernel(
         for t in range(n - (b - a) if MASKED else b - a):
             tile = tl.where(t < a, t, t + b - a) if MASKED else t + a
             j = start + tile * BLOCK_N
-            k = _load_rows(k_ptr, j, end, stride_ks, MASKED, DIM, BLOCK_N, BLOCK_D)
+            if MASKED or k_desc is None:
+                k = _load_rows(k_ptr, j, end, stride_ks, MASKED, DIM, BLOCK_N, BLOCK_D)
+            else:
+                k = k_desc.load([place // n_packs, first_head // n_repeats, j, 0])
+                k = k.reshape(BLOCK_N, BLOCK_D)
             s = _dot(q, k.T, None, PRECISION, COMPUTE) * log2_scale
             if MASKED:
                 js = j + tl.arange(0, BLOCK_N)[None, :]
@@ -232,7 +241,11 @@ def _attention_fwd_kernel(
             old = tl.exp2(top - shift)
             total = total * old + tl.sum(p, axis=1)
             top = new_top
-            v = _load_rows(v_ptr, j, end, stride_vs, MASKED, DIM, BLOCK_N, BLOCK_D)
+            if MASKED or v_desc is None:
+                v = _load_rows(v_ptr, j, end, stride_vs, MASKED, DIM, BLOCK_N, BLOCK_D)
+            else:
+                v = v_desc.load([place // n_packs, first_head // n_repeats, j, 0])
+                v = v.reshape(BLOCK_N, BLOCK_D)
             o = _dot(p.to(v.dtype), v, o * old[:, None], PRECISION, COMPUTE)
 
     rows = (batch * n_heads + head) * n_queries + i
@@ -434,18 +447,19 @@ def _attention_dkdv_kernel(
 # "half": 16 bits; "float": 3xTF32; "double": float64. On other GPUs "elsewhere": correct, and not tuned.
 _TILES = {
     ("half", 64): (Tile(128, 128, 8, 3), Tile(128, 64, 8, 3), Tile(64, 128, 8, 3)),
-    ("half", 128): (Tile(128, 128, 8, 2), Tile(128, 64, 8, 2), Tile(64, 128, 8, 2)),
-    ("half", 256): (Tile(128, 64, 8, 2), Tile(64, 64, 8, 1), Tile(32, 64, 8, 1)),
+    ("half", 128): (Tile(128, 128, 8, 3), Tile(128, 64, 8, 2), Tile(64, 128, 8, 2)),
+    ("half", 256): (Tile(128, 64, 8, 2), Tile(64, 32, 4, 2), Tile(32, 32, 4, 1)),
     ("float", 64): (Tile(64, 32, 4, 2), Tile(64, 32, 4, 2), Tile(32, 64, 4, 2)),
-    ("float", 128): (Tile(64, 32, 8, 2), Tile(64, 32, 8, 2), Tile(32, 64, 8, 1)),
-    ("float", 256): (Tile(32, 32, 8, 1), Tile(32, 32, 8, 1), Tile(32, 32, 8, 1)),
+    ("float", 128): (Tile(64, 32, 4, 2), Tile(32, 32, 4, 2), Tile(32, 32, 8, 1)),
+    ("float", 256): (Tile(16, 16, 4, 1), Tile(16, 16, 4, 1), Tile(16, 16, 4, 1)),
+    ("double", 64): (Tile(32, 32, 4, 1), Tile(32, 32, 4, 1), Tile(32, 32, 4, 1)),
     ("double", 256): (Tile(16, 16, 4, 1), Tile(16, 16, 4, 1), Tile(16, 16, 4, 1)),
-    ("elsewhere", 128): (Tile(64, 32, 4, 2), Tile(64, 32, 4, 2), Tile(32, 64, 4, 1)),
-    ("elsewhere", 256): (Tile(32, 32, 4, 1), Tile(32, 32, 4, 1), Tile(16, 32, 4, 1)),
+    ("elsewhere", 128): (Tile(32, 32, 4, 2), Tile(32, 32, 4, 1), Tile(32, 32, 4, 1)),
+    ("elsewhere", 256): (Tile(16, 16, 4, 1), Tile(16, 16, 4, 1), Tile(16, 16, 4, 1)),
 }
 _FEW = 64  # queries in all heads of a group: as many lie in one tile, and the keys are cut in parts
 _DECODING = Tile(16, 64, 4, 3)  # n, warps and stages then; of wide rows or elements n is less
-_PROGRAMS = 4  # wanted for each SM
+_RESIDENT = 4  # such programs fit into one SM
 _MOST_PARTS, _LEAST_TILES = 64, 4  # of the keys, and in each
 
 
@@ -484,14 +498,15 @@ def _plan(dtype, batch, n_heads, n_kv_heads, n_queries, n_keys, dim, device):
     forward, dq, dkdv = _tiles_for(dtype, dim, _generation(device))
     n_repeats = n_heads // n_kv_heads
     packed = n_repeats > 1 and n_queries * n_repeats <= _FEW
-    rows = n_queries * (n_repeats if packed else 1)
+    rows, wanted = n_queries * (n_repeats if packed else 1), _n_multiprocessors(device)
     if rows <= _FEW // 2:
+        wanted *= _RESIDENT
         _, n, num_warps, num_stages = _DECODING
         n = max(16, min(n, 16384 // (_power_of_2(dim) * dtype.itemsize)))
         forward = Tile(max(16, _power_of_2(rows)), n, num_warps, num_stages)
     n_programs = batch * n_heads * n_queries // rows * _cdiv(rows, forward.m)
-    wanted = _PROGRAMS * _n_multiprocessors(device) // n_programs
-    n_parts = max(1, min(wanted, _MOST_PARTS, n_keys // (_LEAST_TILES * forward.n)))
+    most = min(_MOST_PARTS, n_keys // (_LEAST_TILES * forward.n))
+    n_parts = max(1, min(wanted // n_programs, most))
     return Plan(forward, dq, dkdv, n_parts, packed)
 
 
@@ -514,6 +529,18 @@ def _options(q, tile):
     }  # fmt: skip
 
 
+def _descriptors(plan, k, v):
+    """Of k and v, for TMA, if all rows begin on 16-byte boundaries and lie apart; else None and None."""
+    n, dim = plan.forward.n, k.shape[3]
+    able = k.itemsize == 2 and k.numel() > 0 and 9 <= _generation(k.device) < 12
+    for t in (k, v):
+        pitches = [stride * t.itemsize for stride in t.stride()[:3]]
+        able = able and t.data_ptr() % 16 == 0 and all([0 < p and p % 16 == 0 for p in pitches])
+    if not (plan.tma and able):
+        return None, None
+    return [TensorDescriptor.from_tensor(t, [1, 1, n, max(16, _power_of_2(dim))]) for t in (k, v)]
+
+
 def _strides(*tensors):
     return [stride for t in tensors for stride in t.stride()[:3]]
 
@@ -531,7 +558,7 @@ def _launch(plan, q, k, v, lengths, o, lse, limits, scale):
         tops, totals = lse.new_empty(2, n_parts, *lse.shape)
         stride = out.stride(0)
     _attention_fwd_kernel[(n_programs, max(1, n_parts))](
-        q, k, v, lengths, out, tops, totals, scale, n_heads, n_repeats, *sizes[1:], keys_per_part,
+        q, k, v, *_descriptors(plan, k, v), lengths, out, tops, totals, scale, n_heads, n_repeats, *sizes[1:], keys_per_part,
         *_strides(q, k, v), *out.stride()[-4:-1], stride, PACKED=packed, GROUP=plan.group,
         enable_fp_fusion=False,  # s·scale - top in one rounding is above 0 for large s: exp2 would be inf
         **_options(q, tile),
