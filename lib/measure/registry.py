@@ -898,7 +898,7 @@ LINEAR_CROSS_ENTROPY = Op(
             linear_cross_entropy.Plan(7, False, 16, 4), [(17, 33, 21), (20, 40, 5), (16, 9, 33)]
         ),
         "three chunks, in float32": (
-            linear_cross_entropy.Plan(7, True, 32, 4, 2), [(17, 33, 21), (20, 40, 70)]
+            linear_cross_entropy.Plan(7, True, 32, 4, 2, False), [(17, 33, 21), (20, 40, 70)]
         ),
     },
     sources=("lib/ops/linear_cross_entropy.py",),

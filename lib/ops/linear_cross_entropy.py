@@ -22,6 +22,7 @@ Rounding  A gradient in 16 bits is rounded twice, before and after that factor: 
           float16. Rows are summed in float32, but dweight in bfloat16 chunk after chunk, which rounds it four
           times at most; in float32 from 8K rows on, where that memory is small beside the logits', and always
           in float16, which it might overflow.
+Float32   products are cuBLAS's, by TF32 if torch.backends allows it, as in PyTorch.
 Copy it   this file. MIT licence.
 """
 
@@ -44,7 +45,8 @@ _REDUCTIONS = ("mean", "sum", "none")
 class Plan(NamedTuple):
     """How one call is launched: rows of a chunk; the kernel's tile of a row, its warps and stages.
 
-    wide: whether dweight is summed over the chunks in float32 where it has 16 bits.
+    wide: whether dweight is summed over the chunks in float32 where it is bfloat16. split: whether the last
+    V mod 8 columns are multiplied apart.
     """
 
     rows: int
@@ -52,6 +54,7 @@ class Plan(NamedTuple):
     block_n: int
     num_warps: int
     num_stages: int = 1
+    split: bool = True
 
 
 class Options(NamedTuple):
@@ -215,7 +218,7 @@ def _plan(n_rows, n_cols, n_inner, dtype):
     """Chunks as large as the docstring says, of equal length up to the tiles of a product."""
     n_chunks = max(1, min(2 * dtype.itemsize, n_rows // _FEWEST_ROWS))
     rows = _cdiv(_cdiv(n_rows, n_chunks), 128) * 128
-    wide = dtype == torch.float16 or n_rows >= 8 * n_inner
+    wide = n_chunks > 1 and n_rows >= 8 * n_inner
     block_n = min(8192, max(16, _power_of_2(n_cols)))
     return Plan(rows, wide, block_n, max(4, block_n // 512))
 
@@ -235,15 +238,22 @@ def _add_product(total, a, b, beta):
         total.addmm_(a.to(total.dtype), b.to(total.dtype), beta=beta)
 
 
+def _columns(n_cols, split):
+    """[up to a multiple of 8, the few behind]: cuBLAS wants sizes, not pitches alone, of whole 16 bytes."""
+    whole = n_cols // 8 * 8 if split else n_cols
+    return [slice(a, b) for a, b in ((0, whole), (whole, n_cols)) if a < b]
+
+
 def _launch(plan, x, weight, labels, options, losses, dx, dweight, scales):
     """Chunk after chunk: logits by cuBLAS, their losses, their gradient in their place, its two products."""
     n_rows, n_cols = len(x), len(weight)
     pitch = _cdiv(n_cols, 16) * 16  # rows on 16-byte boundaries, also of 50257 logits
-    memory = x.new_empty(min(plan.rows, n_rows), pitch)
+    memory, columns = x.new_empty(min(plan.rows, n_rows), pitch), _columns(n_cols, plan.split)
     for start in range(0, n_rows, plan.rows):
         rows = slice(start, min(start + plan.rows, n_rows))
         part, logits = x[rows], memory[: rows.stop - start, :n_cols]
-        torch.mm(part, weight.t(), out=logits)
+        for cols in columns:
+            torch.mm(part, weight[cols].t(), out=logits[:, cols])
         _cross_entropy_kernel[(len(part),)](
             logits, labels[rows], losses if losses is None else losses[rows],
             scales if scales is None else scales[rows], n_cols, pitch, options.ignore_index,
@@ -251,10 +261,11 @@ def _launch(plan, x, weight, labels, options, losses, dx, dweight, scales):
             Z_LOSS=options.z_loss, SOFTCAP=options.softcap, COMPUTE=_compute_dtype(x.dtype),
             BLOCK_N=plan.block_n, NUM_STAGES=plan.num_stages, num_warps=plan.num_warps,
         )  # fmt: skip
-        if dx is not None:
-            torch.mm(logits, weight, out=dx[rows])
-        if dweight is not None:
-            _add_product(dweight, logits.t(), part, beta=int(start > 0))
+        for cols in columns:
+            if dx is not None:
+                _add_product(dx[rows], logits[:, cols], weight[cols], beta=int(cols.start > 0))
+            if dweight is not None:
+                _add_product(dweight[cols], logits[:, cols].t(), part, beta=int(start > 0))
 
 
 # --- forward and backward ------------------------------------------------------------------------------------
@@ -266,7 +277,7 @@ def _pass(x, weight, labels, options, has_losses, has_dx, has_dweight, scales=No
     plan = plan or _plan(n_rows, weight.shape[0], n_inner, x.dtype)
     losses = x.new_empty(n_rows, dtype=_wide_dtype(x.dtype)) if has_losses else None
     dx = x.new_empty(x.shape) if has_dx else None
-    summed_in = _wide_dtype(x.dtype) if plan.wide else x.dtype
+    summed_in = _wide_dtype(x.dtype) if plan.wide else _kept_dtype(x.dtype)
     dweight = weight.new_empty(weight.shape, dtype=summed_in) if has_dweight else None
     if n_rows > 0:
         flat = _for_cublas(x.reshape(n_rows, n_inner))
