@@ -996,7 +996,9 @@ def _attention_query_by_query(q, k, v, lengths=None, *, is_causal=False, window=
             rows.append(o[b, h, i])
             continue
         some = q[b, h, i : i + 1], k[b, g, first:end], v[b, g, first:end]
-        rows.append(attention.attention_eager(*(t[None, None] for t in some), scale=scale).flatten())
+        rows.append(
+            attention.attention_eager(*(t[None, None] for t in some), scale=scale).flatten()
+        )
     return torch.stack(rows).view(q.shape)
 
 

@@ -3,8 +3,8 @@
 """attention: o = softmax(scale·q kᵀ + mask) v, without the matrix of Sq x Sk scores in memory.
 
 Shapes    q, o: (B, H, Sq, D); k, v: (B, G, Sk, D), H a multiple of G: H/G heads of q share one of k and v,
-          which is not repeated in memory. D from 1 to 256. Any strides: (B, S, H, D) goes in by .transpose(1, 2),
-          and o has q's memory layout. A tensor whose last dimension has gaps is copied.
+          which is not repeated in memory. D from 1 to 256. Any strides: (B, S, H, D) goes in by .transpose(1,
+          2), and o has q's memory layout. A tensor whose last dimension has gaps is copied.
 Mask      Query i sees key j where all of these hold. Both count from 0, also where Sq and Sk differ (top left):
           is_causal              j <= i, as in PyTorch's scaled_dot_product_attention
           window (left, right)   i - left <= j <= i + right; -1 is no limit on that side
@@ -142,12 +142,12 @@ def _load_rows(
     # int64: row * stride passes 2**31 from 4 GiB of bfloat16 on
     ptrs = matrix_ptr + first.to(tl.int64) * stride + (rows.to(tl.int64) * stride + d)
     if CUT:
-        rows_of_it = tl.load(ptrs, mask=(first + rows < n_rows) & (d < DIM), other=0.0)
+        tile = tl.load(ptrs, mask=(first + rows < n_rows) & (d < DIM), other=0.0)
     elif DIM < BLOCK_D:
-        rows_of_it = tl.load(ptrs, mask=d < DIM, other=0.0)
+        tile = tl.load(ptrs, mask=d < DIM, other=0.0)
     else:
-        rows_of_it = tl.load(ptrs)
-    return rows_of_it
+        tile = tl.load(ptrs)
+    return tile
 
 
 @triton.jit
@@ -161,19 +161,15 @@ def _store_rows(
 
 
 @triton.jit
-def _add_part(o, total, top, part_o, part_total, part_top):
-    # Sums of exp2(score - top), with v and without, of two sets of keys as those of both. A set of which
-    # nothing is seen has top = -inf: 0 in place of it, as -inf - -inf is NaN.
-    both = tl.maximum(top, part_top)
-    shift = tl.where(both == -float("inf"), 0.0, both)
-    ours, theirs = tl.exp2(top - shift), tl.exp2(part_top - shift)
-    o = o * ours[:, None] + part_o * theirs[:, None]
-    return o, total * ours + part_total * theirs, both
+def _shift(top):
+    # What exponents are taken from. Nothing seen yet: 0 in place of -inf, as -inf - -inf is NaN.
+    return tl.where(top == -float("inf"), 0.0, top)
 
 
 @triton.jit
 def _finish(o, total, top, i, length, left, right):
-    # o and log2 of the sum of exponentials, of queries i; that is inf for one that sees no key: exp2(s - inf) = 0.
+    # o and lse, log2 of the sum of exponentials, of queries i. lse is inf for one that sees no key, so that in
+    # the backward pass exp2(s - lse) is 0.
     sees = tl.maximum(i - left, 0) < tl.minimum(length, i + right + 1)
     total = tl.where(sees, total, 1.0)
     o = tl.where(sees[:, None], o * (1.0 / total)[:, None], 0.0)
@@ -194,9 +190,7 @@ def _attention_fwd_kernel(
     # holds address, sizes and strides: one thread asks for a whole tile, where all of it is seen.
     n_blocks, n_packs = tl.cdiv(n_queries * PACKED, BLOCK_M), n_heads // PACKED
     n_places = tl.num_programs(0) // n_blocks
-    place, block = _place_of(
-        tl.program_id(0), n_places, n_queries * PACKED, GROUP, 1, BLOCK_M
-    )
+    place, block = _place_of(tl.program_id(0), n_places, n_queries * PACKED, GROUP, 1, BLOCK_M)
     block = n_blocks - 1 - block  # causal, the last queries have most to do: they begin
     # int64: sample * stride, head * stride and row * stride pass 2**31 from 4 GiB of bfloat16 on
     batch, first_head = (place // n_packs).to(tl.int64), place % n_packs * PACKED
@@ -236,9 +230,8 @@ def _attention_fwd_kernel(
                 js = j + tl.arange(0, BLOCK_N)[None, :]
                 s = tl.where((js >= lowest) & (js <= highest), s, -float("inf"))
             new_top = tl.maximum(top, tl.max(s, axis=1))
-            shift = tl.where(new_top == -float("inf"), 0.0, new_top)  # -inf - -inf is NaN
-            p = tl.exp2(s - shift[:, None])
-            old = tl.exp2(top - shift)
+            p = tl.exp2(s - _shift(new_top)[:, None])
+            old = tl.exp2(top - _shift(new_top))
             total = total * old + tl.sum(p, axis=1)
             top = new_top
             if MASKED or v_desc is None:
@@ -269,25 +262,25 @@ def _combine_kernel(
     # One program handles BLOCK_M rows of o, (B·H·Sq, D), of all parts of the keys, (parts, B·H·Sq, D).
     COMPUTE: tl.constexpr = parts_ptr.dtype.element_ty
     row, d = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
-    is_row = row < n_rows
+    is_row, row = row < n_rows, tl.minimum(row, n_rows - 1)
     mask = is_row[:, None] & (d < DIM)[None, :]
     top = tl.full((BLOCK_M,), -float("inf"), COMPUTE)
     total = tl.zeros((BLOCK_M,), COMPUTE)
     o = tl.zeros((BLOCK_M, BLOCK_D), COMPUTE)
-    # in one order, whichever part was ready first: the same bits in every run
     rows = row
+    # in one order, whichever part was ready first: the same bits in every run
     for _ in range(n_parts):
-        part_top = tl.load(tops_ptr + rows, mask=is_row, other=0.0)
-        part_total = tl.load(totals_ptr + rows, mask=is_row, other=0.0)
+        part_top, part_total = tl.load(tops_ptr + rows), tl.load(totals_ptr + rows)
+        new_top = tl.maximum(top, part_top)
+        old, new = tl.exp2(top - _shift(new_top)), tl.exp2(part_top - _shift(new_top))
         part_o = tl.load(parts_ptr + rows[:, None] * DIM + d[None, :], mask=mask, other=0.0)
-        o, total, top = _add_part(o, total, top, part_o, part_total, part_top)
+        o = o * old[:, None] + part_o * new[:, None]
+        total = total * old + part_total * new
+        top = new_top
         rows += n_rows
-    head, i = row // n_queries, row % n_queries
-    batch, head = head // n_heads, head % n_heads
-    length = n_keys
-    if lengths_ptr is not None:
-        length = tl.load(lengths_ptr + batch, mask=is_row, other=0)
-        length = tl.minimum(tl.maximum(length, 0), n_keys)
+    place, i = row // n_queries, row % n_queries
+    batch, head = place // n_heads, place % n_heads
+    length = _length(lengths_ptr, batch, n_keys)
     o, lse = _finish(o, total, top, i, length, left, right)
     tl.store(lse_ptr + row, lse, mask=is_row)
     o_rows = o_ptr + batch * stride_ob + head * stride_oh + i * stride_os
@@ -532,10 +525,11 @@ def _options(q, tile):
 def _descriptors(plan, k, v):
     """Of k and v, for TMA, if all rows begin on 16-byte boundaries and lie apart; else None and None."""
     n, dim = plan.forward.n, k.shape[3]
-    able = k.itemsize == 2 and k.numel() > 0 and 9 <= _generation(k.device) < 12
+    able = 9 <= _generation(k.device) < 12
     for t in (k, v):
         pitches = [stride * t.itemsize for stride in t.stride()[:3]]
-        able = able and t.data_ptr() % 16 == 0 and all([0 < p and p % 16 == 0 for p in pitches])
+        aligned = t.data_ptr() % 16 == 0 and all([p > 0 and p % 16 == 0 for p in pitches])
+        able = able and t.itemsize == 2 and t.numel() > 0 and aligned
     if not (plan.tma and able):
         return None, None
     return [TensorDescriptor.from_tensor(t, [1, 1, n, max(16, _power_of_2(dim))]) for t in (k, v)]
@@ -558,7 +552,8 @@ def _launch(plan, q, k, v, lengths, o, lse, limits, scale):
         tops, totals = lse.new_empty(2, n_parts, *lse.shape)
         stride = out.stride(0)
     _attention_fwd_kernel[(n_programs, max(1, n_parts))](
-        q, k, v, *_descriptors(plan, k, v), lengths, out, tops, totals, scale, n_heads, n_repeats, *sizes[1:], keys_per_part,
+        q, k, v, *_descriptors(plan, k, v), lengths, out, tops, totals, scale,
+        n_heads, n_repeats, *sizes[1:], keys_per_part,
         *_strides(q, k, v), *out.stride()[-4:-1], stride, PACKED=packed, GROUP=plan.group,
         enable_fp_fusion=False,  # s·scale - top in one rounding is above 0 for large s: exp2 would be inf
         **_options(q, tile),
@@ -786,7 +781,7 @@ def _refuse_arguments(name, q, k, v, lengths, window, scale):
             wrong = f"lengths must be an int64 or an int32 tensor, got {lengths.dtype}"
             raise TypeError(f"{name}: {wrong}; use .long()")
         if lengths.shape != of_q[:1]:
-            want = f"lengths must be (B,), the number of keys of each sample, with B = {of_q[:1]}"
+            want = f"lengths must be (B,), how many keys each sample has, beside q {of_q}"
             raise ValueError(f"{name}: {want}, got shape {tuple(lengths.shape)}")
         if lengths.device != q.device:
             where = f"q is on {q.device} and lengths on {lengths.device}"

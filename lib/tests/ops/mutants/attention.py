@@ -1,0 +1,207 @@
+"""Mutants of lib/ops/attention.py."""
+
+from lib.measure.mutants import Mutant
+
+_SEEN = "s = tl.where((js >= lowest) & (js <= highest), s, -float("
+_HIGHEST = "tl.minimum(i + right, end - 1)[:, None]"
+_TILE = (
+    "            tile = tl.where(t < a, t, t + b - a) if MASKED else t + a\n            j = start"
+)
+
+MUTANTS = [
+    # --- which keys are seen
+    Mutant(_SEEN, _SEEN.replace("(js <= highest)", "(js <= highest + 1)"), "one key too many"),
+    Mutant(
+        _SEEN, _SEEN.replace("(js >= lowest)", "(js > lowest)"), "the first of a window missing"
+    ),
+    Mutant(
+        f"(i - left)[:, None], {_HIGHEST}",
+        f"(i - left)[:, None], {_HIGHEST.replace('end - 1', 'n_keys - 1')}",
+        "padding seen: zeros counted in the sum",
+    ),
+    Mutant(
+        "return left, 0 if is_causal else right",
+        "return left, k.shape[2] - q.shape[2] if is_causal else right",
+        "causal from the bottom right",
+    ),
+    Mutant(
+        "left = q.shape[2] if left < 0 else min(left, q.shape[2])",
+        "left = max(left, 0)",
+        "-1 on the left as 0",
+    ),
+    Mutant(
+        "a = tl.minimum(tl.cdiv(tl.maximum(begin, last - before) - start, BLOCK), n)",
+        "a = tl.minimum(tl.cdiv(tl.maximum(begin, first - before) - start, BLOCK), n)",
+        "a tile cut by the window taken as whole",
+    ),
+    Mutant(
+        "b = tl.maximum(tl.minimum(end, first + after + 1) - start, 0) // BLOCK",
+        "b = tl.maximum(tl.minimum(end, last + after + 1) - start, 0) // BLOCK",
+        "a tile cut by the diagonal taken as whole",
+    ),
+    Mutant(
+        "n = tl.cdiv(tl.maximum(tl.minimum(end, last + after + 1) - start, 0), BLOCK)",
+        "n = tl.maximum(tl.minimum(end, last + after + 1) - start, 0) // BLOCK",
+        "floor where ceil was meant: the last keys forgotten",
+    ),
+    Mutant(
+        "start = tl.maximum(begin, first - before) // BLOCK * BLOCK",
+        "start = tl.minimum(begin, first - before) // BLOCK * BLOCK",
+        "begins before the first key",
+    ),
+    Mutant(
+        "n = tl.cdiv(tl.maximum(tl.minimum(end, last + after + 1) - start, 0), BLOCK)",
+        "n = tl.cdiv(tl.maximum(end - start, 0), BLOCK)",
+        "tiles that nothing sees are read",
+    ),
+    Mutant(_TILE, _TILE.replace("t + b - a)", "t)"), "tiles seen in part: those before twice"),
+    Mutant(
+        "tl.minimum(tl.maximum(tl.load(lengths_ptr + batch), 0), n_keys).to(tl.int32)",
+        "tl.minimum(tl.load(lengths_ptr + batch), n_keys).to(tl.int32)",
+        "lengths below 0 as they are",
+    ),
+    Mutant(
+        "k = _load_rows(k_ptr, first, length, stride_ks, True",
+        "k = _load_rows(k_ptr, first, n_keys, stride_ks, True",
+        "padding read in the backward pass",
+    ),
+    Mutant(
+        "_store_rows(dv_ptr, dv, first, n_keys",
+        "_store_rows(dv_ptr, dv, first, length",
+        "dv of padding not written",
+    ),
+    Mutant("dv = tl.where(is_key, dv, 0.0)", "dv = dv + 0.0", "padding has a gradient"),
+    # --- softmax
+    Mutant(
+        "new_top = tl.maximum(top, tl.max(s, axis=1))",
+        "new_top = tl.max(s, axis=1)",
+        "the maximum of the last tile alone",
+    ),
+    Mutant(
+        "total = total * old + tl.sum(p, axis=1)",
+        "total = total + tl.sum(p, axis=1)",
+        "the sum not rescaled",
+    ),
+    Mutant("v, o * old[:, None], PRECISION", "v, o, PRECISION", "o not rescaled"),
+    Mutant(
+        'return tl.where(top == -float("inf"), 0.0, top)',
+        "return top",
+        "-inf - -inf: NaN where a tile shows a query nothing",
+    ),
+    Mutant(
+        "    o = tl.where(sees[:, None], o * (1.0 / total)[:, None], 0.0)\n",
+        "    o = o * tl.where(total == 0, 0.0, 1.0 / total)[:, None]\n",
+        "0 for a row of scores -inf",
+    ),
+    Mutant(
+        "top + tl.log2(total), float(",
+        "top + tl.log2(total), 0.0 * float(",
+        "NaN as lse of a query that sees nothing",
+    ),
+    Mutant(
+        "log2_scale = tl.cast(scale * 1.4426950408889634, COMPUTE)  # exp(x)",
+        "log2_scale = tl.cast(scale, COMPUTE)  # exp(x)",
+        "powers of 2 in place of e",
+    ),
+    Mutant(
+        "o = _dot(p.to(v.dtype), v, o * old",
+        "o = _dot(p.to(tl.bfloat16).to(v.dtype), v, o * old",
+        "weights rounded to bfloat16",
+    ),
+    # --- heads, parts, places
+    Mutant(
+        "kv_head = (first_head // n_repeats).to(tl.int64)",
+        "kv_head = (first_head % n_repeats).to(tl.int64)",
+        "heads of q take those of k and v in turn",
+    ),
+    Mutant(
+        "i, head, d = row // PACKED, (first_head + row % PACKED)",
+        "i, head, d = row // PACKED, (first_head + row * 0)",
+        "the first head of a tile for all",
+    ),
+    Mutant(
+        "end = tl.minimum(length, (part + 1) * keys_per_part)",
+        "end = length",
+        "keys in several parts",
+    ),
+    Mutant(
+        "keys_per_part = _cdiv(_cdiv(n_keys, plan.n_parts), tile.n) * tile.n",
+        "keys_per_part = _cdiv(n_keys, plan.n_parts) // tile.n * tile.n or tile.n",
+        "more parts than were planned",
+    ),
+    Mutant(
+        "        total = total * old + part_total * new\n",
+        "        total = total + part_total\n",
+        "parts added up as they are",
+    ),
+    Mutant("        rows += n_rows\n", "", "the first part again and again"),
+    Mutant(
+        "place, i = row // n_queries, row % n_queries",
+        "place, i = row // n_queries, row",
+        "another query's mask",
+    ),
+    Mutant(
+        "height = tl.minimum(tiles_m - first, GROUP)", "height = GROUP", "heads that are not there"
+    ),
+    Mutant(
+        "(head * stride_qh + i.to(tl.int64) * stride_qs)[:, None]\n    q = ",
+        "(head * stride_qh + i * stride_qs)[:, None]\n    q = ",
+        "int32 rows of q",
+    ),
+    Mutant(
+        "first_head + row % PACKED).to(tl.int64), tl",
+        "first_head + row % PACKED), tl",
+        "int32 heads of q",
+    ),
+    Mutant(
+        "(rows.to(tl.int64) * stride + d)\n    if CUT",
+        "(rows * stride + d)\n    if CUT",
+        "int32 rows of k and v",
+    ),
+    Mutant("stride = out.stride(0)", "stride = 0", "all parts in one place"),
+    # --- backward
+    Mutant(
+        "ds = p * (_dot(do, v.T, None, PRECISION, COMPUTE) - delta[:, None])",
+        "ds = p * _dot(do, v.T, None, PRECISION, COMPUTE)",
+        "delta forgotten in dq",
+    ),
+    Mutant("    dq *= tl.cast(scale, COMPUTE)\n", "", "dq without the scale"),
+    Mutant("dk * tl.cast(scale, COMPUTE), 0.0)", "dk * log2_scale, 0.0)", "log₂ e in dk"),
+    Mutant(
+        "ds = tl.where((js >= lowest) & (js <= highest), ds, 0.0)",
+        "ds = tl.where(js <= highest, ds, 0.0)",
+        "dq without the left side of the window",
+    ),
+    Mutant(
+        "(j - right)[:, None], tl.minimum(j + left, n_queries - 1)",
+        "(j - left)[:, None], tl.minimum(j + right, n_queries - 1)",
+        "left and right exchanged in dk and dv",
+    ),
+    Mutant(
+        "head, tile = t // n_tiles, t % n_tiles",
+        "head, tile = t // n_tiles * 0, t % n_tiles",
+        "dk and dv of one head of a group",
+    ),
+    Mutant(
+        "tl.minimum(s - lse, 0.0, propagate_nan=tl.PropagateNan.ALL)",
+        "tl.minimum(s - lse, 0.0)",
+        "NaN lost in the gradients",
+    ),
+    Mutant(
+        "ds = tl.where(seen, ds, 0.0)  # 0 times NaN is NaN",
+        "ds = ds  # 0 times NaN is NaN",
+        "gradients of hidden scores",
+    ),
+    Mutant(
+        "do, q, k, v = _dense(do), _dense(q)",
+        "do, q, k, v = do, _dense(q)",
+        "a gradient of strides 0 read as if dense",
+    ),
+    Mutant(
+        "grads = [None if g is None else g.zero_() for g in grads]",
+        "grads = [*grads]",
+        "no queries: gradients never written",
+    ),
+    Mutant('"tf32x3" if tensor_cores', '"tf32" if tensor_cores', "float32 rounded to TF32"),
+    Mutant("    @_once\n", "", "a second derivative that is wrong in silence"),
+]

@@ -1,0 +1,286 @@
+"""What is particular to attention: PyTorch's samples, padding, what is read, far rows, its own sentences."""
+
+from lib import machine
+from lib.measure import registry
+from lib.measure.check import check_against_float64
+from lib.nogpu.compile_only import compile_for, instruction_mix, signature_of
+from lib.nogpu.memory import count_traffic
+from lib.ops.attention import attention_eager, attention_op, attention_triton
+from lib.tests.ops import cases
+
+import pytest
+import torch
+import torch.nn.functional as F
+import triton.language as tl
+from torch.testing._internal.common_methods_invocations import op_db
+
+OP = registry.find("attention")
+SMALL = registry._SMALL
+
+
+def inputs(shape, dtype=torch.float32):
+    return OP.inputs(shape, dtype, machine.device())
+
+
+def gradients(o, tensors, do=None):
+    return torch.autograd.grad(o, tensors, torch.ones_like(o) if do is None else do)
+
+
+# --- what PyTorch's is ---------------------------------------------------------------------------------------
+
+
+def _samples():
+    """PyTorch's samples of scaled_dot_product_attention that ask for no mask tensor and no dropout."""
+    (info,) = (i for i in op_db if i.name == "nn.functional.scaled_dot_product_attention")
+    for sample in info.sample_inputs(machine.device(), torch.float32, requires_grad=True):
+        q, (k, v), how = sample.input, sample.args, dict(sample.kwargs)
+        plain = how.pop("attn_mask", None) is None and not how.pop("dropout_p", 0.0)
+        if plain and q.dim() == 4 and k.shape == v.shape and k.shape[-1] == q.shape[-1]:
+            yield q, k, v, how
+
+
+def test_samples_of_pytorch():
+    samples = [*_samples()]
+    assert len(samples) >= 4 and any(how.get("is_causal") for *_, how in samples)
+    for q, k, v, how in samples:
+        want = F.scaled_dot_product_attention(q, k, v, **how)
+        how.pop("enable_gqa", None)
+        got = attention_triton(q, k, v, **how)
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+        do = torch.randn_like(want)
+        for ours, theirs in zip(gradients(got, (q, k, v), do), gradients(want, (q, k, v), do)):
+            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-4)  # inputs of up to 9
+
+
+@pytest.mark.parametrize("sizes", [(19, 19), (7, 21), (21, 7)])
+def test_causal_is_pytorchs_where_lengths_differ(sizes):
+    q, k, v = inputs((2, 4, 2, *sizes, 16))
+    want = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    for function in (attention_eager, attention_triton):
+        torch.testing.assert_close(function(q, k, v, is_causal=True), want, rtol=1e-5, atol=1e-5)
+
+
+# --- masks ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sizes", [(37, 40), (40, 17), (5, 70)])
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"window": (0, 0)},
+        {"window": (20, -1)},
+        {"window": (-1, 3)},
+        {"window": (33, 18)},
+        {"window": (18, 33), "is_causal": True},
+    ],
+    ids=str,
+)
+def test_windows_over_several_tiles(module, how, sizes):
+    """Tiles before, inside and behind the window; with parts of which some see nothing."""
+    q, k, v = (t.double().detach().requires_grad_() for t in inputs((1, 2, 1, *sizes, 16)))
+    want = attention_eager(q, k, v, **how)
+    do = torch.randn_like(want)
+    expected = [want, *gradients(want, (q, k, v), do)]
+    for plan in (module.Plan(*SMALL), module.Plan(*SMALL)._replace(packed=True, n_parts=3)):
+        o = module.attention_triton(q, k, v, plan=plan, **how)
+        torch.testing.assert_close([o, *gradients(o, (q, k, v), do)], expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("changes", [{}, {"n_parts": 3}, {"tma": True}], ids=str)
+def test_padding_is_not_read(module, changes, dtype):
+    """NaN behind `lengths` changes nothing, and has gradients of 0. Lengths may lie apart in memory."""
+    q, k, v = inputs((4, 2, 2, 21, 40, 16), torch.bfloat16)
+    lengths = cases.spread(torch.tensor([40.0, 17.0, 0.0, -5.0])).to(dtype)
+    padding = torch.arange(40)[:, None] >= lengths[:, None, None, None]
+    dirty = [t.detach().masked_fill(padding, float("nan")).requires_grad_() for t in (k, v)]
+    plan = module.Plan(*SMALL)._replace(**changes)
+    runs = []
+    for tensors in ((q, k, v), (q, *dirty)):
+        o = module.attention_triton(*tensors, lengths, plan=plan)
+        runs.append([o, *gradients(o, tensors)])
+    for clean, got in zip(*runs):
+        assert torch.equal(clean, got)
+    o, dq, dk, dv = runs[1]
+    assert not o[2:].any() and not dq[2:].any()
+    assert not dk.masked_select(padding).any() and not dv.masked_select(padding).any()
+
+
+@pytest.mark.parametrize("changes", [{}, {"n_parts": 2}], ids=str)
+def test_a_query_that_sees_nothing_takes_no_part(module, changes):
+    """Nor has its incoming gradient, be it inf. A row of scores -inf is NaN all the same, as in softmax."""
+    q, k, v = inputs((1, 1, 1, 40, 17, 16))
+    how = {"window": (3, -1), "plan": module.Plan(*SMALL)._replace(**changes)}
+    o = module.attention_triton(q, k, v, **how)
+    assert not o[:, :, 20:].any() and o[:, :, :20].all()
+    do = torch.ones_like(o)
+    do[:, :, 20:] = float("inf")
+    dq, dk, _ = gradients(o, (q, k, v), do)  # dv: 0·inf, as in the definition
+    assert dk.isfinite().all() and dq.isfinite().all() and not dq[:, :, 20:].any()
+    with torch.no_grad():
+        k.zero_()
+        k[..., 0], q[..., 0] = 1.0, -float("inf")
+        o = module.attention_triton(q, k, v, **how)
+        assert o[:, :, :20].isnan().all() and not o[:, :, 20:].any()
+
+
+# --- what is read, and where it lies -------------------------------------------------------------------------
+
+
+def test_decoding_reads_keys_and_values_once(module):
+    """The queries of all heads of a group lie in one tile, and the keys are cut in parts."""
+    q, k, v = (t.detach() for t in inputs((1, 8, 1, 2, 70, 16), torch.bfloat16))
+    plan = module._plan(q.dtype, 1, 8, 1, 2, 8192, 16, q.device)
+    assert plan.packed and plan.n_parts > 1 and plan.forward.m == 16
+    plan = plan._replace(n_parts=3, forward=plan.forward._replace(n=16))
+    traffic = count_traffic(lambda: module.attention_triton(q, k, v, plan=plan))
+    assert traffic.launches == 2
+    for name, t in (("q_ptr", q.nbytes * 3), ("k_ptr", k.nbytes), ("v_ptr", v.nbytes)):
+        assert traffic.by_argument[f"_attention_fwd_kernel.{name}"].loaded == t
+
+
+def test_tiles_that_nothing_sees_are_not_read(module):
+    """Causal, with 5 tiles of keys to a tile of queries: 1 + 2 + 3 + 4 + 5 of 25."""
+    q, k, v = inputs((1, 1, 1, 80, 80, 16))
+    plan = module.Plan(*SMALL)
+    o = module.attention_triton(q, k, v, is_causal=True, plan=plan)
+    forward = count_traffic(lambda: module.attention_triton(q, k, v, is_causal=True, plan=plan))
+    assert forward.by_argument["_attention_fwd_kernel.k_ptr"].loaded == k.nbytes * 15 // 5
+    backward = count_traffic(lambda: o.sum().backward())
+    assert backward.by_argument["_attention_dq_kernel.v_ptr"].loaded == v.nbytes * 15 // 5
+    assert backward.by_argument["_attention_dkdv_kernel.q_ptr"].loaded == q.nbytes * 15 // 5
+    assert backward.launches == 3
+
+
+def test_tma_where_it_can_read(module):
+    """Rows on 16-byte boundaries that lie apart, 16 bits; the rest by pointers. The battery has the values."""
+    _, k, v = (t.detach() for t in inputs((2, 2, 2, 16, 40, 16), torch.bfloat16))
+    plan = module.Plan(*SMALL)._replace(tma=True)
+    assert None not in module._descriptors(plan, k, v)
+    assert None not in module._descriptors(plan, k.transpose(1, 2), v)
+    odd = torch.zeros(2, 2, 40, 17, dtype=k.dtype, device=k.device)[..., :16]
+    for other in (odd, k[:, :1].expand_as(k), k.float(), k[:0]):
+        assert (
+            module._descriptors(plan, k, other)
+            == module._descriptors(plan, other, v)
+            == (None, None)
+        )
+    assert module._descriptors(plan._replace(tma=False), k, v) == (None, None)
+
+
+def test_the_memory_layout_is_that_of_q(module):
+    """(B, S, H, D), as layers have it, goes in and comes out by .transpose(1, 2), gradients too."""
+    made = inputs((2, 4, 2, 19, 21, 16))
+    q, k, v = (t.detach().transpose(1, 2).contiguous().transpose(1, 2) for t in made)
+    q, k, v = (t.requires_grad_() for t in (q, k, v))
+    o = module.attention_triton(q, k, v)
+    assert o.stride() == q.stride()
+    for t, g in zip((q, k, v), gradients(o, (q, k, v))):
+        assert g.stride() == t.stride()
+    check_against_float64(module.attention_triton, OP.eager, q, k, v)
+
+
+@pytest.mark.parametrize("changes", [{}, {"packed": True, "n_parts": 2}], ids=str)
+@pytest.mark.parametrize("shape", [(1, 3, 3, 1, 1, 16), (1, 1, 1, 3, 3, 16)], ids=["heads", "rows"])
+def test_heads_and_rows_may_lie_2_gib_apart(module, shape, changes):
+    """The battery moves samples apart."""
+    made, plan = inputs(shape, torch.float16), module.Plan(*SMALL)._replace(**changes)
+    for k in range(3):
+        given = [*made[:k], cases.spaced(made[k].detach()).requires_grad_(), *made[k + 1 :]]
+        o, want = module.attention_triton(*given, plan=plan), OP.eager(*made)
+        torch.testing.assert_close(o, want, rtol=1e-2, atol=1e-2)
+        do = torch.randn_like(want)
+        got = gradients(o, given, cases.spaced(do))
+        for ours, theirs in zip(got, gradients(want, made, do)):
+            torch.testing.assert_close(ours, theirs, rtol=1e-2, atol=1e-2)
+
+
+def test_saved_is_one_number_for_each_query():
+    """Memory grows with S: o and (B, H, Sq) numbers beside the inputs."""
+    q, k, v = inputs((2, 4, 2, 19, 40, 16))
+    o, lse = attention_op(q, k, v)
+    assert o.shape == q.shape and lse.shape == q.shape[:3]
+    saved = [t for t in attention_triton(q, k, v).grad_fn.saved_tensors if t is not None]
+    assert sum(t.numel() for t in saved) == 2 * q.numel() + 2 * k.numel() + lse.numel()
+
+
+# --- sentences, and what the compiler makes of it ------------------------------------------------------------
+
+
+WRONG = {
+    "H must be a multiple of G, .* got 4 heads of q beside 3": ({"heads": 3}, ValueError),
+    "D must be from 1 to 256, got q of shape .*; use attention_eager": ({"dim": 257}, ValueError),
+    r"v must be \(B, G, Sk, D\) with B = 2 and G = 2 and Sk = 5": ({"keys": 6}, ValueError),
+    "q is torch.float32 and k torch.bfloat16; cast one": ({"dtype": torch.bfloat16}, TypeError),
+    r"window must be None or two ints \(left, right\).*got 3": ({"window": 3}, ValueError),
+    r"window must be .*got \(1.5, 2\)": ({"window": (1.5, 2)}, ValueError),
+    r"window must be .*got \(-2, 0\)": ({"window": (-2, 0)}, ValueError),
+    "scale must be None or a finite Python number, got inf": ({"scale": float("inf")}, ValueError),
+    "lengths must be a torch.Tensor, got list": ({"lengths": [3, 3]}, TypeError),
+    "lengths must be an int64 or an int32 tensor, got torch.float32": (
+        {"lengths": torch.ones(2)},
+        TypeError,
+    ),
+    r"lengths must be \(B,\), .* beside q \(2, 4, 5, 8\), got shape \(3,\)": (
+        {"lengths": torch.ones(3, dtype=torch.int64)},
+        ValueError,
+    ),
+    "q is on .* and lengths on meta; move both to one device": (
+        {"lengths": torch.ones(2, dtype=torch.int64, device="meta")},
+        ValueError,
+    ),
+}
+
+
+@pytest.mark.parametrize("sentence", WRONG)
+def test_what_is_wrong_is_said(module, sentence):
+    how, kind = dict(WRONG[sentence][0]), WRONG[sentence][1]
+    heads, dim, dtype = how.pop("heads", 2), how.pop("dim", 8), how.pop("dtype", torch.float32)
+    shapes = (2, 4, 5, dim), (2, heads, 5, dim), (2, heads, how.pop("keys", 5), dim)
+    q, k, v = (torch.zeros(shape, device=machine.device()) for shape in shapes)
+    with pytest.raises(kind, match=f"attention_triton: {sentence}"):
+        module.attention_triton(q, k.to(dtype), v.to(dtype), **how)
+
+
+def _compiled(module, which, dtype, dim):
+    """One kernel for Hopper as _plan launches it: D = dim, long sequences, heads in groups of 4."""
+    tile = getattr(module._plan(dtype, 4, 32, 8, 4096, 4096, dim, machine.device()), which)
+    kernel = {
+        "forward": module._attention_fwd_kernel,
+        "dq": module._attention_dq_kernel,
+        "dkdv": module._attention_dkdv_kernel,
+    }[which]
+    t, f = torch.empty(16, dtype=dtype), torch.empty(16)
+    strides, sizes = [2**24, 2**19, dim], [32, 4, 4096, 4096, 4096, 4096]
+    first, how = {
+        "forward": ((t, t, t, None, None, None, t, f, None), {"PACKED": 1, "GROUP": 1}),
+        "dq": ((t, t, t, t, None, f, f, t), {}),
+        "dkdv": ((t, t, t, t, None, f, f, t, t), {}),
+    }[which]
+    more = [4096] if which == "forward" else []
+    n_strided = {"forward": 4, "dq": 5, "dkdv": 6}[which]
+    precision = "tf32x3" if dtype == torch.float32 else "ieee"
+    signature = signature_of(
+        kernel, *first, 0.1, *sizes, *more, *strides * n_strided, *[0] * len(more),
+        PRECISION=precision, COMPUTE=tl.float32, DIM=dim, BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_D=dim, **how,
+    )  # fmt: skip
+    return compile_for(
+        kernel, signature, arch=90, num_warps=tile.num_warps, num_stages=tile.num_stages
+    )
+
+
+@pytest.mark.parametrize("which", ["forward", "dq", "dkdv"])
+def test_products_by_wgmma_and_nothing_in_local_memory(module, which):
+    """bfloat16, D = 64: all by Hopper's tensor cores, with copies that run ahead."""
+    compiled = _compiled(module, which, torch.bfloat16, 64)
+    mix = instruction_mix(compiled)
+    assert compiled.spills == 0
+    assert sum(n for name, n in mix.items() if name.startswith("HGMMA")) >= 16, mix
+    assert any(name.startswith("LDGSTS") for name in mix), mix
+    assert not any(name.startswith("ATOM") or name.startswith("RED") for name in mix)
+
+
+def test_float32_takes_three_products_of_tf32(module):
+    """D = 64, 64 x 32 scores: 8 products of 8 columns for q kᵀ and 4 for p v, three times, in both loops."""
+    mix = instruction_mix(_compiled(module, "forward", torch.float32, 64))
+    assert sum(n for name, n in mix.items() if "TF32" in name) == 3 * (8 + 4) * 2, mix
