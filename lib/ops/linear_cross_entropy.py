@@ -170,8 +170,8 @@ def _cross_entropy_kernel(
             if SOFTCAP is not None:
                 t = z / SOFTCAP
                 dz *= 1.0 - t * t
-            # an ignored row is 0 whatever its logits are; so is what lies behind a row
-            dz = tl.where(ignored | (cols >= n_cols), 0.0, dz * scale)
+            # of an ignored row 0, whatever its logits are
+            dz = tl.where(ignored, 0.0, dz * scale)
             tl.store(logits_ptr + cols, dz, mask=cols < pitch)
 
 
