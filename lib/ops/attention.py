@@ -12,7 +12,7 @@ Mask      Query i sees key j where all of these hold. Both count from 0, also wh
                                  Below 0 is as 0, beyond Sk as Sk: to refuse it the host would have to wait.
           A query that sees no key has o = 0, and gradients of 0.
 Dtypes    float16, bfloat16 (scores, softmax and sums in float32; weights rounded to 16 bits for the product
-          with v), float32 (products by 3xTF32, as exact; never TF32) and float64.
+          with v), float32 (products of three bfloat16 each, as exact; never TF32) and float64.
 Work      4·B·H·Sq·Sk·D FLOPs forward, 10 backward; about half when causal, as tiles that nothing sees are
           skipped. Traffic: q, k, v and o once each while k and v of a head stay in the L2 cache.
 Method    Dao, FlashAttention-2, 2023: a tile of q goes along the keys with the largest score so far and the sum
@@ -437,10 +437,10 @@ def _attention_dkdv_kernel(
 # --- plan and launch -----------------------------------------------------------------------------------------
 
 # For Hopper: the tiles of the forward pass, of dq, and of dk and dv, by what multiplies and by D at most.
-# "half": 16 bits; "float": 3xTF32; "double": float64. On other GPUs "elsewhere": correct, and not tuned.
+# "half": 16 bits; "float": bf16x6; "double": float64. On other GPUs "elsewhere": correct, and not tuned.
 _TILES = {
-    ("half", 64): (Tile(128, 128, 8, 3), Tile(128, 64, 8, 3), Tile(64, 128, 8, 3)),
-    ("half", 128): (Tile(128, 128, 8, 3), Tile(128, 64, 8, 2), Tile(64, 128, 8, 2)),
+    ("half", 64): (Tile(128, 64, 4, 3), Tile(64, 64, 4, 3), Tile(64, 64, 4, 3)),
+    ("half", 128): (Tile(128, 128, 8, 3), Tile(128, 64, 8, 4), Tile(64, 128, 8, 3)),
     ("half", 256): (Tile(128, 64, 8, 2), Tile(64, 32, 4, 2), Tile(32, 32, 4, 1)),
     ("float", 64): (Tile(64, 32, 4, 2), Tile(64, 32, 4, 2), Tile(32, 64, 4, 2)),
     ("float", 128): (Tile(64, 32, 4, 2), Tile(32, 32, 4, 2), Tile(32, 32, 8, 1)),
@@ -451,7 +451,7 @@ _TILES = {
     ("elsewhere", 256): (Tile(16, 16, 4, 1), Tile(16, 16, 4, 1), Tile(16, 16, 4, 1)),
 }
 _FEW = 64  # queries in all heads of a group: as many lie in one tile, and the keys are cut in parts
-_DECODING = Tile(16, 64, 4, 3)  # n, warps and stages then; of wide rows or elements n is less
+_DECODING = Tile(16, 64, 2, 2)  # n, warps and stages then; of wide rows or elements n is less
 _RESIDENT = 4  # such programs fit into one SM
 _MOST_PARTS, _LEAST_TILES = 64, 4  # of the keys, and in each
 
@@ -487,7 +487,7 @@ def _tiles_for(dtype, dim, generation):
 
 
 @functools.lru_cache(4096)
-def _plan(dtype, batch, n_heads, n_kv_heads, n_queries, n_keys, dim, device):
+def _plan(dtype, batch, n_heads, n_kv_heads, n_queries, n_keys, dim, device, is_causal=False):
     forward, dq, dkdv = _tiles_for(dtype, dim, _generation(device))
     n_repeats = n_heads // n_kv_heads
     packed = n_repeats > 1 and n_queries * n_repeats <= _FEW
@@ -500,7 +500,19 @@ def _plan(dtype, batch, n_heads, n_kv_heads, n_queries, n_keys, dim, device):
     n_programs = batch * n_heads * n_queries // rows * _cdiv(rows, forward.m)
     most = min(_MOST_PARTS, n_keys // (_LEAST_TILES * forward.n))
     n_parts = max(1, min(wanted // n_programs, most))
-    return Plan(forward, dq, dkdv, n_parts, packed)
+    plan = Plan(forward, dq, dkdv, n_parts, packed)
+    if (
+        is_causal
+        and dtype.itemsize == 2
+        and dim <= 128
+        and rows > _FEW
+        and 9 <= _generation(device) < 12
+    ):
+        # less of a smaller tile is on the diagonal, and hidden; neighbours then share k and v in the L2 cache
+        if dim <= 64:
+            return plan._replace(forward=Tile(64, 64, 4, 3))
+        return plan._replace(forward=Tile(128, 64, 4, 2), tma=True, group=8)
+    return plan
 
 
 def _limits(q, k, is_causal, window):
@@ -514,8 +526,9 @@ def _limits(q, k, is_causal, window):
 def _options(q, tile):
     """What all kernels with products take: sizes of tiles, the units for float32, warps and stages."""
     tensor_cores = q.dtype == torch.float32 and _generation(q.device) >= 8
+    exact = "tf32x3" if _ON_CPU else "bf16x6"  # the interpreter does not know the better one
     return {
-        "PRECISION": "tf32x3" if tensor_cores else "ieee", "COMPUTE": _compute_dtype(q.dtype),
+        "PRECISION": exact if tensor_cores else "ieee", "COMPUTE": _compute_dtype(q.dtype),
         "DIM": q.shape[3], "BLOCK_M": tile.m, "BLOCK_N": tile.n,
         "BLOCK_D": max(16, _power_of_2(q.shape[3])),  # tensor cores take 16 at least
         "num_warps": tile.num_warps, "num_stages": tile.num_stages,
@@ -608,7 +621,9 @@ def _forward(q, k, v, lengths, is_causal, window, scale, plan=None):
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     o, lse = torch.empty_like(q), q.new_empty(q.shape[:3], dtype=wide)
     if o.numel() > 0:
-        plan = plan or _plan(q.dtype, *q.shape[:2], k.shape[1], q.shape[2], *k.shape[2:], q.device)
+        plan = plan or _plan(
+            q.dtype, *q.shape[:2], k.shape[1], q.shape[2], *k.shape[2:], q.device, is_causal
+        )
         lengths = None if lengths is None else lengths.contiguous()
         limits = _limits(q, k, is_causal, window)
         with torch.cuda.device_of(q):  # else the launch goes to the current GPU, not to q's
@@ -626,7 +641,9 @@ def _backward(do, q, k, v, lengths, o, lse, is_causal, window, scale, needs_grad
     do, q, k, v = _dense(do), _dense(q), _dense(k), _dense(v)
     grads = [torch.empty_like(t) if needed else None for t, needed in zip((q, k, v), needs_grad)]
     if o.numel() > 0:
-        plan = plan or _plan(q.dtype, *q.shape[:2], k.shape[1], q.shape[2], *k.shape[2:], q.device)
+        plan = plan or _plan(
+            q.dtype, *q.shape[:2], k.shape[1], q.shape[2], *k.shape[2:], q.device, is_causal
+        )
         lengths = None if lengths is None else lengths.contiguous()
         how = _limits(q, k, is_causal, window), _scale_of(q, scale)
         with torch.cuda.device_of(q):

@@ -219,8 +219,8 @@ def _plan(n_rows, n_cols, n_inner, dtype):
     n_chunks = max(1, min(2 * dtype.itemsize, n_rows // _FEWEST_ROWS))
     rows = _cdiv(_cdiv(n_rows, n_chunks), 128) * 128
     wide = n_chunks > 1 and n_rows >= 8 * n_inner
-    block_n = min(8192, max(16, _power_of_2(n_cols)))
-    return Plan(rows, wide, block_n, max(4, block_n // 512))
+    block_n = min(2048, max(16, _power_of_2(n_cols)))
+    return Plan(rows, wide, block_n, num_warps=4, num_stages=3)
 
 
 def _for_cublas(t):

@@ -259,7 +259,7 @@ def _compiled(module, which, dtype, dim):
     }[which]
     more = [4096] if which == "forward" else []
     n_strided = {"forward": 4, "dq": 5, "dkdv": 6}[which]
-    precision = "tf32x3" if dtype == torch.float32 else "ieee"
+    precision = "bf16x6" if dtype == torch.float32 else "ieee"
     signature = signature_of(
         kernel, *first, 0.1, *sizes, *more, *strides * n_strided, *[0] * len(more),
         PRECISION=precision, COMPUTE=tl.float32, DIM=dim, BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_D=dim, **how,
