@@ -63,7 +63,7 @@ _TYPE_NAMES = {
 
 
 # A launch takes them beside the kernel's parameters; compile_for has arguments of its own for them.
-_LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
+_LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "enable_fp_fusion")
 
 
 class Signature(NamedTuple):

@@ -122,7 +122,7 @@ def _length(lengths_ptr, batch, n_keys):
 
 
 @triton.jit
-def _tiles(first, last, before, after, begin, end, BLOCK: tl.constexpr):
+def _met_tiles(first, last, before, after, begin, end, BLOCK: tl.constexpr):
     # x meets y where y - before <= x <= y + after. Of begin..end (not with it) the x that meet some y of
     # first..last: where their n tiles start, and the tiles a..b of them in which all x meet all y.
     start = tl.maximum(begin, first - before) // BLOCK * BLOCK
@@ -207,7 +207,7 @@ def _attention_fwd_kernel(
     length = _length(lengths_ptr, batch, n_keys)
     end = tl.minimum(length, (part + 1) * keys_per_part)
     last = tl.minimum((block * BLOCK_M + BLOCK_M - 1) // PACKED, n_queries - 1)
-    start, a, b, n = _tiles(
+    start, a, b, n = _met_tiles(
         block * BLOCK_M // PACKED, last, left, right, part * keys_per_part, end, BLOCK_N
     )
     lowest, highest = (i - left)[:, None], tl.minimum(i + right, end - 1)[:, None]
@@ -342,7 +342,7 @@ def _attention_dq_kernel(
 
     length = _length(lengths_ptr, batch, n_keys)
     last = tl.minimum(first + BLOCK_M, n_queries) - 1
-    start, a, b, n = _tiles(first, last, left, right, 0, length, BLOCK_N)
+    start, a, b, n = _met_tiles(first, last, left, right, 0, length, BLOCK_N)
     lowest, highest = (i - left)[:, None], tl.minimum(i + right, length - 1)[:, None]
     log2_scale = tl.cast(scale * 1.4426950408889634, COMPUTE)
     dq = tl.zeros((BLOCK_M, BLOCK_D), COMPUTE)
@@ -390,7 +390,7 @@ def _attention_dkdv_kernel(
 
     # query i sees key j where j - right <= i <= j + left
     last = tl.minimum(first + BLOCK_N, length) - 1
-    start, a, b, n = _tiles(first, last, right, left, 0, n_queries, BLOCK_M)
+    start, a, b, n = _met_tiles(first, last, right, left, 0, n_queries, BLOCK_M)
     if first >= length:
         a, b, n = 0, 0, 0
     lowest, highest = (j - right)[:, None], tl.minimum(j + left, n_queries - 1)[:, None]

@@ -5,6 +5,9 @@ from lib.measure.mutants import Mutant
 _SEEN = "s = tl.where((js >= lowest) & (js <= highest), s, -float("
 _HIGHEST = "tl.minimum(i + right, end - 1)[:, None]"
 _TILE = (
+    "else t + a\n            j = start + tile * BLOCK_N\n            if MASKED or k_desc",
+    "else t\n            j = start + tile * BLOCK_N\n            if MASKED or k_desc",
+)
     "            tile = tl.where(t < a, t, t + b - a) if MASKED else t + a\n            j = start"
 )
 
@@ -54,7 +57,7 @@ MUTANTS = [
         "n = tl.cdiv(tl.maximum(end - start, 0), BLOCK)",
         "tiles that nothing sees are read",
     ),
-    Mutant(_TILE, _TILE.replace("t + b - a)", "t)"), "tiles seen in part: those before twice"),
+    Mutant(*_TILE, "tiles seen whole: from the first one on"),
     Mutant(
         "tl.minimum(tl.maximum(tl.load(lengths_ptr + batch), 0), n_keys).to(tl.int32)",
         "tl.minimum(tl.load(lengths_ptr + batch), n_keys).to(tl.int32)",
