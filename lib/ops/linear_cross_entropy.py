@@ -9,19 +9,21 @@ Dtypes    float16, bfloat16, float32 and float64. Logits are rounded to x's dtyp
 Loss      of a row of logits l, capped to softcap·tanh(l / softcap) before: with lse = log Σ exp(l),
           lse - (1 - e)·l[label] - e·mean(l) + z_loss·lse², e = label_smoothing; 0 for a label of ignore_index.
           "mean" divides by the number of other labels, and is NaN without any, as F.cross_entropy's.
-          A label out of range would end the process, or read outside: here its row's loss is NaN, and its
-          gradients are.
-Memory    The logits of one chunk, a quarter of the rows in 16 bits, 1024 rows at least. PyTorch has three
-          tensors of (N, V) in float32 at its peak: in 16 bits 24 times as much.
+          A label out of range would end the process, or be read outside: here its row's loss is NaN, and so are
+          its row of dx and all of dweight.
+Memory    The logits of one chunk of rows: a quarter of them in 16 bits, an eighth in float32, but 1024 rows at
+          least. PyTorch has three tensors of (N, V) in float32 at its peak, 24 times as much.
 Work      6NKV FLOPs for loss and gradients, all of them cuBLAS's: the kernel between the products reads logits
-          twice, and writes their gradient over them.
+          twice, and writes their gradient over them. Without logits in memory at all they would be computed
+          again for dx and again for dweight: 10NKV.
 Backward  For "mean" and "sum" dx and dweight are computed with the loss, and backward only multiplies them by
-          the upstream gradient. The first backward does so in place; a second one (retain_graph), as that of
-          "none", computes the logits again: 2NKV more.
-Rounding  A gradient in 16 bits is rounded twice, before and after that factor: 1/N in it would underflow in
-          float16. Rows are summed in float32, but dweight in bfloat16 chunk after chunk, which rounds it four
-          times at most; in float32 from 8K rows on, where that memory is small beside the logits', and always
-          in float16, which it might overflow.
+          the upstream gradient: in place at first; a second time (retain_graph) the logits are computed again.
+          So they are for "none": 8NKV.
+Rounding  A gradient in 16 bits is rounded before and after that factor: with 1/N in it it would underflow in
+          float16. Rows are summed in float32, but dweight in bfloat16 chunk after chunk: four roundings at
+          most, which make 1.4 times the error of one. From N = 8·K rows on it is summed in float32, whose
+          memory is small beside the logits' there; in float16 always, which it might overflow. The same bits
+          in every run.
 Float32   products are cuBLAS's, by TF32 if torch.backends allows it, as in PyTorch.
 Copy it   this file. MIT licence.
 """

@@ -283,4 +283,6 @@ def test_products_by_wgmma_and_nothing_in_local_memory(module, which):
 def test_float32_takes_six_products_of_bfloat16(module):
     """D = 64, 64 x 32 scores: 4 products of 16 columns for q kᵀ and 2 for p v, six times, in both loops."""
     mix = instruction_mix(_compiled(module, "forward", torch.float32, 64))
-    assert sum(n for name, n in mix.items() if "BF16" in name and "MMA" in name) == 6 * (4 + 2) * 2, mix
+    assert (
+        sum(n for name, n in mix.items() if "BF16" in name and "MMA" in name) == 6 * (4 + 2) * 2
+    ), mix

@@ -68,7 +68,7 @@ MUTANTS = [
     ),
     Mutant(
         "t = tl.where(s < 0.03, a + a * s * series, t)",
-        "t = t + 0.0 * series",
+        "t = t * 1.0",
         "tanh without digits near 0",
     ),
     Mutant("t = tl.where(a < 0, -t, t)", "t = t * 1.0", "tanh of negative numbers is positive"),
@@ -106,7 +106,7 @@ MUTANTS = [
         "gradients of a mean over ignored labels too",
     ),
     Mutant(".clamp(min=1)", "", "gradients of NaN where all labels are ignored"),
-    Mutant(".nan_to_num(0.0, 0.0, 0.0)", "", "a NaN upstream reaches the rows of others"),
+    Mutant(".nan_to_num(0.0, 0.0, 0.0)", "", "an infinity upstream reaches the rows of others"),
     Mutant(
         "scale = torch.where(largest > 0, largest, 1.0)",
         "scale = largest",
