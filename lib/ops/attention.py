@@ -167,7 +167,7 @@ def _shift(top):
 
 
 @triton.jit
-def _finish(o, total, top, i, length, left, right):
+def _divide_by_sum(o, total, top, i, length, left, right):
     # o and lse, log2 of the sum of exponentials, of queries i. lse is inf for one that sees no key, so that in
     # the backward pass exp2(s - lse) is 0.
     sees = tl.maximum(i - left, 0) < tl.minimum(length, i + right + 1)
@@ -244,7 +244,7 @@ def _attention_fwd_kernel(
     rows = (batch * n_heads + head) * n_queries + i
     o_ptrs = o_ptr + batch * stride_ob + (head * stride_oh + i.to(tl.int64) * stride_os)[:, None]
     if total_ptr is None:
-        o, top = _finish(o, total, top, i, length, left, right)
+        o, top = _divide_by_sum(o, total, top, i, length, left, right)
     else:
         o_ptrs += part.to(tl.int64) * stride_op
         rows += part.to(tl.int64) * n_places * PACKED * n_queries
@@ -281,7 +281,7 @@ def _combine_kernel(
     place, i = row // n_queries, row % n_queries
     batch, head = place // n_heads, place % n_heads
     length = _length(lengths_ptr, batch, n_keys)
-    o, lse = _finish(o, total, top, i, length, left, right)
+    o, lse = _divide_by_sum(o, total, top, i, length, left, right)
     tl.store(lse_ptr + row, lse, mask=is_row)
     o_rows = o_ptr + batch * stride_ob + head * stride_oh + i * stride_os
     tl.store(o_rows[:, None] + d[None, :], o, mask=mask)
@@ -523,7 +523,7 @@ def _limits(q, k, is_causal, window):
     return left, 0 if is_causal else right
 
 
-def _options(q, tile):
+def _options_of(q, tile):
     """What all kernels with products take: sizes of tiles, the units for float32, warps and stages."""
     tensor_cores = q.dtype == torch.float32 and _generation(q.device) >= 8
     exact = "tf32x3" if _ON_CPU else "bf16x6"  # the interpreter does not know the better one
@@ -569,7 +569,7 @@ def _launch(plan, q, k, v, lengths, o, lse, limits, scale):
         n_heads, n_repeats, *sizes[1:], keys_per_part,
         *_strides(q, k, v), *out.stride()[-4:-1], stride, PACKED=packed, GROUP=plan.group,
         enable_fp_fusion=False,  # s·scale - top in one rounding is above 0 for large s: exp2 would be inf
-        **_options(q, tile),
+        **_options_of(q, tile),
     )  # fmt: skip
     if n_parts > 1:
         n_rows, block_d = lse.numel(), _power_of_2(dim)
@@ -593,13 +593,13 @@ def _launch_backward(plan, do, q, k, v, lengths, o, lse, dq, dk, dv, limits, sca
     inputs = do, q, k, v, lengths, lse, delta
     if dq is not None:
         _attention_dq_kernel[(batch * n_heads * _cdiv(n_queries, plan.dq.m),)](
-            *inputs, dq, scale, *sizes, *_strides(do, q, k, v, dq), **_options(q, plan.dq)
+            *inputs, dq, scale, *sizes, *_strides(do, q, k, v, dq), **_options_of(q, plan.dq)
         )
     if (dk is not None or dv is not None) and n_keys > 0:
         of_dk, of_dv = (_strides(k if t is None else t) for t in (dk, dv))
         strides = *_strides(do, q, k, v), *of_dk, *of_dv
         _attention_dkdv_kernel[(batch * n_kv_heads * _cdiv(n_keys, plan.dkdv.n),)](
-            *inputs, dk, dv, scale, *sizes, *strides, **_options(q, plan.dkdv)
+            *inputs, dk, dv, scale, *sizes, *strides, **_options_of(q, plan.dkdv)
         )
 
 

@@ -8,8 +8,6 @@ _TILE = (
     "else t + a\n            j = start + tile * BLOCK_N\n            if MASKED or k_desc",
     "else t\n            j = start + tile * BLOCK_N\n            if MASKED or k_desc",
 )
-    "            tile = tl.where(t < a, t, t + b - a) if MASKED else t + a\n            j = start"
-)
 
 MUTANTS = [
     # --- which keys are seen
