@@ -548,7 +548,7 @@ def _descriptors(plan, k, v):
     return [TensorDescriptor.from_tensor(t, [1, 1, n, max(16, _power_of_2(dim))]) for t in (k, v)]
 
 
-def _strides(*tensors):
+def _row_strides(*tensors):
     return [stride for t in tensors for stride in t.stride()[:3]]
 
 
@@ -567,7 +567,7 @@ def _launch(plan, q, k, v, lengths, o, lse, limits, scale):
     _attention_fwd_kernel[(n_programs, max(1, n_parts))](
         q, k, v, *_descriptors(plan, k, v), lengths, out, tops, totals, scale,
         n_heads, n_repeats, *sizes[1:], keys_per_part,
-        *_strides(q, k, v), *out.stride()[-4:-1], stride, PACKED=packed, GROUP=plan.group,
+        *_row_strides(q, k, v), *out.stride()[-4:-1], stride, PACKED=packed, GROUP=plan.group,
         enable_fp_fusion=False,  # s·scale - top in one rounding is above 0 for large s: exp2 would be inf
         **_options_of(q, tile),
     )  # fmt: skip
@@ -575,7 +575,7 @@ def _launch(plan, q, k, v, lengths, o, lse, limits, scale):
         n_rows, block_d = lse.numel(), _power_of_2(dim)
         block_m = max(1, 1024 // block_d)
         _combine_kernel[(_cdiv(n_rows, block_m),)](
-            out, tops, totals, lengths, o, lse, n_rows, *sizes, n_parts, *_strides(o),
+            out, tops, totals, lengths, o, lse, n_rows, *sizes, n_parts, *_row_strides(o),
             DIM=dim, BLOCK_M=block_m, BLOCK_D=block_d, num_warps=4,
         )  # fmt: skip
 
@@ -587,17 +587,17 @@ def _launch_backward(plan, do, q, k, v, lengths, o, lse, dq, dk, dv, limits, sca
     delta, block_m = torch.empty_like(lse), max(16, 8192 // _power_of_2(dim))
     if dq is not None or dk is not None:
         _delta_kernel[(batch * n_heads * _cdiv(n_queries, block_m),)](
-            do, o, delta, n_heads, n_queries, *_strides(do, o),
+            do, o, delta, n_heads, n_queries, *_row_strides(do, o),
             DIM=dim, BLOCK_M=block_m, BLOCK_D=_power_of_2(dim), num_warps=4,
         )  # fmt: skip
     inputs = do, q, k, v, lengths, lse, delta
     if dq is not None:
         _attention_dq_kernel[(batch * n_heads * _cdiv(n_queries, plan.dq.m),)](
-            *inputs, dq, scale, *sizes, *_strides(do, q, k, v, dq), **_options_of(q, plan.dq)
+            *inputs, dq, scale, *sizes, *_row_strides(do, q, k, v, dq), **_options_of(q, plan.dq)
         )
     if (dk is not None or dv is not None) and n_keys > 0:
-        of_dk, of_dv = (_strides(k if t is None else t) for t in (dk, dv))
-        strides = *_strides(do, q, k, v), *of_dk, *of_dv
+        of_dk, of_dv = (_row_strides(k if t is None else t) for t in (dk, dv))
+        strides = *_row_strides(do, q, k, v), *of_dk, *of_dv
         _attention_dkdv_kernel[(batch * n_kv_heads * _cdiv(n_keys, plan.dkdv.n),)](
             *inputs, dk, dv, scale, *sizes, *strides, **_options_of(q, plan.dkdv)
         )
