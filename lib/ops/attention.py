@@ -12,7 +12,7 @@ Mask      Query i sees key j where all of these hold. Both count from 0, also wh
                                  Below 0 is as 0, beyond Sk as Sk: to refuse it the host would have to wait.
           A query that sees no key has o = 0, and gradients of 0.
 Dtypes    float16, bfloat16 (scores, softmax and sums in float32; weights rounded to 16 bits for the product
-          with v), float32 (products of three bfloat16 each, as exact; never TF32) and float64.
+          with v), float32 (products by 3xTF32, 21 bits of each factor; never TF32) and float64.
 Work      4·B·H·Sq·Sk·D FLOPs forward, 10 backward; about half when causal, as tiles that nothing sees are
           skipped. Traffic: q, k, v and o once each while k and v of a head stay in the L2 cache.
 Method    Dao, FlashAttention-2, 2023: a tile of q goes along the keys with the largest score so far and the sum
@@ -437,7 +437,7 @@ def _attention_dkdv_kernel(
 # --- plan and launch -----------------------------------------------------------------------------------------
 
 # For Hopper: the tiles of the forward pass, of dq, and of dk and dv, by what multiplies and by D at most.
-# "half": 16 bits; "float": bf16x6; "double": float64. On other GPUs "elsewhere": correct, and not tuned.
+# "half": 16 bits; "float": 3xTF32; "double": float64. On other GPUs "elsewhere": correct, and not tuned.
 _TILES = {
     ("half", 64): (Tile(128, 64, 4, 3), Tile(64, 64, 4, 3), Tile(64, 64, 4, 3)),
     ("half", 128): (Tile(128, 128, 8, 3), Tile(128, 64, 8, 4), Tile(64, 128, 8, 3)),
@@ -526,9 +526,8 @@ def _limits(q, k, is_causal, window):
 def _options_of(q, tile):
     """What all kernels with products take: sizes of tiles, the units for float32, warps and stages."""
     tensor_cores = q.dtype == torch.float32 and _generation(q.device) >= 8
-    exact = "tf32x3" if _ON_CPU else "bf16x6"  # the interpreter does not know the better one
     return {
-        "PRECISION": exact if tensor_cores else "ieee", "COMPUTE": _compute_dtype(q.dtype),
+        "PRECISION": "tf32x3" if tensor_cores else "ieee", "COMPUTE": _compute_dtype(q.dtype),
         "DIM": q.shape[3], "BLOCK_M": tile.m, "BLOCK_N": tile.n,
         "BLOCK_D": max(16, _power_of_2(q.shape[3])),  # tensor cores take 16 at least
         "num_warps": tile.num_warps, "num_stages": tile.num_stages,

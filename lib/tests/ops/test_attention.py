@@ -259,7 +259,7 @@ def _compiled(module, which, dtype, dim):
     }[which]
     more = [4096] if which == "forward" else []
     n_strided = {"forward": 4, "dq": 5, "dkdv": 6}[which]
-    precision = "bf16x6" if dtype == torch.float32 else "ieee"
+    precision = "tf32x3" if dtype == torch.float32 else "ieee"
     signature = signature_of(
         kernel, *first, 0.1, *sizes, *more, *strides * n_strided, *[0] * len(more),
         PRECISION=precision, COMPUTE=tl.float32, DIM=dim, BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_D=dim, **how,
@@ -280,9 +280,7 @@ def test_products_by_wgmma_and_nothing_in_local_memory(module, which):
     assert not any(name.startswith("ATOM") or name.startswith("RED") for name in mix)
 
 
-def test_float32_takes_six_products_of_bfloat16(module):
-    """D = 64, 64 x 32 scores: 4 products of 16 columns for q kᵀ and 2 for p v, six times, in both loops."""
+def test_float32_takes_three_products_of_tf32(module):
+    """D = 64, 64 x 32 scores: 8 products of 8 columns for q kᵀ and 4 for p v, three times, in both loops."""
     mix = instruction_mix(_compiled(module, "forward", torch.float32, 64))
-    assert (
-        sum(n for name, n in mix.items() if "BF16" in name and "MMA" in name) == 6 * (4 + 2) * 2
-    ), mix
+    assert sum(n for name, n in mix.items() if "TF32" in name) == 3 * (8 + 4) * 2, mix

@@ -203,6 +203,6 @@ MUTANTS = [
         "grads = [*grads]",
         "no queries: gradients never written",
     ),
-    Mutant('"tf32x3" if _ON_CPU else "bf16x6"', '"tf32"', "float32 rounded to TF32"),
+    Mutant('"tf32x3" if tensor_cores', '"tf32" if tensor_cores', "float32 rounded to TF32"),
     Mutant("    @_once\n", "", "a second derivative that is wrong in silence"),
 ]
