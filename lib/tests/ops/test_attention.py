@@ -11,7 +11,6 @@ from lib.tests.ops import cases
 import pytest
 import torch
 import torch.nn.functional as F
-import triton.language as tl
 from torch.testing._internal.common_methods_invocations import op_db
 
 OP = registry.find("attention")
@@ -91,8 +90,10 @@ def test_windows_over_several_tiles(module, how, sizes):
 def test_padding_is_not_read(module, changes, dtype):
     """NaN behind `lengths` changes nothing, and has gradients of 0. Lengths may lie apart in memory."""
     q, k, v = inputs((4, 2, 2, 21, 40, 16), torch.bfloat16)
-    lengths = cases.spread(torch.tensor([40.0, 17.0, 0.0, -5.0])).to(dtype)
-    padding = torch.arange(40)[:, None] >= lengths[:, None, None, None]
+    below = 3 - 2**32 if dtype == torch.int64 else -5  # in 32 bits it would be 3
+    pairs = [[40, 0], [17, 0], [0, 0], [below, 0]]
+    lengths = torch.tensor(pairs, dtype=dtype, device=machine.device())[:, 0]
+    padding = torch.arange(40, device=q.device)[:, None] >= lengths[:, None, None, None]
     dirty = [t.detach().masked_fill(padding, float("nan")).requires_grad_() for t in (k, v)]
     plan = module.Plan(*SMALL)._replace(**changes)
     runs = []
@@ -104,6 +105,22 @@ def test_padding_is_not_read(module, changes, dtype):
     o, dq, dk, dv = runs[1]
     assert not o[2:].any() and not dq[2:].any()
     assert not dk.masked_select(padding).any() and not dv.masked_select(padding).any()
+
+
+def test_padding_is_not_loaded(module):
+    """Of 40 and 17 keys, in no kernel."""
+    q, k, v = inputs((4, 2, 2, 21, 40, 16), torch.bfloat16)
+    lengths = torch.tensor([40, 17, 0, -5], device=q.device)
+    found = []
+
+    def both():
+        found.append(module.attention_triton(q, k, v, lengths, plan=module.Plan(*SMALL)))
+        found[0].sum().backward()
+
+    loaded = count_traffic(both).by_argument
+    for kernel in ("fwd", "dq", "dkdv"):
+        for name in ("k_ptr", "v_ptr"):
+            assert loaded[f"_attention_{kernel}_kernel.{name}"].loaded_distinct == 57 * 2 * 16 * 2
 
 
 @pytest.mark.parametrize("changes", [{}, {"n_parts": 2}], ids=str)
@@ -250,7 +267,7 @@ def _compiled(module, which, dtype, dim):
         "dq": module._attention_dq_kernel,
         "dkdv": module._attention_dkdv_kernel,
     }[which]
-    t, f = torch.empty(16, dtype=dtype), torch.empty(16)
+    t, f = torch.empty(1, 1, 16, dim, dtype=dtype), torch.empty(16)
     strides, sizes = [2**24, 2**19, dim], [32, 4, 4096, 4096, 4096, 4096]
     first, how = {
         "forward": ((t, t, t, None, None, None, t, f, None), {"PACKED": 1, "GROUP": 1}),
@@ -259,14 +276,11 @@ def _compiled(module, which, dtype, dim):
     }[which]
     more = [4096] if which == "forward" else []
     n_strided = {"forward": 4, "dq": 5, "dkdv": 6}[which]
-    precision = "tf32x3" if dtype == torch.float32 else "ieee"
-    signature = signature_of(
-        kernel, *first, 0.1, *sizes, *more, *strides * n_strided, *[0] * len(more),
-        PRECISION=precision, COMPUTE=tl.float32, DIM=dim, BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_D=dim, **how,
-    )  # fmt: skip
-    return compile_for(
-        kernel, signature, arch=90, num_warps=tile.num_warps, num_stages=tile.num_stages
-    )
+    strides = strides * n_strided + [0] * len(more)
+    how |= module._options(t, tile)
+    signature = signature_of(kernel, *first, 0.1, *sizes, *more, *strides, **how)
+    launch = {name: how[name] for name in ("num_warps", "num_stages")}
+    return compile_for(kernel, signature, arch=90, **launch)
 
 
 @pytest.mark.parametrize("which", ["forward", "dq", "dkdv"])
