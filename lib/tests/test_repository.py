@@ -84,6 +84,13 @@ def test_the_hours_of_the_readme_are_the_sum_of_its_minutes():
     assert f"{hours} for {round(sum(minutes) / 60)} more" in " ".join(text.split())
 
 
+def test_the_minutes_of_the_readme_are_those_of_each_notebook():
+    for path in (ROOT / "notebooks").glob("*.ipynb"):
+        first = nbformat.read(path, as_version=4).cells[0].source
+        (minutes,) = re.findall(r"\| Time \| (\d+) minutes", first)
+        assert _minutes()[path.name[:2]] == int(minutes), path.name
+
+
 def _minutes():
     """{notebook: minutes of its row in the README}"""
     rows = re.findall(
