@@ -501,17 +501,13 @@ def _plan(dtype, batch, n_heads, n_kv_heads, n_queries, n_keys, dim, device, is_
     most = min(_MOST_PARTS, n_keys // (_LEAST_TILES * forward.n))
     n_parts = max(1, min(wanted // n_programs, most))
     plan = Plan(forward, dq, dkdv, n_parts, packed)
-    if (
-        is_causal
-        and dtype.itemsize == 2
-        and dim <= 128
-        and rows > _FEW
-        and 9 <= _generation(device) < 12
-    ):
-        # less of a smaller tile is on the diagonal, and hidden; neighbours then share k and v in the L2 cache
-        if dim <= 64:
-            return plan._replace(forward=Tile(64, 64, 4, 3))
-        return plan._replace(forward=Tile(128, 64, 4, 2), tma=True, group=8)
+    if not is_causal or dtype.itemsize > 2 or rows <= _FEW or not 9 <= _generation(device) < 12:
+        return plan
+    # less of a smaller tile is on the diagonal, and hidden; neighbours then share k and v in the L2 cache
+    if dim <= 64:
+        plan = plan._replace(forward=Tile(64, 64, 4, 3))
+    elif dim == 128:
+        plan = plan._replace(forward=Tile(128, 64, 4, 2), tma=True, group=8)
     return plan
 
 
