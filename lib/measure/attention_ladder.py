@@ -10,7 +10,7 @@ import math
 import warnings
 
 from lib import machine
-from lib.measure import bench
+from lib.measure import bench, registry
 from lib.ops import attention
 
 import torch
@@ -30,7 +30,7 @@ BACKENDS = {
 
 def flops(b, h, s, d, gradients=False):
     """Of a causal call: half of 4·B·H·S²·D forward, two and a half times as many backward."""
-    return 2 * b * h * s * s * d * (3.5 if gradients else 1)
+    return registry.find("attention").configured("causal").flops((b, h, h, s, s, d), gradients)
 
 
 def draw(b, h, g, s, d, gradients=False):

@@ -269,7 +269,7 @@ def measure(op, shape, dtype, gradients, versions=None, progress=None, timed=Non
     for name, version in (versions or versions_of(op)).items():
         if progress is not None:
             progress.set_postfix_str(f"{op.name} {name} {tuple(shape)}")
-        few = op.checked(shape) if op.checked else _fewer_rows(shape, op.checked_elements)
+        few = op.checked_shape(shape)
         checked = op.checked_inputs(few, dtype, machine.device())
         with _really_compiled(op.not_compiled):
             error, note = _checked(name, version, op, checked, gradients)
@@ -322,14 +322,6 @@ def fit(op, shape, dtype):
     while 10 * op.bytes_moved(shape, 8, False) > free and shape[0] > 1:
         shape = (shape[0] // 2, *shape[1:])
     return shape
-
-
-def _fewer_rows(shape, most_elements):
-    """`shape` with its first size cut until it has at most so many elements; None: as it is."""
-    shape = tuple(shape)
-    if most_elements is None or torch.Size(shape).numel() <= most_elements:
-        return shape
-    return (max(1, most_elements // torch.Size(shape[1:]).numel()), *shape[1:])
 
 
 def ladder(op, shape=None, dtype=torch.float32, gradients=False, versions=None, configuration=None):

@@ -123,6 +123,12 @@ class Op:
         lottery = dtype.itemsize == 2 or self.flops(shape, False) > 1e9
         return tuple(map(coarse, inputs)) if relu and self.has_products and lottery else inputs
 
+    def checked_shape(self, shape):
+        """The shape to check on before `shape` is timed."""
+        if self.checked:
+            return self.checked(tuple(shape))
+        return fewer_rows(shape, self.checked_elements)
+
     @property
     def has_products(self):
         """Whether it adds up products over K."""
@@ -196,6 +202,14 @@ class Op:
         how = (self.n_written, self.whole_rows)
         copying = {name: on_a_copy(version, *how) for name, version in self.in_place.items()}
         return self.versions | copying
+
+
+def fewer_rows(shape, most_elements):
+    """`shape` with its first size cut until it has at most so many elements; None: as it is."""
+    shape = tuple(shape)
+    if most_elements is None or _numel(shape) <= most_elements:
+        return shape
+    return (max(1, most_elements // _numel(shape[1:])), *shape[1:])
 
 
 def coarse(t):

@@ -596,10 +596,7 @@ def real_sizes(op, version):
     """The benchmarks' smallest shape, with a row more, so that no tile fits."""
     shape = min(op.bench_shapes, key=lambda s: op.bytes_moved(s, 4, True))
     shape = (shape[0] + 1, *shape[1:])
-    if op.checked_elements:
-        shape = (min(shape[0], op.checked_elements // torch.Size(shape[1:]).numel()), *shape[1:])
-    if op.checked:
-        shape = op.checked(shape)
+    shape = op.checked_shape(shape)
     for dtype in op.dtypes:
         check(op, version, inputs_of(op, shape, dtype), f"{shape}, {dtype}")
 

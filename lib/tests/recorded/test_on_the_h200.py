@@ -28,7 +28,11 @@ def numbers_with_units(paragraph):
     """(as written, value, unit) of each number before a unit; lists share theirs: "3, 5 and 7 µs"."""
     for match in re.finditer(rf"({JOINED}) ?({UNITS})(?![\w/])", paragraph):
         for written in re.findall(NUMBER, match[1]):
-            yield written, float(written.replace(",", "")), match[2]
+            yield written, value_of(written), match[2]
+
+
+def value_of(written):
+    return float(written.replace(",", ""))
 
 
 def recorded_numbers(path):
@@ -44,7 +48,7 @@ def recorded_numbers(path):
                 ]
             )
             plain = re.sub(r"<style.*?</style>|<[^>]*>", " ", text, flags=re.S)
-            found += [float(n.replace(",", "")) for n in re.findall(rf"(?<![\w.]){NUMBER}", plain)]
+            found += [value_of(n) for n in re.findall(rf"(?<![\w.]){NUMBER}", plain)]
     record = results.load(f"notebook_{path.stem}")
     return found + list(_numbers_in(record["rows"] if record else []))
 
@@ -61,15 +65,14 @@ def _numbers_in(value):
 
 def is_among(written, unit, recorded):
     """Whether a recorded number, rounded as the written one is, is that number."""
-    digits = len(written.partition(".")[2])
-    value = float(written.replace(",", ""))
+    digits, value = len(written.partition(".")[2]), value_of(written)
     scales = SCALES.get(unit, (1, 1e-3, 1e3, 1e-6, 1e-9))
     return any(abs(n * scale - value) <= 0.5001 * 10**-digits for n in recorded for scale in scales)
 
 
 def is_a_ratio(written, values):
     """Whether "2.1 times" is the ratio of two numbers of the paragraph, as rounded there."""
-    digits, value = len(written.partition(".")[2]), float(written.replace(",", ""))
+    digits, value = len(written.partition(".")[2]), value_of(written)
     room = 0.51 * 10**-digits + 0.02 * value  # the two are rounded themselves
     return any(b and abs(a / b - value) <= room for a in values for b in values)
 
