@@ -25,8 +25,11 @@ class ProductsOnTheCpu(TorchDispatchMode):
         if name not in ("mm", "addmm", "addmm_"):
             return func(*args, **kwargs)
         out = args[0] if name == "addmm_" else kwargs.pop("out", None)
+        tensors = [a.cpu() for a in args if isinstance(a, torch.Tensor)]
+        # sums in another dtype than that of the factors: the CPU knows no such product
+        asked = [a for a in (*args, kwargs.pop("out_dtype", None)) if isinstance(a, torch.dtype)]
         product = torch.mm if name == "mm" else torch.addmm
-        result = product(*(a.cpu() for a in args), **kwargs).to(args[0].device)
+        result = product(*(t.to(*asked) for t in tensors), **kwargs).to(args[0].device)
         return result if out is None else out.copy_(result)
 
 

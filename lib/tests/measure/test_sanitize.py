@@ -56,6 +56,17 @@ def test_gradients_too(operands):
         torch.testing.assert_close(a, b)
 
 
+def test_sums_in_another_dtype(operands):
+    """PyTorch's own CPU has no such product; a GPU has."""
+    x, weight, _ = (t.bfloat16() for t in operands)
+    total, want = torch.ones(len(x), len(weight), device=x.device), x.float() @ weight.float().t()
+    with ProductsOnTheCpu():
+        got = torch.mm(x, weight.t(), out_dtype=torch.float32)
+        torch.addmm(total, x, weight.t(), out_dtype=torch.float32, out=total)
+    torch.testing.assert_close(got, want)
+    torch.testing.assert_close(total, want + 1)
+
+
 @pytest.mark.skipif(machine.HAS_GPU, reason="there is a GPU")
 def test_no_gpu_is_a_sentence():
     with pytest.raises(SystemExit, match="needs a GPU"):

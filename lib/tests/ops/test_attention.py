@@ -1,5 +1,7 @@
 """What is particular to attention: PyTorch's samples, padding, what is read, far rows, its own sentences."""
 
+import functools
+
 from lib import machine
 from lib.measure import registry
 from lib.measure.check import check_against_float64
@@ -42,13 +44,10 @@ def test_samples_of_pytorch():
     samples = [*_samples()]
     assert len(samples) >= 4 and any(how.get("is_causal") for *_, how in samples)
     for q, k, v, how in samples:
-        want = F.scaled_dot_product_attention(q, k, v, **how)
+        theirs = functools.partial(F.scaled_dot_product_attention, **how)
         how.pop("enable_gqa", None)
-        got = attention_triton(q, k, v, **how)
-        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
-        do = torch.randn_like(want)
-        for ours, theirs in zip(gradients(got, (q, k, v), do), gradients(want, (q, k, v), do)):
-            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-4)  # inputs of up to 9
+        ours = functools.partial(attention_triton, **how)
+        check_against_float64(ours, theirs, q, k, v, name=f"ours {how}")
 
 
 @pytest.mark.parametrize("sizes", [(19, 19), (7, 21), (21, 7)])
@@ -268,7 +267,8 @@ def _compiled(module, which, dtype, dim):
         "dq": module._attention_dq_kernel,
         "dkdv": module._attention_dkdv_kernel,
     }[which]
-    t, f = torch.empty(1, 1, 16, dim, dtype=dtype), torch.empty(16)
+    t = torch.empty(1, 1, 16, dim, dtype=dtype, device=machine.device())
+    f = torch.empty(16, device=machine.device())
     strides, sizes = [2**24, 2**19, dim], [32, 4, 4096, 4096, 4096, 4096]
     first, how = {
         "forward": ((t, t, t, None, None, None, t, f, None), {"PACKED": 1, "GROUP": 1}),
