@@ -250,7 +250,9 @@ def _checked(name, version, op, inputs, gradients):
     if name == "compiled" and not machine.HAS_GPU:
         return None, ""
     try:
-        found = check_against_float64(version, op.eager, *inputs, gradients=gradients, name=name)
+        found = check_against_float64(
+            version, op.eager, *inputs, gradients=gradients, slack=op.slack, name=name
+        )
     except CheckError as error:
         return None, f"✘ not timed: {error}"
     return found.version_error, ""
