@@ -111,7 +111,13 @@ def refusals():
 
 def _forward_and_backward(run, tensors):
     do = torch.randn_like(tensors[0])
-    return lambda: torch.autograd.grad(run(*tensors), tensors, do)
+
+    def both():
+        # in this thread, as in bench: autograd's own takes the host longer to wake
+        with torch.autograd.set_multithreading_enabled(False):
+            return torch.autograd.grad(run(*tensors), tensors, do)
+
+    return both
 
 
 def _that_run(calls):
