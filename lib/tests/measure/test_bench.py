@@ -36,6 +36,16 @@ def test_calls_are_timed_in_turns(monkeypatch):
     assert "".join(order) == "ab" + "ab" * 3
 
 
+@pytest.mark.parametrize(
+    ("spreads", "want"), [([1.05], 1.05), ([1.3, 1.1], 1.1), ([1.5, 1.2, 1.3], 1.2)]
+)
+def test_what_is_unsteady_is_timed_again(spreads, want, monkeypatch):
+    timings = [bench.Timing(100.0, 90.0, 90.0 * spread) for spread in spreads]
+    monkeypatch.setattr(bench, "time_us", lambda fn: timings.pop(0))
+    assert bench.steady_us(None).spread == pytest.approx(want)
+    assert not timings
+
+
 def test_a_function_kept_out_of_the_compiler_still_runs():
     """The mask of dropout's definition: compiled it takes a minute, and it is only there for checks."""
     op = registry.BIAS_GELU_DROPOUT_ADD.configured()
