@@ -391,7 +391,8 @@ def _checked_here(op, dtype, gradients, versions, recorded):
         error, note = _checked(name, version, op, inputs, gradients)
         row = by_version.get(name, {"version": name, "where": results.NOT_RECORDED})
         here = f"checked here at {_shape(op.small_shape)}" if error is not None else ""
-        rows.append({**row, "error_vs_float64": error, "note": note or here})
+        note = note or "; ".join(part for part in (row.get("note"), here) if part)
+        rows.append({**row, "error_vs_float64": error, "note": note})
     return rows
 
 
