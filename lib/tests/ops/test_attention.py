@@ -47,7 +47,8 @@ def test_samples_of_pytorch():
         theirs = functools.partial(F.scaled_dot_product_attention, **how)
         how.pop("enable_gqa", None)
         ours = functools.partial(attention_triton, **how)
-        check_against_float64(ours, theirs, q, k, v, name=f"ours {how}")
+        # inputs of up to 9: a score of 100 that is rounded moves its weight by 1e-5
+        check_against_float64(ours, theirs, q, k, v, slack=5e-6, name=f"ours {how}")
 
 
 @pytest.mark.parametrize("sizes", [(19, 19), (7, 21), (21, 7)])
