@@ -29,6 +29,8 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
@@ -77,7 +79,8 @@ class Signature(NamedTuple):
 def signature_of(kernel, *args, **constexprs):
     """The Signature that a launch `kernel[grid](*args, **constexprs)` would have.
 
-    args are tensors, ints, floats, bools or None, by position; any parameter may be given by name too.
+    args are tensors, ints, floats, bools, None or Gluon's tensor descriptors, by position; any parameter may
+    be given by name too.
     An int takes 32 bits if it fits, else 64. An int that is 1, and None, become constants.
     """
     params = _jit_function(kernel).params
@@ -112,6 +115,9 @@ def signature_of(kernel, *args, **constexprs):
 def _type_name(parameter, value):
     if isinstance(value, torch.Tensor) and value.dtype in _TYPE_NAMES:
         return "*" + _TYPE_NAMES[value.dtype]
+    if isinstance(value, TensorDescriptor):
+        dtype = _TYPE_NAMES[value.base.dtype]
+        return f"tensordesc<{dtype}{list(value.block_shape)},{value.layout!r}>"
     if isinstance(value, bool):
         return "i1"
     if isinstance(value, int):
@@ -133,7 +139,7 @@ def _is_multiple_of_16(value):
 def compile_for(
     kernel, signature, constexprs=None, arch=90, num_warps=4, num_stages=3, divisible_by_16=True
 ):
-    """Compile a @triton.jit kernel (autotuned or not) for an architecture, with no such GPU needed.
+    """Compile a @triton.jit kernel (autotuned or not) or a @gluon.jit one for an architecture that is not here.
 
     signature is {"x_ptr": "*fp32", "n_elements": "i32"}, with constexprs={"BLOCK_SIZE": 1024}; or it is
     what signature_of returns, which holds all three. divisible_by_16 says what the compiler may take to
@@ -156,9 +162,10 @@ def compile_for(
         if _may_assume_16(name, type_name, divisible_by_16)
     }
     # Under the interpreter tl.sum and the kernel's own helpers are not compilable: swap them meanwhile.
+    source = GluonASTSource if isinstance(function, GluonJITFunction) else ASTSource
     with swapped(function.fn, InterpretedFunction, JITFunction):
         result = triton.compile(
-            ASTSource(function, types, constexprs, attributes),
+            source(function, types, constexprs, attributes),
             target=targets[arch],
             options={"num_warps": num_warps, "num_stages": num_stages},
         )
