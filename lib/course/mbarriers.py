@@ -1,0 +1,132 @@
+"""A model of mbarriers in Python: roles that wait and arrive, loads that land later, slots of a ring.
+
+A role is a generator that yields actions:
+
+    wait(barrier, phase)       go on once the barrier has completed the phase of this parity, 0 or 1
+    arrive(barrier)            count one arrival
+    load(slot, step, barrier)  ask for step's data; it lands some time later, and arrives at the barrier then
+    multiply(slot, step)       start to read the slot, which has to hold the data of step
+    finish(in_flight)          go on once at most in_flight of this role's products still read
+
+Differs from a GPU in this: time is turns, taken in a random order, and one barrier has one slot's loads.
+"""
+
+import random
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Deadlock(Exception):
+    """Nobody can go on: the message names who waits for what."""
+
+
+class Overwritten(Exception):
+    """A slot was loaded while somebody read it, or read while it did not hold that step's data."""
+
+
+@dataclass
+class Barrier:
+    """A counter with a phase: after `count` arrivals the phase is complete, and the next one begins."""
+
+    name: str
+    count: int = 1
+    completed: int = 0  # phases
+    arrived: int = 0  # in the phase under way
+
+    def arrive(self):
+        """Count one arrival."""
+        self.arrived += 1
+        if self.arrived == self.count:
+            self.completed, self.arrived = self.completed + 1, 0
+
+    def passed(self, phase):
+        """Whether a wait for this parity goes on: hardware keeps one bit, not the number of phases."""
+        return self.completed % 2 != phase
+
+
+class Action(NamedTuple):
+    """What a role asks for; unused fields are None."""
+
+    kind: str
+    barrier: Barrier | None = None
+    phase: int | None = None
+    slot: int | None = None
+    step: int | None = None
+
+
+def wait(barrier, phase):
+    return Action("wait", barrier, phase)
+
+
+def arrive(barrier):
+    return Action("arrive", barrier)
+
+
+def load(slot, step, barrier):
+    return Action("load", barrier, slot=slot, step=step)
+
+
+def multiply(slot, step):
+    return Action("multiply", slot=slot, step=step)
+
+
+def finish(in_flight=0):
+    return Action("finish", phase=in_flight)
+
+
+def run(roles, seed=0):
+    """Run {name: generator} to the end, in an order drawn from seed; raises Deadlock or Overwritten.
+
+    Returns the steps that each role multiplied, {name: [step, …]}.
+    """
+    draw = random.Random(seed)
+    asked = {name: next(role, None) for name, role in roles.items()}
+    slots, landing = {}, []  # slots: the step each one holds, None while a load is under way
+    reading = {name: [] for name in roles}  # the slots that products under way read, oldest first
+    done = {name: [] for name in roles}
+    while any(asked.values()):
+        ready = [
+            name for name, action in asked.items() if action and _may_go(action, reading[name])
+        ]
+        events = ready + landing + [name for name in roles if reading[name]]
+        if not events:
+            waits = [
+                f"{n} waits for {a.barrier.name}, phase {a.phase}" for n, a in asked.items() if a
+            ]
+            raise Deadlock("; ".join(waits))
+        event = draw.choice(events)
+        if isinstance(event, Action):
+            landing.remove(event)
+            slots[event.slot] = event.step
+            event.barrier.arrive()
+        elif event not in ready or (reading[event] and draw.random() < 0.5):
+            reading[event].pop(0)
+        else:
+            _act(event, asked[event], slots, landing, reading, done)
+            asked[event] = next(roles[event], None)
+    return done
+
+
+def _may_go(action, reading):
+    if action.kind == "wait":
+        return action.barrier.passed(action.phase)
+    return action.kind != "finish" or len(reading) <= action.phase
+
+
+def _act(name, action, slots, landing, reading, done):
+    slot, step = action.slot, action.step
+    if action.kind == "arrive":
+        action.barrier.arrive()
+    elif action.kind == "load":
+        for other, held in reading.items():
+            if slot in held:
+                raise Overwritten(f"slot {slot}: step {step} is loaded while {other} still reads")
+        slots[slot] = None
+        landing.append(action)
+    elif action.kind == "multiply":
+        if slots.get(slot) != step:
+            holds = slots.get(slot)
+            has = "nothing yet" if holds is None else f"step {holds}"
+            raise Overwritten(f"slot {slot}: {name} reads step {step}, and it holds {has}")
+        reading[name].append(slot)
+        done[name].append(step)
