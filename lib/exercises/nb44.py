@@ -1,0 +1,94 @@
+"""Exercises of notebook 44: slots and phases, a program that hangs, what fits into shared memory."""
+
+from lib.course import mbarriers
+from lib.exercises import Wrong, attempted, exercise, expect
+
+# --- 44.1 ------------------------------------------------------------------------------------------------
+
+
+@exercise("44.1", "Slot and phases", minutes=10, level=1)
+def check_place(answer):
+    for n_slots in (1, 2, 3, 4, 7):
+        for step in range(5 * n_slots):
+            got = attempted(answer(step, n_slots))
+            at = f"step {step} in a ring of {n_slots}"
+            triple = isinstance(got, (tuple, list)) and len(got) == 3
+            expect(triple, f"{at}: give (slot, full's phase, empty's phase), got {got!r}")
+            slot, turn = step % n_slots, step // n_slots
+            ideas = (
+                "steps go round the ring",
+                "the consumer's first wait, in each slot, is for phase 0, and each round flips it",
+                "the producer's first wait must pass although nobody has arrived yet",
+            )
+            for what, g, want, idea in zip(
+                ("the slot", "full's phase", "empty's phase"),
+                got, (slot, turn % 2, 1 - turn % 2), ideas,
+            ):  # fmt: skip
+                number = isinstance(g, int) and not isinstance(g, bool)
+                expect(number and g == want, f"{at}: {what} is not {g!r}; {idea}")
+
+
+# --- 44.2 ------------------------------------------------------------------------------------------------
+
+
+def _producer(n_tiles, n_steps, full, empty):
+    for count in range(n_tiles * n_steps):
+        slot, turn = count % len(full), count // len(full)
+        yield mbarriers.wait(empty[slot], 1 - turn % 2)
+        yield mbarriers.load(slot, count, full[slot])
+
+
+@exercise("44.2", "Mend what hangs", minutes=15, level=2)
+def check_consumer(answer):
+    sizes = ((1, 1, 2), (1, 4, 2), (2, 1, 2), (2, 3, 2), (3, 4, 3), (2, 7, 4), (5, 2, 4))
+    for n_tiles, n_steps, n_slots in sizes:
+        for seed in range(20):
+            full = [mbarriers.Barrier(f"full[{i}]") for i in range(n_slots)]
+            empty = [mbarriers.Barrier(f"empty[{i}]") for i in range(n_slots)]
+            roles = {
+                "producer": _producer(n_tiles, n_steps, full, empty),
+                "consumer": attempted(answer(n_tiles, n_steps, full, empty)),
+            }
+            at = f"{n_tiles} tiles of {n_steps} steps, {n_slots} slots"
+            expect(hasattr(roles["consumer"], "__next__"), f"{at}: write a generator, with yield")
+            try:
+                done = mbarriers.run(roles, seed)
+            except mbarriers.Deadlock as error:
+                raise Wrong(f"{at}: deadlock, {error}; count the arrivals for each slot") from None
+            except mbarriers.Overwritten as error:
+                raise Wrong(f"{at}: {error}; free a slot after its product is over") from None
+            steps = list(range(n_tiles * n_steps))
+            expect(done["consumer"] == steps, f"{at}: multiplied {done['consumer'][:9]} instead")
+            arrivals = sum(barrier.completed for barrier in empty)
+            expect(arrivals == len(steps), f"{at}: {arrivals} slots were freed, not {len(steps)}")
+            _expect_overlap(answer, at, n_steps)
+
+
+def _expect_overlap(answer, at, n_steps):
+    """Wrong unless the consumer leaves one product in flight within a tile."""
+    bars = [mbarriers.Barrier("b") for _ in range(n_steps)]
+    kept = [a.phase for a in answer(1, n_steps, bars, bars) if a.kind == "finish"]
+    overlaps = n_steps == 1 or any(kept)
+    expect(overlaps, f"{at}: every product is waited for at once; leave one in flight")
+
+
+# --- 44.3 ------------------------------------------------------------------------------------------------
+
+
+@exercise("44.3", "Stages that fit", minutes=10, level=2)
+def check_stages(answer):
+    sizes = ((64, 64, 64), (128, 128, 64), (128, 256, 64), (128, 256, 32), (256, 128, 128))
+    sizes += ((128, 128, 32), (256, 256, 64), (64, 16, 32), (128, 16, 32))
+    for block_m, block_n, block_k in sizes:
+        for gate in (False, True):
+            got = attempted(answer(block_m, block_n, block_k, gate))
+            out = block_m * block_n * (1 if gate else 2)
+            stage = (block_m + block_n) * block_k * 2 + 16
+            want = (227 * 1024 - out) // stage
+            number = isinstance(got, int) and not isinstance(got, bool)
+            kind = "gated" if gate else "bare"
+            expect(
+                number and got == want,
+                f"a {kind} tile of {block_m} × {block_n}, step {block_k}: {got!r} is not the most "
+                "that fits; count the output tile, both tiles of a stage and its two barriers",
+            )
