@@ -14,6 +14,10 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra import libdevice
 
 NVIDIA = [86, 89, *(arch for arch in TARGETS if arch != "gfx942")]
@@ -50,6 +54,18 @@ def gelu_sum_kernel(x_ptr, out_ptr, n_cols, BLOCK_SIZE: tl.constexpr):
     row, cols = tl.program_id(0), tl.arange(0, BLOCK_SIZE)
     x = tl.load(x_ptr + row * n_cols + cols, mask=cols < n_cols, other=0.0)
     tl.store(out_ptr + row, tl.sum(_gelu(x), axis=0))
+
+
+@gluon.jit
+def copy_tile_kernel(x_desc, y_desc, row):
+    buffer = gl.allocate_shared_memory(x_desc.dtype, x_desc.block_shape, x_desc.layout)
+    landed = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(landed, count=1)
+    mbarrier.expect(landed, x_desc.block_type.nbytes)
+    tma.async_copy_global_to_shared(x_desc, [row, 0], landed, buffer)
+    mbarrier.wait(landed, 0)
+    tma.async_copy_shared_to_global(y_desc, [row, 0], buffer)
+    tma.store_wait(0)
 
 
 ADD = {"x_ptr": "*fp32", "y_ptr": "*fp32", "out_ptr": "*fp32", "n_elements": "i32"}
@@ -327,3 +343,13 @@ def test_missing_and_unknown_parameters():
 def test_not_a_kernel():
     with pytest.raises(TypeError, match="softmax is not a Triton kernel.*@triton.jit"):
         compile_for(torch.softmax, {})
+
+
+def test_a_gluon_kernel_and_its_descriptors():
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    x = TensorDescriptor.from_tensor(torch.empty(64, 64, dtype=torch.bfloat16), [32, 64], layout)
+    signature = signature_of(copy_tile_kernel, x, x, 32)
+    assert signature.types["x_desc"].startswith("tensordesc<bf16[32, 64]")
+    mix = instruction_mix(compile_for(copy_tile_kernel, signature))
+    for name in ("UTMALDG", "UTMASTG", "SYNCS.PHASECHK"):
+        assert any(op.startswith(name) for op in mix), (name, mix)
