@@ -95,8 +95,8 @@ def _two_of(name):
 # {a path, or the beginning of one, below lib/tests: rules}. An item is nightly where one of its path's says so.
 NIGHTLY = {
     "dlrm/test_sharded.py": [
-        lambda item: _parameters(item).get("world_size") in (1, 3),
         named(
+            "test_ranks_together_learn_as_one_process_does",  # so do two of them in notebook 53
             "test_rows_that_cannot_be_divided_are_refused",
             "test_a_job_that_takes_too_long_is_ended",
             "test_a_rank_that_dies_ends_all_with_a_sentence",  # notebook 53 does the same
@@ -110,7 +110,10 @@ NIGHTLY = {
         with_plain_builds,
         named("test_speed_of_a_cold_build", "test_nvcc_compiles_the_same_sources"),
     ],
-    "nogpu/test_cuda_programs.py": [with_plain_builds, named("test_nvcc_compiles_them_too")],
+    "nogpu/test_cuda_programs.py": [
+        with_plain_builds,
+        named("test_nvcc_compiles_them_too", "test_a_name_that_only_a_gpu_has_is_said_to_be_one"),
+    ],
     "nogpu/test_inductor.py": [
         named(
             "test_layer_norm_of_many_rows_sums_in_a_workspace",
