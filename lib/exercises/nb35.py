@@ -111,7 +111,7 @@ _IMAGES = (
 
 
 def _image(shape, dtype):
-    x = torch.randn(shape, device=machine.device()).to(dtype)
+    x = torch.randn(shape, device=machine.device()).to(dtype).requires_grad_()
     return x, *rope_tables(max(shape[1:3]) + 1, shape[4] // 2, device=machine.device())
 
 
@@ -128,38 +128,18 @@ def _turn(x, c, s):
     return torch.cat([x1 * c - x2 * s, x2 * c + x1 * s], dim=-1)
 
 
-@exercise("35.3", "Two directions", minutes=15, level=2)
+@exercise("35.3", "Two directions, and back", minutes=20, level=2)
 def check_rope_2d(answer):
     expect_op(answer, _eager_2d, _image, shapes=_IMAGES)
-    expect_launches(lambda: answer(*_image(_IMAGES[3], torch.float32)), exactly=1)
-
-
-# --- 35.4 ----------------------------------------------------------------------------------------------------
-
-_HEADS = ((1, 1, 1, 2), (1, 3, 1, 4), (2, 3, 2, 8), (2, 5, 3, 80), (3, 17, 4, 64))
-
-
-def _with_weight(shape, dtype):
-    def randn(*size):
-        return torch.randn(size, device=machine.device())
-
-    tables = rope_tables(shape[1], shape[3], device=machine.device())
-    return (3 * randn(*shape)).to(dtype), (1 + randn(shape[3])).to(dtype), *tables
-
-
-def _small_numbers(shape, dtype):
-    """So small that eps counts."""
-    x, *rest = _with_weight(shape, dtype)
-    return 1e-3 * x, *rest
-
-
-def _eager_rms_rope(x, weight, cos, sin):
-    n = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * weight
-    return rope_eager(n, n, cos, sin)[0]
-
-
-@exercise("35.4", "Normalise, then rotate", minutes=20, level=3)
-def check_rms_rope(answer):
-    expect_op(answer, _eager_rms_rope, _with_weight, shapes=_HEADS)
-    expect_op(answer, _eager_rms_rope, _small_numbers, shapes=_HEADS[2:3])
-    expect_launches(lambda: answer(*_with_weight(_HEADS[2], torch.float32)), exactly=1)
+    x, cos, sin = _image(_IMAGES[3], torch.float32)
+    expect_launches(lambda: answer(x.detach(), cos, sin), exactly=1)
+    y = answer(x, cos, sin)
+    expect_launches(lambda: torch.autograd.grad(y, x, torch.randn_like(y)), exactly=1)
+    (dx,) = torch.autograd.grad(
+        answer(x, cos, sin).sum(), x
+    )  # its incoming gradient has strides of 0
+    (want,) = torch.autograd.grad(_eager_2d(x, cos, sin).sum(), x)
+    expect(
+        torch.allclose(dx, want, atol=_TOLERANCE),
+        f"at shape {_IMAGES[3]}: the gradient of y.sum() is wrong; what comes in has strides of 0",
+    )

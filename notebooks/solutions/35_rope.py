@@ -19,7 +19,7 @@ def stretched_tables(n_positions, rotary_dim, stretch, base=10000.0):
 smallest_shapes = ((1, 2, 1, 2), (1, 2, 1, 4))
 
 
-# %% 35.3 a tile of (2, D/4): its first row turns by the image's row, its second by the image's column
+# %% 35.3 a tile of (2, D/4): its first row turns by the image's row, its second by its column; -sin turns back
 @triton.jit
 def rope_2d_kernel(
     x_ptr, y_ptr, cos_ptr, sin_ptr, n_rows, n_columns, n_heads,
@@ -42,7 +42,7 @@ def rope_2d_kernel(
     tl.store(y_ptr + first + QUARTER, x2 * c + x1 * s, mask=mask)
 
 
-def rope_2d(x, cos, sin):
+def launch_rope_2d(x, cos, sin):
     y, (b, n_rows, n_columns, h, d) = torch.empty_like(x), x.shape
     rope_2d_kernel[(b * n_rows * n_columns, h)](
         x, y, cos, sin, n_rows, n_columns, h, QUARTER=d // 4, BLOCK=triton.next_power_of_2(d // 4)
@@ -50,33 +50,16 @@ def rope_2d(x, cos, sin):
     return y
 
 
-# %% 35.4 the program holds the whole head, so the mean costs no traffic; masked columns have to be 0 in it
-@triton.jit
-def rms_rope_kernel(
-    x_ptr, y_ptr, weight_ptr, cos_ptr, sin_ptr, n_seq, n_heads, eps,
-    HALF: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    cols = tl.arange(0, BLOCK)
-    mask = cols < HALF
-    table = token % n_seq * HALF + cols
-    row = (token * n_heads + head) * 2 * HALF + cols
+class Rotate2D(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, cos, sin):
+        ctx.save_for_backward(cos, sin)
+        return launch_rope_2d(x, cos, sin)
 
-    c = tl.load(cos_ptr + table, mask=mask)
-    s = tl.load(sin_ptr + table, mask=mask)
-    x1 = tl.load(x_ptr + row, mask=mask, other=0.0).to(tl.float32)
-    x2 = tl.load(x_ptr + row + HALF, mask=mask, other=0.0).to(tl.float32)
-    mean = tl.sum(x1 * x1 + x2 * x2, axis=0) / (2 * HALF)
-    scale = 1.0 / tl.sqrt(mean + tl.cast(eps, tl.float32))
-    n1 = x1 * scale * tl.load(weight_ptr + cols, mask=mask).to(tl.float32)
-    n2 = x2 * scale * tl.load(weight_ptr + HALF + cols, mask=mask).to(tl.float32)
-
-    tl.store(y_ptr + row, n1 * c - n2 * s, mask=mask)
-    tl.store(y_ptr + row + HALF, n2 * c + n1 * s, mask=mask)
+    @staticmethod
+    def backward(ctx, dy):
+        cos, sin = ctx.saved_tensors
+        return launch_rope_2d(dy.contiguous(), cos, -sin), None, None
 
 
-def rms_rope(x, weight, cos, sin, eps=1e-6):
-    y, (b, s, h, d) = torch.empty_like(x), x.shape
-    block = triton.next_power_of_2(d // 2)
-    rms_rope_kernel[(b * s, h)](x, y, weight, cos, sin, s, h, eps, HALF=d // 2, BLOCK=block)
-    return y
+rope_2d = Rotate2D.apply

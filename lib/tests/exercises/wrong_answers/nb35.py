@@ -4,8 +4,6 @@ from lib.ops.rope import rope_tables, rope_triton
 from lib.tests.exercises.wrong_answers import solution
 
 import torch
-import triton
-import triton.language as tl
 
 _right = solution("35_rope")
 
@@ -101,45 +99,38 @@ def rope_2d__two_launches(x, cos, sin):
     return torch.cat([first, second], dim=-1)
 
 
-def rms_rope__two_launches(x, weight, cos, sin, eps=1e-6):
-    n = _right.rms_rope(x.float(), weight, torch.ones_like(cos), torch.zeros_like(sin), eps)
-    return rope_triton(n, n, cos, sin)[0].to(x.dtype)
+def rope_2d__no_gradient(x, cos, sin):
+    return _right.launch_rope_2d(x, cos, sin)
 
 
-def rms_rope__no_eps(x, weight, cos, sin, eps=1e-6):
-    return _right.rms_rope(x, weight, cos, sin, eps=0.0)
+class _Forward(_right.Rotate2D):
+    @staticmethod
+    def backward(ctx, dy):
+        return _right.launch_rope_2d(dy.contiguous(), *ctx.saved_tensors), None, None
 
 
-def rms_rope__no_weight(x, weight, cos, sin, eps=1e-6):
-    return _right.rms_rope(x, torch.ones_like(weight), cos, sin, eps)
+def rope_2d__forward_twice(x, cos, sin):
+    return _Forward.apply(x, cos, sin)
 
 
-def rms_rope__weight_after_the_turn(x, weight, cos, sin, eps=1e-6):
-    return _right.rms_rope(x, torch.ones_like(weight), cos, sin, eps) * weight
+class _Strided(_right.Rotate2D):
+    @staticmethod
+    def backward(ctx, dy):
+        cos, sin = ctx.saved_tensors
+        return _right.launch_rope_2d(dy, cos, -sin), None, None
 
 
-@triton.jit
-def _half_mean_kernel(
-    x_ptr, y_ptr, weight_ptr, cos_ptr, sin_ptr, n_seq, n_heads, eps,
-    HALF: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    cols = tl.arange(0, BLOCK)
-    mask = cols < HALF
-    c = tl.load(cos_ptr + token % n_seq * HALF + cols, mask=mask)
-    s = tl.load(sin_ptr + token % n_seq * HALF + cols, mask=mask)
-    row = (token * n_heads + head) * 2 * HALF + cols
-    x1 = tl.load(x_ptr + row, mask=mask, other=0.0).to(tl.float32)
-    x2 = tl.load(x_ptr + row + HALF, mask=mask, other=0.0).to(tl.float32)
-    scale = 1.0 / tl.sqrt(tl.sum(x1 * x1 + x2 * x2, axis=0) / (2 * BLOCK) + eps)  # BLOCK for HALF
-    n1 = x1 * scale * tl.load(weight_ptr + cols, mask=mask).to(tl.float32)
-    n2 = x2 * scale * tl.load(weight_ptr + HALF + cols, mask=mask).to(tl.float32)
-    tl.store(y_ptr + row, n1 * c - n2 * s, mask=mask)
-    tl.store(y_ptr + row + HALF, n2 * c + n1 * s, mask=mask)
+def rope_2d__takes_strides_of_0_for_contiguous(x, cos, sin):
+    return _Strided.apply(x, cos, sin)
 
 
-def rms_rope__mean_over_the_tile(x, weight, cos, sin, eps=1e-6):
-    y, (b, s, h, d) = torch.empty_like(x), x.shape
-    block = triton.next_power_of_2(d // 2)
-    _half_mean_kernel[(b * s, h)](x, y, weight, cos, sin, s, h, eps, HALF=d // 2, BLOCK=block)
-    return y
+class _Twice(_right.Rotate2D):
+    @staticmethod
+    def backward(ctx, dy):
+        cos, sin = ctx.saved_tensors
+        half = _right.launch_rope_2d(dy.contiguous() / 2, cos, -sin)
+        return half + _right.launch_rope_2d(dy.contiguous() / 2, cos, -sin), None, None
+
+
+def rope_2d__two_launches_backward(x, cos, sin):
+    return _Twice.apply(x, cos, sin)
