@@ -28,7 +28,7 @@ LAB ?=
 # Two workers suit two cores; more need memory for the C++ compiler.
 JOBS ?= 2
 # One thread each: two workers with two threads each on two cores wait for one another.
-PYTEST = CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) --dist worksteal
+PYTEST = OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) --dist worksteal
 NOTEBOOKS = $(sort $(wildcard notebooks/[0-9]*.ipynb))
 
 .PHONY: help lab test test-all test-gpu sanitize launch-diff run record bench sweep text notebooks progress clean
@@ -58,14 +58,14 @@ lab: $(READY)  ## open the course in JupyterLab; extra options in LAB="--no-brow
 test: $(READY)  ## lint, the quick tests, every notebook executed; no GPU needed, twelve minutes on two cores
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
-	$(PYTEST) -m "not nightly" --nbmake --nbmake-timeout=300 $(NOTEBOOKS) lib/tests
+	CUDA_VISIBLE_DEVICES= $(PYTEST) -m "not nightly" --nbmake --nbmake-timeout=300 $(NOTEBOOKS) lib/tests
 
 test-all: $(READY)  ## every test, all mutants, every notebook: before a change to lib/ops is done; no GPU needed
 	$(PY) -m ruff check .
-	FUSED_KERNELS_EXAMPLES=400 $(PYTEST) --nbmake --nbmake-timeout=600 $(NOTEBOOKS) lib/tests
+	CUDA_VISIBLE_DEVICES= FUSED_KERNELS_EXAMPLES=400 $(PYTEST) --nbmake --nbmake-timeout=600 $(NOTEBOOKS) lib/tests
 
-test-gpu: $(READY)  ## the tests on this machine's GPU, big sizes included
-	$(PY) -m pytest lib/tests
+test-gpu: $(READY)  ## the tests on this machine's GPU, big sizes included; with many cores: make test-gpu JOBS=12
+	$(PYTEST) lib/tests
 
 sanitize: $(READY)  ## all kernels under compute-sanitizer, memcheck and racecheck, or of one op: make sanitize [OP=gelu]
 	@# Without torch's caching allocator each tensor is an allocation of its own, and its end is seen.

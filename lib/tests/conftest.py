@@ -4,6 +4,8 @@
 in its file: the rules below set it.
 """
 
+import contextlib
+import fcntl
 import functools
 import os
 import zlib
@@ -203,6 +205,21 @@ def dealt(items, n_workers):
 @pytest.fixture(autouse=True)
 def _same_random_numbers():
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _share_the_gpu(request, tmp_path_factory):
+    """Workers share one GPU's memory: checks of 20 GB take turns, and no test keeps what it is done with."""
+    if not machine.HAS_GPU:
+        yield
+        return
+    check = getattr(_parameters(request.node).get("check"), "__name__", None)
+    with contextlib.ExitStack() as stack:
+        if check in ("real_sizes", "far_apart"):
+            path = tmp_path_factory.getbasetemp().parent / "gpu.lock"
+            fcntl.flock(stack.enter_context(path.open("w")), fcntl.LOCK_EX)
+        yield
+        torch.cuda.empty_cache()
 
 
 @pytest.fixture
