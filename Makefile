@@ -65,7 +65,8 @@ test-all: $(READY)  ## every test, all mutants, every notebook: before a change 
 	CUDA_VISIBLE_DEVICES= FUSED_KERNELS_EXAMPLES=400 $(PYTEST) --nbmake --nbmake-timeout=600 $(NOTEBOOKS) lib/tests
 
 test-gpu: $(READY)  ## the tests on this machine's GPU, big sizes included; with many cores: make test-gpu JOBS=12
-	$(PYTEST) lib/tests
+	$(PYTEST) -m "not alone" lib/tests
+	$(PY) -m pytest -m alone lib/tests
 
 sanitize: $(READY)  ## all kernels under compute-sanitizer, memcheck and racecheck, or of one op: make sanitize [OP=gelu]
 	@# Without torch's caching allocator each tensor is an allocation of its own, and its end is seen.

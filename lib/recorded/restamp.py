@@ -1,6 +1,6 @@
-"""Recordings whose code was renamed or moved, and did nothing else, get the hash of the code as it is now.
+"""Recordings whose code was renamed, moved or cut, and did nothing else, get the hash of the code as it is now.
 
-    python -m lib.recorded.restamp REF [old=new ...]
+    python -m lib.recorded.restamp REF [--cut] [old=new ...]
 
 REF is the commit whose recordings are current. Each notebook and each record of data/results that is stale
 is compared with its code at REF, as syntax trees without imports, comments and docstrings. Only where the
@@ -10,6 +10,10 @@ Renames    suite=registry                      a name
            machine.describe=show.describe      an attribute of a name
            '"gelu"="gelu_tanh"'                a string, the whole of it
            lib/a.py=lib/b/a.py                 a file, in `sources` and, as lib.a too, in strings of the code
+
+With --cut a notebook may have fewer statements than were recorded, and its cells may be joined: what is left
+stands in the recorded code, in the same order, so its outputs are still those of that run. The hash of the code
+that ran is kept beside the new one, as `ran`.
 """
 
 import argparse
@@ -65,35 +69,62 @@ def same_code(old, new, renames):
     return ast.unparse(trees[0]) == ast.unparse(trees[1])
 
 
+def is_cut(old, new):
+    """Whether the code cells `new` are `old` with nothing done but to leave out statements and join cells."""
+    rest = iter(_statements(old))
+    return all(statement in rest for statement in _statements(new))
+
+
+def _statements(cells):
+    return [
+        ast.unparse(node) for cell in cells for node in _Renamed({}).visit(ast.parse(cell)).body
+    ]
+
+
+def _is_kept(old, new, renames, cut):
+    """Whether what was recorded from the pieces of code `old` holds for `new`."""
+    if len(old) == len(new) and all(same_code(a, b, renames) for a, b in zip(old, new)):
+        return True
+    return cut and is_cut(old, new)
+
+
+def _new_hash(stamped, key, new):
+    """Put the hash of the code as it is now in place of the recorded one, which stays as `ran`."""
+    stamped.setdefault("ran", stamped[key])
+    stamped[key] = new
+
+
 def _code_cells(notebook):
     return [cell.source for cell in notebook.cells if cell.cell_type == "code"]
 
 
-def restamp_notebook(path, ref, renames):
+def restamp_notebook(path, ref, renames, cut=False):
     """Write the hash of a notebook whose cells are those at `ref`; returns whether they are."""
     notebook = nbformat.read(path, as_version=4)
     text = results.text_at(ref, path.relative_to(results.ROOT))
     old, new = _code_cells(nbformat.reads(text, as_version=4)), _code_cells(notebook)
     if notebook.metadata[notebooks.KEY]["code_hash"] != results.code_hash(old):
         return False  # stale at `ref` already
-    if len(old) != len(new) or not all(same_code(a, b, renames) for a, b in zip(old, new)):
+    if not _is_kept(old, new, renames, cut):
         return False
-    notebook.metadata[notebooks.KEY]["code_hash"] = notebooks.code_hash(notebook)
+    _new_hash(notebook.metadata[notebooks.KEY], "code_hash", notebooks.code_hash(notebook))
     path.write_text(nbformat.writes(notebook) + "\n")
     return True
 
 
-def restamp_record(path, ref, renames):
+def restamp_record(path, ref, renames, cut=False):
     """Write sources and hash of a record whose sources are those at `ref`; returns whether they are."""
     record = json.loads(path.read_text())
     old, new = record["sources"], [renames.get(source, source) for source in record["sources"]]
     before = [piece for a in old for piece in results.code_in(a, results.text_at(ref, a))]
     now = [piece for b in new for piece in results.code_in(b, (results.ROOT / b).read_text())]
-    if record["source_hash"] != results.code_hash(before) or len(before) != len(now):
+    cut = cut and all(source.endswith(".ipynb") for source in new)
+    if record["source_hash"] != results.code_hash(before) or not _is_kept(
+        before, now, renames, cut
+    ):
         return False
-    if not all(same_code(a, b, renames) for a, b in zip(before, now)):
-        return False
-    record |= {"sources": new, "source_hash": results.source_hash(new)}
+    record["sources"] = new
+    _new_hash(record, "source_hash", results.source_hash(new))
     path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
     return True
 
@@ -103,17 +134,18 @@ def main(argv=None):
     parser = argparse.ArgumentParser(prog="python -m lib.recorded.restamp")
     parser.add_argument("ref")
     parser.add_argument("renames", nargs="*", metavar="old=new")
+    parser.add_argument("--cut", action="store_true", help="statements may be gone, cells joined")
     options = parser.parse_args(argv)
     renames = dict(pair.split("=") for pair in options.renames)
     changed = []
     for path in notebooks.notebooks():
         if notebooks.status(path) == "stale":
-            changed.append((path, restamp_notebook(path, options.ref, renames)))
+            changed.append((path, restamp_notebook(path, options.ref, renames, options.cut)))
     for path in sorted(results.FOLDER.glob("*/*.json")):
         record = json.loads(path.read_text())
         moved = any(not (results.ROOT / source).exists() for source in record["sources"])
         if moved or results.is_stale(record):
-            changed.append((path, restamp_record(path, options.ref, renames)))
+            changed.append((path, restamp_record(path, options.ref, renames, options.cut)))
     for path, same in changed:
         print(f"{path.name}: {'restamped' if same else 'the code is another: record it again'}")
     return 0 if all(same for _, same in changed) else 1

@@ -126,7 +126,7 @@ def test_this_device_times_what_it_runs():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not machine.HAS_GPU, reason="needs a GPU")
+@pytest.mark.alone
 def test_workshop_on_a_gpu():
     rows = {row["cheat"]: row for row in cheats.workshop()}
     for name, detector in CAUGHT_BY.items():

@@ -89,6 +89,7 @@ def test_with_no_gpu_it_says_what_it_needs():
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_every_case_is_checked_and_timed():
     rows = dropout_sweep._measure(
         "triton", bias_gelu_dropout_add_triton, (64, 4096), 0.1, torch.float32

@@ -88,6 +88,21 @@ def test_only_imports_and_renames_are_restamped(new, same):
     assert restamp.same_code(old, new, RENAMES) == same
 
 
+@pytest.mark.parametrize(
+    ("new", "cut"),
+    [
+        (["import z\nx = 1\ny = f(x)", "y"], True),
+        (["x = 1", "y"], True),
+        (["y = f(x)\nx = 1"], False),
+        (["x = 1", "y = f(x, 2)"], False),
+        (["x = 1", "x = 1"], False),
+        (["x = 1", "if x:\n    y"], False),
+    ],
+)
+def test_a_cut_leaves_out_statements_and_joins_cells(new, cut):
+    assert restamp.is_cut(["import z\nx = 1", "y = f(x)", "y"], new) == cut
+
+
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
 def test_recorded_results_belong_to_this_code(op):
     record = results.load(op.name)
@@ -138,6 +153,7 @@ def test_a_wrong_version_gets_no_time():
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_timing_counts_launches_and_bytes():
     op = registry.find("add_relu")
     rows = {
@@ -153,6 +169,7 @@ def test_timing_counts_launches_and_bytes():
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_time_grows_with_the_work():
     a = torch.randn(4096, 4096, device="cuda")
     one, four = bench.time_us(lambda: a * 2), bench.time_us(lambda: [a * 2 for _ in range(4)])
