@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+from lib import machine
 from lib.nogpu import cuda, cuda_build, cuda_toolkit
 
 import pytest
@@ -13,9 +14,12 @@ SOURCES = Path(__file__).parent / "cuda"
 PLANTED = (SOURCES / "planted.cu").read_text()
 IDIOMS = (SOURCES / "idioms.cu").read_text()
 
-pytestmark = pytest.mark.skipif(
-    cuda_build.why_no_compiler() is not None, reason=str(cuda_build.why_no_compiler())
-)
+pytestmark = [
+    pytest.mark.skipif(
+        cuda_build.why_no_compiler() is not None, reason=str(cuda_build.why_no_compiler())
+    ),
+    pytest.mark.skipif(machine.HAS_GPU, reason="about CUDA on a CPU: make test runs it"),
+]
 
 # In the order of run()'s cases: the mark of the line, and what the message says.
 MISTAKES = [
