@@ -18,7 +18,8 @@ def _expect_no_sync(fn, *tensors):
     names = ", ".join(f"{row['op'] or row['call']} ×{row['times']}" for row in found)
     expect(not found, f"the values are right, but the host waits for the device: {names}")
     # On a CPU, .tolist() is no op. A tensor on 'meta' has no data: whoever looks at its numbers fails.
-    _without_data(lambda: fn(*(tensor.to("meta") for tensor in tensors)))
+    empty = copy.deepcopy(fn).to("meta") if isinstance(fn, nn.Module) else fn
+    _without_data(lambda: empty(*(tensor.to("meta") for tensor in tensors)))
 
 
 def _without_data(call):
@@ -119,43 +120,61 @@ def check_clip(clip):
 
 # --- 11.3 ----------------------------------------------------------------------------------------------
 
-
-def _places(vocabulary, ids):
-    """What a dictionary finds: 1 + the token's place, 0 for a token that is not there."""
-    places = {token: k + 1 for k, token in enumerate(vocabulary)}
-    return torch.tensor([places.get(token, 0) for token in ids])
-
-
-_CASES = (
-    ("one token, which is there", [7], [7]),
-    ("one token, asked for its neighbours", [7], [6, 8]),
-    ("tokens larger than all of the vocabulary", [2, 5, 9], [9, 10, 2**40]),
-    ("a missing token, -1, and smaller ones", [-1, 2, 5], [-1, -2, -(2**40)]),
-    ("tokens between those of the vocabulary", [2, 5, 9], [2, 3, 5, 6, 9]),
-    ("tokens of 32 bits", [3, 2**31, 2**32 - 1], [2**32 - 1, 2**31, 2**31 - 1, 3, 3 - 2**31]),
+_HIGH = 2**32 - 1  # the largest token
+_SEARCHES = (
+    ("one table, its tokens and neighbours", [[2, 5]], [[2], [5], [1], [3], [6]]),
+    ("a token that only another table has", [[2, 5], [3]], [[3, 2], [5, 3]]),
+    ("places counted in each table", [[2, 5, 9], [5, 7], [0, 7]], [[9, 7, 7], [2, 5, 0]]),
+    ("a missing token beside the largest one", [[_HIGH], [-1, 4]], [[-1, -1], [_HIGH, _HIGH]]),
+    ("larger than all the last table knows", [[1], [2]], [[_HIGH, _HIGH]]),
+    ("a table that knows nothing", [[7], [], [7]], [[7, 7, 7], [-1, -1, -1]]),
+    ("an empty batch", [[7], [8]], torch.empty(0, 2).tolist()),
 )
 
 
-@exercise("11.3", "Look up rows without waiting", minutes=15, level=2)
-def check_rows_of(rows_of):
+def _places(vocabularies, ids):
+    """What dictionaries find: 1 + the token's place in its own table, 0 for a token that is not there."""
+    tables = [{token: k + 1 for k, token in enumerate(v)} for v in vocabularies]
+    rows = [[table.get(token, 0) for table, token in zip(tables, row)] for row in ids]
+    return torch.tensor(rows, dtype=torch.int64).view(len(ids), len(vocabularies))
+
+
+def _searched(hashing, vocabularies, ids):
+    """The module of these lists, and (B, T) ids."""
+    tensors = [torch.tensor(v, dtype=torch.int64) for v in vocabularies]
+    return hashing(tensors), torch.tensor(ids, dtype=torch.int64).view(-1, len(vocabularies))
+
+
+@exercise("11.3", "Search all tables at once", minutes=20, level=2)
+def check_one_search(hashing):
     # Values on the CPU: on a GPU an index out of bounds would end the reader's session.
-    for what, vocabulary, ids in _CASES:
-        at = f"{what}: vocabulary {vocabulary}, ids {ids}"
+    for what, vocabularies, rows in _SEARCHES:
+        at = f"{what}: vocabularies {vocabularies}, ids {rows}"
+        module, ids = _searched(hashing, vocabularies, rows)
         try:
-            got = attempted(rows_of(torch.tensor(vocabulary), torch.tensor(ids)))
+            got = attempted(module(ids))
         except IndexError as error:
             raise Wrong(f"{at}: raised IndexError: {error}") from None
-        _expect_same(got, _places(vocabulary, ids), at)
-    vocabulary, ids = torch.arange(0, 4000, 2), torch.arange(500)
-    want = _places(vocabulary.tolist(), ids.tolist())
-    _expect_same(rows_of(vocabulary, ids), want, "2,000 tokens, 500 ids")
-    vocabulary, ids = vocabulary.to(machine.device()), ids.to(machine.device())
-    _expect_no_sync(rows_of, vocabulary, ids)
-    largest = int(traffic_table(lambda: rows_of(vocabulary, ids))["bytes_written"].max())
+        _expect_same(got, _places(vocabularies, rows), at)
+    n_ops = {}
+    for n_tables in (2, 26):
+        vocabularies = [list(range(k, 4000 + k, 2)) for k in range(n_tables)]
+        rows = [[b + k for k in range(n_tables)] for b in range(500)]
+        module, ids = _searched(hashing, vocabularies, rows)
+        _expect_same(module(ids), _places(vocabularies, rows), f"{n_tables} tables of 2,000 tokens")
+        traffic = traffic_table(lambda: module(ids))  # noqa: B023  called at once
+        n_ops[n_tables] = len(traffic)
+        largest, allowed = int(traffic["bytes_written"].max()), 8 * n_tables * 2000
+        expect(
+            largest <= allowed,
+            f"{n_tables} tables: an op writes {largest:,} bytes for 500 ids; compared with all tokens?",
+        )
     expect(
-        largest <= vocabulary.nbytes,
-        f"an op writes {largest:,} bytes for 500 ids: is each compared with the whole vocabulary?",
+        n_ops[26] == n_ops[2],
+        f"the values are right, but {n_ops[2]} ops for 2 tables become {n_ops[26]} for 26",
     )
+    module, ids = module.to(machine.device()), ids.to(machine.device())
+    _expect_no_sync(module, ids)
 
 
 # --- 11.4 ----------------------------------------------------------------------------------------------

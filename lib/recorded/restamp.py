@@ -12,8 +12,9 @@ Renames    suite=registry                      a name
            lib/a.py=lib/b/a.py                 a file, in `sources` and, as lib.a too, in strings of the code
 
 With --cut a notebook may have fewer statements than were recorded, and its cells may be joined: what is left
-stands in the recorded code, in the same order, so its outputs are still those of that run. The hash of the code
-that ran is kept beside the new one, as `ran`.
+stands in the recorded code, in the same order, so its outputs are still those of that run. Exercises may be
+others: a cell that ends in `check(...)` prints that nothing was attempted yet, and measures nothing. The hash
+of the code that ran is kept beside the new one, as `ran`.
 """
 
 import argparse
@@ -76,9 +77,12 @@ def is_cut(old, new):
 
 
 def _statements(cells):
-    return [
-        ast.unparse(node) for cell in cells for node in _Renamed({}).visit(ast.parse(cell)).body
-    ]
+    bodies = [_Renamed({}).visit(ast.parse(cell)).body for cell in cells]
+    return [ast.unparse(node) for body in bodies if not _is_exercise(body) for node in body]
+
+
+def _is_exercise(body):
+    return bool(body) and ast.unparse(body[-1]).startswith("check(")
 
 
 def _is_kept(old, new, renames, cut):

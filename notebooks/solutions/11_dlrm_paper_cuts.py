@@ -17,10 +17,21 @@ def clip(gradients, max_norm):
     return [g * factor for g in gradients]
 
 
-# %% 11.3 searchsorted says where the token would stand; whether it stands there is one comparison
-def rows_of(vocabulary, ids):
-    place = torch.searchsorted(vocabulary, ids).clamp(max=len(vocabulary) - 1)
-    return torch.where(vocabulary[place] == ids, place + 1, 0)
+# %% 11.3 each table's tokens are shifted to a range of their own; 2³², the next power of two after the largest
+# token, is not enough, because −1 of one table would be the largest token of the table before it
+class OneSearch(nn.Module):
+    def __init__(self, vocabularies):
+        super().__init__()
+        sizes = torch.tensor([len(v) for v in vocabularies])
+        shift = torch.arange(len(vocabularies)) * 2**33
+        self.register_buffer("shift", shift)
+        self.register_buffer("first", sizes.cumsum(0) - sizes)  # where a table's keys begin
+        self.register_buffer("keys", torch.cat([v + s for v, s in zip(vocabularies, shift)]))
+
+    def forward(self, ids):
+        key = ids + self.shift
+        place = torch.searchsorted(self.keys, key).clamp(max=len(self.keys) - 1)
+        return torch.where(self.keys[place] == key, place - self.first + 1, 0)
 
 
 # %% 11.4 two copies: the list of means, and deviations in a plain attribute, which .to(device) leaves behind

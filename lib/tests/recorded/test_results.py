@@ -93,6 +93,8 @@ def test_only_imports_and_renames_are_restamped(new, same):
     [
         (["import z\nx = 1\ny = f(x)", "y"], True),
         (["x = 1", "y"], True),
+        (["x = 1", 'z = None\ncheck("1", z)', "y"], True),
+        (['x = 1\ncheck("1", x)\nz'], False),
         (["y = f(x)\nx = 1"], False),
         (["x = 1", "y = f(x, 2)"], False),
         (["x = 1", "x = 1"], False),

@@ -1,9 +1,12 @@
 """Plausible wrong answers to the exercises of notebook 11, named <answer>__<why>: each must be rejected."""
 
 from lib.exercises.nb11 import Standardize, clip_and_wait
+from lib.tests.exercises.wrong_answers import solution
 
 import torch
 from torch import nn
+
+_right = solution("11_dlrm_paper_cuts")
 
 waiting_lines__only_the_if = (6,)
 waiting_lines__the_comparison_in_where = (3, 4, 6)
@@ -53,46 +56,78 @@ def clip__one_tensor(gradients, max_norm):
     return torch.cat([g.flatten() for g in clip_and_wait(gradients, max_norm)])
 
 
-def rows_of__no_clamp(vocabulary, ids):
-    place = torch.searchsorted(vocabulary, ids)
-    return torch.where(vocabulary[place] == ids, place + 1, 0)
+class OneSearch__between_2_to_the_32(_right.OneSearch):
+    def __init__(self, vocabularies):
+        super().__init__(vocabularies)
+        self.shift //= 2
+        self.keys = torch.cat([v + s for v, s in zip(vocabularies, self.shift)])
 
 
-def rows_of__unseen_to_a_neighbour(vocabulary, ids):
-    return torch.searchsorted(vocabulary, ids).clamp(max=len(vocabulary) - 1) + 1
+class OneSearch__one_vocabulary_for_all(_right.OneSearch):
+    def __init__(self, vocabularies):
+        super().__init__(vocabularies)
+        self.shift *= 0
+        self.keys = torch.cat(vocabularies).sort().values
 
 
-def rows_of__row_0_for_a_real_token(vocabulary, ids):
-    place = torch.searchsorted(vocabulary, ids).clamp(max=len(vocabulary) - 1)
-    return torch.where(vocabulary[place] == ids, place, 0)
+class OneSearch__places_among_all(_right.OneSearch):
+    def forward(self, ids):
+        rows = super().forward(ids)
+        return torch.where(rows > 0, rows + self.first, 0)
 
 
-def rows_of__right_side(vocabulary, ids):
-    place = torch.searchsorted(vocabulary, ids, right=True).clamp(max=len(vocabulary) - 1)
-    return torch.where(vocabulary[place] == ids, place + 1, 0)
+class OneSearch__no_clamp(_right.OneSearch):
+    def forward(self, ids):
+        key = ids + self.shift
+        place = torch.searchsorted(self.keys, key)
+        return torch.where(self.keys[place] == key, place - self.first + 1, 0)
 
 
-def rows_of__compares_with_all(vocabulary, ids):
-    matches = ids[:, None] == vocabulary[None]
-    return torch.where(matches.any(1), matches.long().argmax(1) + 1, 0)
+class OneSearch__unseen_to_a_neighbour(_right.OneSearch):
+    def forward(self, ids):
+        return torch.searchsorted(self.keys, ids + self.shift) - self.first + 1
 
 
-def rows_of__dictionary(vocabulary, ids):
-    places = {token: k + 1 for k, token in enumerate(vocabulary.tolist())}
-    return torch.tensor([places.get(token, 0) for token in ids.tolist()], device=ids.device)
+class OneSearch__row_0_for_a_real_token(_right.OneSearch):
+    def forward(self, ids):
+        return (super().forward(ids) - 1).clamp(min=0)
 
 
-def rows_of__mask_as_an_index(vocabulary, ids):
-    place = torch.searchsorted(vocabulary, ids).clamp(max=len(vocabulary) - 1)
-    rows = place + 1
-    rows[(vocabulary[place] != ids).nonzero()] = 0
-    return rows
+class OneSearch__a_search_for_each(_right.OneSearch):
+    def forward(self, ids):
+        columns = [super(type(self), self).forward(ids)[:, k] for k in range(ids.shape[1])]
+        return torch.stack(columns, dim=1)
 
 
-def rows_of__int32(vocabulary, ids):
-    vocabulary, ids = vocabulary.int().sort().values, ids.int()
-    place = torch.searchsorted(vocabulary, ids).clamp(max=len(vocabulary) - 1)
-    return torch.where(vocabulary[place] == ids, place + 1, 0)
+class OneSearch__compares_with_all(_right.OneSearch):
+    def forward(self, ids):
+        matches = (ids + self.shift)[..., None] == self.keys
+        place = matches.long().argmax(-1)
+        return torch.where(matches.any(-1), place - self.first + 1, 0)
+
+
+class OneSearch__dictionaries(nn.Module):
+    def __init__(self, vocabularies):
+        super().__init__()
+        self.tables = [{t: k + 1 for k, t in enumerate(v.tolist())} for v in vocabularies]
+
+    def forward(self, ids):
+        rows = [[t.get(i, 0) for t, i in zip(self.tables, row)] for row in ids.tolist()]
+        return torch.tensor(rows, dtype=torch.int64, device=ids.device).view(ids.shape)
+
+
+class OneSearch__mask_as_an_index(_right.OneSearch):
+    def forward(self, ids):
+        key = ids + self.shift
+        place = torch.searchsorted(self.keys, key).clamp(max=len(self.keys) - 1)
+        rows = place - self.first + 1
+        rows[(self.keys[place] != key).nonzero(as_tuple=True)] = 0
+        return rows
+
+
+class OneSearch__int32(_right.OneSearch):
+    def forward(self, ids):
+        return super().forward(ids).int()
 
 
 OnDevice__as_it_was = Standardize
