@@ -1,22 +1,27 @@
 """The repository around the code: pins in one place, help that is complete, nothing of one machine."""
 
+import importlib.util
+import json
 import os
 import re
 import subprocess
 import sys
 import tomllib
 
-from lib import nogpu
+from lib import machine, nogpu
 from lib.exercises import all_exercises
+from lib.recorded import results
 from lib.recorded.results import ROOT
 
 import nbformat
 import pytest
+import torch
 import yaml
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 MAKEFILE = (ROOT / "Makefile").read_text()
 TEACHING = (ROOT / "notebooks/teaching.md").read_text()
+README = (ROOT / "README.md").read_text()
 
 
 def tracked():
@@ -74,29 +79,82 @@ def test_nothing_tracked_names_a_folder_of_one_machine():
 
 
 def test_the_hours_of_the_readme_are_the_sum_of_its_minutes():
-    text = (ROOT / "README.md").read_text()
     notebooks = _minutes().values()
     minutes = [exercise.minutes for exercise in all_exercises().values()]
     hours = (
         f"{round(sum(notebooks) / 60)} hours of reading and running, and {len(minutes)} exercises"
     )
     assert len(notebooks) == 28
-    assert f"{hours} for {round(sum(minutes) / 60)} more" in " ".join(text.split())
+    assert f"{hours} for {round(sum(minutes) / 60)} more" in " ".join(README.split())
 
 
-def test_the_minutes_of_the_readme_are_those_of_each_notebook():
+def test_the_minutes_of_a_notebook_are_those_of_the_readme_and_of_its_exercises():
     for path in (ROOT / "notebooks").glob("*.ipynb"):
         first = nbformat.read(path, as_version=4).cells[0].source
-        (minutes,) = re.findall(r"\| Time \| (\d+) minutes", first)
-        assert _minutes()[path.name[:2]] == int(minutes), path.name
+        ((minutes, more),) = re.findall(r"\| Time \| (\d+) minutes, and (\d+) for the", first)
+        number = path.name[:2]
+        assert _minutes()[number] == int(minutes), path.name
+        mine = [e.minutes for id, e in all_exercises().items() if id.startswith(f"{number}.")]
+        assert sum(mine) == int(more), path.name
 
 
 def _minutes():
-    """{notebook: minutes of its row in the README}"""
-    rows = re.findall(
-        r"(?m)^\| \[(\d\d)\].*\| (\d+) \| \w+ \| \[", (ROOT / "README.md").read_text()
-    )
+    """{notebook: minutes of its row in the README}, in the order of the route."""
+    rows = re.findall(r"(?m)^\| \[(\d\d)\].*\| (\d+) \| \w+ \| \[", README)
     return {number: int(minutes) for number, minutes in rows}
+
+
+def test_the_hours_of_a_part_are_the_sum_of_its_minutes():
+    parts = re.split(r"(?m)^\| \| \*\*\d · .*?\*\*(\d+) h\*\*.*$", README)
+    hours, tables = parts[1::2], parts[2::2]
+    assert len(hours) == 6
+    for told, table in zip(hours, tables):
+        numbers = re.findall(r"(?m)^\| \[(\d\d)\]", table)
+        assert round(sum(_minutes()[number] for number in numbers) / 60) == int(told), numbers
+
+
+def test_each_notebook_leads_to_the_next_of_the_route_and_needs_only_earlier_ones():
+    route = list(_minutes())
+    for k, number in enumerate(route):
+        (path,) = (ROOT / "notebooks").glob(f"{number}_*.ipynb")
+        cells = nbformat.read(path, as_version=4).cells
+        needs = re.findall(r"\| Before this \|(.*)\|", cells[0].source)[0]
+        assert set(re.findall(r"\[(\d\d)", needs)) <= set(route[:k]), f"{number} needs {needs}"
+        prose = "\n".join(c.source for c in cells if c.cell_type == "markdown")
+        leads_to = re.findall(r"(?m)^Next: \[(\d\d)", prose)
+        assert leads_to == route[k + 1 : k + 2], f"the 'Next:' of {number}"
+
+
+def test_the_kernel_of_the_readme_runs_and_its_times_are_the_recorded_ones(tmp_path):
+    (text,) = re.findall(r"(?s)```python\n(def add_relu.*?)```", README)
+    path = tmp_path / "from_the_readme.py"  # a file, as Triton reads a kernel's source there
+    path.write_text(f"import torch\nimport triton\nimport triton.language as tl\n\n\n{text}")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    x, bias = (torch.randn(size, device=machine.device()) for size in ((17, 781), (781,)))
+    x[3, 5] = float("nan")
+    y = torch.empty_like(x)
+    module.add_relu_kernel[(17,)](x, bias, y, 781, BLOCK_SIZE=1024)
+    torch.testing.assert_close(y, module.add_relu(x, bias), equal_nan=True, rtol=0, atol=0)
+    us = {
+        row["version"]: f"{row['time_us']:,.0f} µs"
+        for row in results.load("add_relu")["rows"]
+        if (row["shape"], row["dtype"]) == ([65536, 4096], "float32") and not row["gradients"]
+    }
+    told = re.findall(r"[\d,]+ µs", README)
+    assert told == [us["eager"], us["triton"], us["compiled"]]
+
+
+def test_the_dev_container_is_set_up_by_make():
+    container = json.loads((ROOT / ".devcontainer/devcontainer.json").read_text())
+    program, target = container["postCreateCommand"].split()
+    assert program == "make"
+    dry = subprocess.run(["make", "--dry-run", target], cwd=ROOT, capture_output=True, text=True)
+    assert dry.returncode == 0, dry.stderr
+    python = container["customizations"]["vscode"]["settings"]["python.defaultInterpreterPath"]
+    assert python.removeprefix("${containerWorkspaceFolder}/") == ".venv/bin/python"
+    assert container["image"].endswith("python:3.12")
 
 
 def test_the_plans_for_teachers_add_up():
