@@ -21,6 +21,8 @@ Method    Dao, FlashAttention-2, 2023: a tile of q goes along the keys with the 
 Backward  With delta = rowsum(do·o): ds = p(do vᵀ - delta), dq = scale·ds k, dk = scale·dsᵀ q, dv = pᵀ do. One
           kernel for delta, one for dq, one for dk and dv, which sums over the heads of a group: no atomics, the
           same bits in every run. Saves q, k, v, o and one number for each row: memory grows with S, not S².
+          In 16 bits o is the rounded one, so where gradients cancel a rounding of do·o remains, as with
+          FlashAttention.
 Copy it   this file. MIT licence.
 """
 
