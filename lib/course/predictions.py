@@ -62,14 +62,15 @@ def ledger():
 
 
 def plot_calibration():
-    """Guess against result for every prediction in the ledger, on log axes; the diagonal is a perfect guess."""
+    """Guess against result for every prediction in the ledger, on log axes; the diagonal is a perfect guess.
+
+    None where no prediction has an outcome yet.
+    """
     import matplotlib.pyplot as plt
 
     entries = ledger()
     if not entries:
-        figure = plt.figure(figsize=(4.5, 0.6))
-        figure.text(0.02, 0.4, "no predictions with an outcome yet")
-        return figure
+        return None
     figure, ax = plt.subplots(figsize=(4.5, 4.2), layout="constrained")
     numbers = [n for e in entries for n in (e["guess"], e["result"])]
     low, high = min(numbers) / 2, max(numbers) * 2

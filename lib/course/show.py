@@ -85,13 +85,14 @@ def plot_ladder(table):
     percent = [
         f" {t:,.0f} µs, {p:.0f} % of ceiling" for t, p in zip(rows["time_us"], rows["ceiling_pct"])
     ]
-    for label in ax.bar_label(bars, percent, fontsize="small"):
-        label.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.5})  # over the dashed line
+    over_the_line = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
+    for label in ax.bar_label(bars, percent, padding=2, fontsize="small"):
+        label.set_bbox(over_the_line)
     limit = rows["time_us"].iloc[0] * rows["ceiling_pct"].iloc[0] / 100
     ax.axvline(limit, color="black", linestyle="--", linewidth=1)
     fastest, slowest = rows["time_us"].min(), rows["time_us"].max()
     if slowest > 20 * fastest:  # else most bars would have no length
-        ax.set(xscale="log", xlim=(fastest / 4, slowest * 6))
+        ax.set(xscale="log", xlim=(fastest / 4, slowest * 12))
     else:
         ax.set(xlim=(0, slowest * 1.45))
     ax.set_xlabel("time, µs (dashed: the ceiling)")
@@ -109,7 +110,13 @@ def _alt_text(table):
 
 
 def show_figure(figure, alt):
-    """Display a matplotlib figure as a PNG with alt text, which also stands in for it as text, and close it."""
+    """Display a matplotlib figure as a PNG with alt text, which also stands in for it as text, and close it.
+
+    None stands for a figure of nothing; a line says so.
+    """
+    if figure is None:
+        print(f"○ Nothing to draw yet. To come: {alt}")
+        return
     drawn, buffer = io.BytesIO(), io.BytesIO()
     figure.savefig(drawn, format="png", dpi=160)
     plt.close(figure)

@@ -135,8 +135,11 @@ def _expect_rows(index_rows, vocabulary, ids, what):
     On the CPU, where a row out of range is an IndexError; a GPU would be lost to the process.
     """
     tensors = [torch.tensor(x, dtype=torch.int64) for x in (ids, vocabulary)]
-    with _Largest() as seen:
-        got = attempted(index_rows(*tensors))
+    try:
+        with _Largest() as seen:
+            got = attempted(index_rows(*tensors))
+    except IndexError as error:
+        raise Wrong(f"{what}: raised IndexError: {error}") from None
     expect(isinstance(got, torch.Tensor), f"should be a tensor, got {type(got).__name__}")
     expect(got.dtype == torch.int64, f"{what}: should be int64, got {got.dtype}")
     row_of = {token: row for row, token in enumerate(vocabulary, start=1)}

@@ -93,7 +93,7 @@ _WRITTEN = {
         "getCurrentCUDAStream" in re.findall(r"<<<.*?>>>", code, re.S)[-1]
         or re.search(r"=\s*(\w+::)*getCurrentCUDAStream", code)
     ),
-    "no device guard": lambda code, *_: re.search(r"CUDAGuard|DeviceGuard", code),
+    "no device guard": lambda code, *_: re.search(r"(CUDA|Device)Guard\b(?!\.h)", code),
     "there is still a double in the kernel": lambda code, kernel, _: (
         not re.search(r"\bdouble\b|\d\.\d*(?![\df])", kernel)
     ),

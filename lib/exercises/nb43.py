@@ -95,6 +95,17 @@ def _two_layers(shape, dtype):
     return tuple(t.detach() for t in tensors)
 
 
+def _with_nan(inputs):
+    """Those inputs, with a NaN in x: relu keeps it."""
+
+    def changed(shape, dtype):
+        x, *rest = inputs(shape, dtype)
+        x[0, 0] = float("nan")
+        return x, *rest
+
+    return changed
+
+
 def _parts(x, w1, b1, w2):
     hidden = torch.relu(F.linear(x, w1, b1))
     pieces = zip(hidden.split(_TILE, dim=1), w2.split(_TILE, dim=1))
@@ -115,6 +126,7 @@ def check_parts_of(answer):
         (70, 100, 100, 33),
     )
     expect_op(answer, _parts, inputs, shapes=shapes, dtypes=(torch.float32,))
+    expect_op(answer, _parts, _with_nan(inputs), shapes=shapes[1:2], dtypes=(torch.float32,))
     small = inputs((5, 7, 100, 3), torch.float32)
     expect_launches(lambda: answer(*small), exactly=1)
     expect_float32_products(lambda: answer(*small))
@@ -133,6 +145,7 @@ def check_residual_mlp(answer):
 
     shapes = ((1, 1, 1), (2, 3, 16), (1, 8, 33), (17, 33, 70), (40, 64, 129), (130, 20, 300))
     expect_op(answer, _residual, inputs, shapes=shapes, dtypes=(torch.float32,))
+    expect_op(answer, _residual, _with_nan(inputs), shapes=shapes[1:2], dtypes=(torch.float32,))
     small = inputs((37, 24, 50), torch.float32)
     expect_launches(lambda: answer(*small), exactly=1)
     expect_kernels_alone_calculate(lambda: answer(*small))

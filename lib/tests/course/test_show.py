@@ -1,5 +1,7 @@
 """Tables and figures: what a reader sees when there are numbers, and when there are none yet."""
 
+import base64
+import io
 import re
 
 from lib.course import show
@@ -11,6 +13,7 @@ import nbconvert
 import nbformat
 import pandas as pd
 import pytest
+from PIL import Image
 
 ROW = {
     "version": "triton",
@@ -62,6 +65,14 @@ def test_a_ladder_shows_the_rate_that_sets_its_limit(displayed):
     assert "612.3" in compute and "1.1 TFLOP" in compute and "GB/s" not in compute
 
 
+@pytest.mark.parametrize(("slowest_us", "scale"), [(1000.0, "linear"), (20_000.0, "log")])
+def test_an_axis_on_which_every_bar_has_a_length(slowest_us, scale):
+    slow = {**ROW, "version": "naive", "time_us": slowest_us}
+    (ax,) = show.plot_ladder(ladder(ROW, slow)).axes
+    assert ax.get_xscale() == scale
+    assert ax.get_xlim()[0] < ROW["time_us"] and ax.get_xlim()[1] > slowest_us
+
+
 def test_a_ladder_with_no_times_has_no_plot(displayed):
     show.show_ladder(ladder({"version": "eager", "where": results.NOT_RECORDED}))
     assert len(displayed) == 1
@@ -91,7 +102,17 @@ def test_figures_are_closed_and_small(displayed):
     ax.plot(range(100))
     show.show_figure(figure, "a line")
     assert not plt.get_fignums()
-    assert len(displayed[0][0]["image/png"]) < 20_000
+    ((bundle, extra),) = displayed
+    assert len(bundle["image/png"]) < 40_000
+    width, height = Image.open(io.BytesIO(base64.b64decode(bundle["image/png"]))).size
+    shown = extra["metadata"]["image/png"]
+    assert (width, height) == (2 * shown["width"], 2 * shown["height"])
+
+
+def test_a_figure_of_nothing_is_a_line(displayed, capsys):
+    show.show_figure(None, "Guesses against results.")
+    assert not displayed
+    assert "To come: Guesses against results." in capsys.readouterr().out
 
 
 def test_kernel_names_survive_as_html():

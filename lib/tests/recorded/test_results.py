@@ -190,6 +190,7 @@ def test_attainable_time_is_the_longer_of_two():
 
 
 def test_a_prediction_and_its_outcome_go_to_the_ledger(reader_folder):
+    assert predict.plot_calibration() is None
     assert "Your prediction: 10 µs" in predict.predict("t.1", "How long?", 10)
     assert "2.0× off" in predict.outcome("t.1", 20.0)
     assert "within 20 %" in predict.outcome("t.1", 9.0)

@@ -84,6 +84,9 @@ mended_source__no_launch_check = _mended.replace("C10_CUDA_KERNEL_LAUNCH_CHECK()
 mended_source__no_guard = _mended.replace(
     "  const c10::cuda::CUDAGuard guard(x.device());", "  "
 ).replace("#include <c10/cuda/CUDAGuard.h>\n", "")
+mended_source__no_guard_but_its_header = _mended.replace(
+    "  const c10::cuda::CUDAGuard guard(x.device());", "  "
+)
 mended_source__default_stream = _mended.replace(", 0, c10::cuda::getCurrentCUDAStream()>>>", ">>>")
 mended_source__double_scale = _mended.replace("float scale, int64_t", "double scale, int64_t")
 mended_source__double_literal = _mended.replace("z < 0.f ?", "z < 0.0 ?")
