@@ -98,20 +98,54 @@ def test_the_readme_lists_it(path):
     assert f"notebooks/{path.name}" in (ROOT / "README.md").read_text()
 
 
-def test_glossary_and_notebooks_link_each_other():
+def glossary():
+    """(term, the notebook that explains it) of every entry."""
     text = (ROOT / "notebooks/glossary.md").read_text()
     entries = re.findall(r"(?m)^### (.+)\n\n.+ \[\d\d\]\((\w+\.ipynb)\)$", text)
-    terms = [term for term, _ in entries]
-    assert len(terms) == text.count("### ") and terms == sorted(terms, key=str.lower)
-    prose = {
-        path.name: "\n".join(c.source for c in read(path).cells if c.cell_type == "markdown")
-        for path in NOTEBOOKS
-    }
-    anchors = {term.lower().replace(" ", "-"): home for term, home in entries}
-    for anchor, home in anchors.items():
-        assert f"(glossary.md#{anchor})" in prose[home], f"{home} explains {anchor}: link it once"
-    linked = {a for text in prose.values() for a in re.findall(r"\(glossary\.md#([^)]*)\)", text)}
-    assert linked == set(anchors)
+    assert len(entries) == text.count("### ")
+    return entries
+
+
+def anchor(term):
+    return f"(glossary.md#{term.lower().replace(' ', '-')})"
+
+
+def prose_of(path):
+    return "\n".join(c.source for c in read(path).cells if c.cell_type == "markdown")
+
+
+def test_glossary_and_notebooks_link_each_other():
+    terms = [term for term, _ in glossary()]
+    assert terms == sorted(terms, key=str.lower)
+    prose = {path.name: prose_of(path) for path in NOTEBOOKS}
+    for term, home in glossary():
+        assert anchor(term) in prose[home], f"{home} explains {term}: link it once"
+    linked = {a for text in prose.values() for a in re.findall(r"\(glossary\.md#[^)]*\)", text)}
+    assert linked == {anchor(term) for term in terms}
+
+
+# What is no prose: code, links, formulas, headings, the rows of the first table, the line that leads on.
+NO_PROSE = re.compile(
+    r"```.*?```|`[^`]*`|\[[^\]]*\]\([^)]*\)|\$[^$\n]*\$"
+    r"|(?m:^(#|Next: |\| (Before this|Library|Needs|Time) )[^\n]*$)",
+    re.DOTALL,
+)
+
+
+def test_a_term_is_linked_where_the_route_first_uses_it():
+    route = re.findall(
+        r"(?m)^\| \[\d\d\]\(notebooks/(\w+\.ipynb)\)", (ROOT / "README.md").read_text()
+    )
+    assert len(route) == len(NOTEBOOKS)
+    prose = {name: prose_of(ROOT / "notebooks" / name) for name in route}
+    words = {name: NO_PROSE.sub(" ", text) for name, text in prose.items()}
+    for term, _ in glossary():
+        # letters of an acronym have to be capitals
+        case = 0 if re.search("[A-Z]{2}", term) else re.IGNORECASE
+        used = re.compile(rf"(?<![\w-]){re.escape(term)}s?(?![\w-])", case)
+        uses = (n for n in route if anchor(term) in prose[n] or used.search(words[n]))
+        first = next(uses)
+        assert anchor(term) in prose[first], f"{first} is the first to say {term}: link it"
 
 
 # --- the tools -----------------------------------------------------------------------------------------------
