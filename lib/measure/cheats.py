@@ -31,12 +31,6 @@ def gelu_by_hand(x):
     return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
-def gelu_through_exp(x):
-    """tanh as (e - 1) / (e + 1): inf / inf, so NaN, once e overflows."""
-    e = torch.exp(2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))
-    return 0.5 * x * (1 + (e - 1) / (e + 1))
-
-
 # --- versions that do not do the work ------------------------------------------------------------------
 
 _kept = {}

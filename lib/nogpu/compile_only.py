@@ -24,7 +24,6 @@ from typing import NamedTuple
 
 from lib.nogpu.interpreter import swapped
 
-import pandas as pd
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
@@ -325,15 +324,3 @@ def instruction_mix(sass):
     # /*0130*/  @!P0 LDG.E.128 R4, desc[UR4][R2.64] ;   (the padding after the end is NOP)
     opcodes = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", text)
     return Counter(opcode for opcode in opcodes if opcode != "NOP")
-
-
-def compare_mix(a, b):
-    """The instruction mixes of two kernels side by side, the largest difference first."""
-    mix_a, mix_b = instruction_mix(a), instruction_mix(b)
-    opcodes = sorted(mix_a | mix_b)
-    table = pd.DataFrame(
-        {"a": [mix_a[o] for o in opcodes], "b": [mix_b[o] for o in opcodes]},
-        index=pd.Index(opcodes, name="opcode"),
-    )
-    table["b - a"] = table["b"] - table["a"]
-    return table.sort_values("b - a", key=abs, ascending=False, kind="stable")

@@ -1,5 +1,7 @@
 """Each cheat is caught, each honest version is not."""
 
+import math
+
 from lib import machine
 from lib.measure import cheats
 from lib.measure.virtual_gpu import VirtualGPU
@@ -92,7 +94,11 @@ def test_sentences():
 
 
 def test_nan_of_large_inputs_is_found():
-    assert "NaN" in cheats.find_wrong_output(cheats.gelu_through_exp)
+    def through_exp(x):
+        e = torch.exp(2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))
+        return 0.5 * x * (1 + (e - 1) / (e + 1))  # inf / inf once e overflows
+
+    assert "NaN" in cheats.find_wrong_output(through_exp)
 
 
 def test_each_version_is_caught_for_what_it_does_and_nothing_else():
