@@ -16,7 +16,10 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 WIDTH, N_HEADS, N_TOKENS, N_WORDS = 16, 2, 8, 24
-COPIED = ("matmul", "softmax", "rope", "linear_glu", "lora_linear", "bias_gelu_dropout_add", "gelu")
+COPIED = (
+    "matmul", "softmax", "rope", "linear_glu", "lora_linear", "bias_gelu_dropout_add", "gelu",
+    "attention", "linear_cross_entropy",
+)  # fmt: skip
 
 
 class _Linear(torch.nn.Linear):
@@ -70,9 +73,21 @@ def _rotate(q, k, cos, sin):
     return q * cos + turned(q) * sin, k * cos + turned(k) * sin
 
 
+def _attention(q, k, v, softmax):
+    """(B, H, S, D), each token sees itself and those before."""
+    scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+    later = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool, device=q.device).triu(1)
+    return softmax(scores.masked_fill(later, -float("inf"))) @ v
+
+
+def _loss(x, weight, labels):
+    return F.cross_entropy(F.linear(x, weight).flatten(0, 1).float(), labels.flatten())
+
+
 EAGER = types.SimpleNamespace(
-    linear=_Linear, glu=_SwiGLU, lora=_LoRA, tail=_Tail, rope=_rotate, gelu=F.gelu,
-    softmax=functools.partial(torch.softmax, dim=-1),
+    linear=_Linear, glu=_SwiGLU, lora=_LoRA, tail=_Tail, rope=_rotate, gelu=F.gelu, loss=_loss,
+    softmax=(softmax := functools.partial(torch.softmax, dim=-1)),
+    attention=functools.partial(_attention, softmax=softmax),
 )  # fmt: skip
 
 
@@ -84,24 +99,23 @@ def of_ops(package=""):
         linear=op.matmul.FusedLinear, glu=swiglu, lora=op.lora_linear.LoRALinear,
         tail=op.bias_gelu_dropout_add.BiasGELUDropoutAdd, gelu=op.gelu.gelu_triton,
         rope=functools.partial(op.rope.rope_triton, layout="bhsd"), softmax=op.softmax.softmax_triton,
+        attention=functools.partial(op.attention.attention_triton, is_causal=True),
+        loss=op.linear_cross_entropy.linear_cross_entropy_triton,
     )  # fmt: skip
-
-
-def _attention(q, k, v, softmax):
-    """(B, H, S, D), each token sees itself and those before."""
-    scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
-    later = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool, device=q.device).triu(1)
-    return (softmax(scores.masked_fill(later, -float("inf"))) @ v).transpose(1, 2).flatten(2)
 
 
 def _heads(x, n):
     return x.unflatten(-1, (n, -1)).transpose(1, 2)
 
 
+def _together(x):
+    return x.transpose(1, 2).flatten(2)
+
+
 class GPTBlock(torch.nn.Module):
     def __init__(self, part):
         super().__init__()
-        self.softmax = part.softmax
+        self.attention = part.attention
         self.norm1, self.norm2 = torch.nn.LayerNorm(WIDTH), torch.nn.LayerNorm(WIDTH)
         self.qkv, self.out = part.linear(WIDTH, 3 * WIDTH), part.linear(WIDTH, WIDTH)
         self.up = part.linear(WIDTH, 4 * WIDTH, activation="gelu_tanh")
@@ -109,7 +123,7 @@ class GPTBlock(torch.nn.Module):
 
     def forward(self, x):
         q, k, v = (_heads(t, N_HEADS) for t in self.qkv(self.norm1(x)).chunk(3, dim=-1))
-        x = x + self.out(_attention(q, k, v, self.softmax))
+        x = x + self.out(_together(self.attention(q, k, v)))
         return self.tail(self.down(self.up(self.norm2(x))), x)
 
 
@@ -131,7 +145,7 @@ class LlamaBlock(torch.nn.Module):
         angles = torch.outer(places, 1e4 ** -(torch.arange(0, d, 2, device=x.device) / d))
         angles = torch.cat([angles, angles], dim=-1)[None]
         q, k = self.rope(q, k, angles.cos(), angles.sin())
-        x = x + self.o(_attention(q, k, v.to(q.dtype), self.softmax))
+        x = x + self.o(_together(_attention(q, k, v.to(q.dtype), self.softmax)))
         return x + self.down(self.gated(self.norm2(x)))
 
 
@@ -140,17 +154,16 @@ class Model(torch.nn.Module):
 
     def __init__(self, block, part, n_blocks=2, checkpointed=False):
         super().__init__()
-        self.checkpointed, self.gelu = checkpointed, part.gelu
+        self.checkpointed, self.gelu, self.loss = checkpointed, part.gelu, part.loss
         self.words = torch.nn.Embedding(N_WORDS, WIDTH)
         self.blocks = torch.nn.ModuleList(block(part) for _ in range(n_blocks))
-        self.head = part.linear(WIDTH, N_WORDS)
+        self.head = torch.nn.Linear(WIDTH, N_WORDS, bias=False)
 
     def forward(self, words):
         x = self.words(words[:, :-1])
         for block in self.blocks:
             x = checkpoint(block, x, use_reentrant=False) if self.checkpointed else block(x)
-        logits = self.head(self.gelu(x))
-        return F.cross_entropy(logits.flatten(0, 1).float(), words[:, 1:].flatten())
+        return self.loss(self.gelu(x), self.head.weight, words[:, 1:])
 
 
 def batch(n_sequences=4, device="cpu"):
