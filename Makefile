@@ -55,7 +55,7 @@ lab: $(READY)  ## open the course in JupyterLab; extra options in LAB="--no-brow
 	$(PY) -m jupyter lab --ServerApp.root_dir="$(CURDIR)" $(if $(filter 0,$(shell id -u)),--allow-root) \
 		--LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb $(LAB)
 
-test: $(READY)  ## lint, the quick tests, every notebook executed; no GPU needed, twelve minutes on two cores
+test: $(READY)  ## lint, the quick tests, every notebook executed; no GPU needed, some eight minutes on two cores
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	CUDA_VISIBLE_DEVICES= $(PYTEST) -m "not nightly" --nbmake --nbmake-timeout=300 $(NOTEBOOKS) lib/tests

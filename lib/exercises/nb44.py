@@ -84,11 +84,14 @@ def check_stages(answer):
             got = attempted(answer(block_m, block_n, block_k, gate))
             out = block_m * block_n * (1 if gate else 2)
             stage = (block_m + block_n) * block_k * 2 + 16
-            want = (227 * 1024 - out) // stage
-            number = isinstance(got, int) and not isinstance(got, bool)
             kind = "gated" if gate else "bare"
+            at = f"a {kind} tile of {block_m} × {block_n}, step {block_k}"
+            whole = isinstance(got, int) and not isinstance(got, bool)
+            expect(whole, f"{at}: should be a whole number of stages, got {got!r}")
+            needed, there = got * stage + out, 227 * 1024
             expect(
-                number and got == want,
-                f"a {kind} tile of {block_m} × {block_n}, step {block_k}: {got!r} is not the most "
-                "that fits; count the output tile, both tiles of a stage and its two barriers",
+                needed <= there,
+                f"{at}: {got} stages and the output tile need {needed:,} bytes, and {there:,} are there; "
+                "count the output tile, both tiles of a stage and its two barriers",
             )
+            expect(needed + stage > there, f"{at}: {got} stages leave room for another")

@@ -225,7 +225,12 @@ def check_next_fusion(answer):
             # on the faster GPU the same rows, as long as their limits and what is above them allow
             scaled = [_scaled(row, gbps / 1000, tflops / 100) for row in rows]
             at = f"{what}: {_told(scaled)}, {gbps:g} GB/s, {tflops:g} TFLOP/s, noise {noise_us} µs"
-            got = answer(copy.deepcopy(scaled), gbps, tflops, noise_us)
+            try:
+                got = answer(copy.deepcopy(scaled), gbps, tflops, noise_us)
+            except NotImplementedError:
+                raise
+            except Exception as error:
+                raise Wrong(f"{at}: raised {type(error).__name__}: {error}") from None
             expect(got is not ..., f"{at}: gives `...`")
             want = _next_fusion(scaled, gbps, tflops, noise_us)
             expect(got == want, f"{at}: gives {got!r}; {idea}")
