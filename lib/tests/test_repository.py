@@ -100,7 +100,7 @@ def test_the_minutes_of_a_notebook_are_those_of_the_readme_and_of_its_exercises(
 
 def _minutes():
     """{notebook: minutes of its row in the README}, in the order of the route."""
-    rows = re.findall(r"(?m)^\| \[(\d\d)\].*\| (\d+) \| \w+ \| \[", README)
+    rows = re.findall(r"(?m)^\| \[(\d\d)\].*\| (\d+) \| \[", README)
     return {number: int(minutes) for number, minutes in rows}
 
 
