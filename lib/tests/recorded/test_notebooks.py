@@ -86,6 +86,17 @@ def test_pace(path):
 
 
 @each
+def test_length(path):
+    """What a reader works through in an hour."""
+    cells = read(path).cells
+    code = "\n".join(c.source for c in cells if c.cell_type == "code")
+    prose = re.sub(r"\]\([^)]*\)", "]", prose_of(path))  # without where links lead
+    assert len(cells) <= 90
+    assert sum(bool(re.search(r"\w", word)) for word in prose.split()) <= 2200
+    assert sum(bool(line.strip()) for line in code.splitlines()) <= 450
+
+
+@each
 def test_figures_have_alt_text(path):
     for cell in read(path).cells:
         for output in cell.get("outputs", []):
