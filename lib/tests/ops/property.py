@@ -7,7 +7,7 @@ from lib.measure.check import check_against_float64
 from lib.tests.ops import battery, cases
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
 EXAMPLES = int(os.environ.get("FUSED_KERNELS_EXAMPLES", 25))
@@ -17,7 +17,8 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 def any_call(op, version):
     """The float64 rule holds for whatever call hypothesis draws, the same ones in every run."""
 
-    @settings(max_examples=EXAMPLES, deadline=None, derandomize=True, database=None)
+    @seed(0)  # not derandomize, whose draws change with the text of this function
+    @settings(max_examples=EXAMPLES, deadline=None, database=None)
     @given(data=st.data())
     def holds(data):
         torch.manual_seed(data.draw(st.integers(0, 999), "seed"))
@@ -33,6 +34,11 @@ def any_call(op, version):
             inputs[k] = laid.detach().requires_grad_(asked)
         incoming = data.draw(st.sampled_from(["contiguous", "expanded", "transposed"]), "dy")
         slack = battery.slack(op, inputs)
+        if (
+            incoming == "expanded"
+        ):  # of equal numbers added one by one, the roundings all go one way
+            n_rows = inputs[0].numel() // max(1, inputs[0].shape[-1])
+            slack = max(slack, n_rows * torch.finfo(torch.float32).eps / 2)
         got, want = _with_dy(version, incoming), _with_dy(op.eager, incoming)
         check_against_float64(got, want, *inputs, slack=slack)
 
