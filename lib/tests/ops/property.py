@@ -34,9 +34,8 @@ def any_call(op, version):
             inputs[k] = laid.detach().requires_grad_(asked)
         incoming = data.draw(st.sampled_from(["contiguous", "expanded", "transposed"]), "dy")
         slack = battery.slack(op, inputs)
-        if (
-            incoming == "expanded"
-        ):  # of equal numbers added one by one, the roundings all go one way
+        if incoming == "expanded":
+            # Of equal numbers added one by one the roundings all go one way.
             n_rows = inputs[0].numel() // max(1, inputs[0].shape[-1])
             slack = max(slack, n_rows * torch.finfo(torch.float32).eps / 2)
         got, want = _with_dy(version, incoming), _with_dy(op.eager, incoming)

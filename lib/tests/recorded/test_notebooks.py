@@ -20,6 +20,10 @@ def read(path):
     return nbformat.read(path, as_version=4)
 
 
+def prose_of(path):
+    return "\n".join(c.source for c in read(path).cells if c.cell_type == "markdown")
+
+
 @each
 def test_outputs_belong_to_this_code(path):
     status = notebooks.status(path)
@@ -71,7 +75,7 @@ def test_an_outdated_source_is_seen_and_mended(tmp_path, monkeypatch):
 
 @each
 def test_headings(path):
-    text = "\n".join(c.source for c in read(path).cells if c.cell_type == "markdown")
+    text = prose_of(path)
     headings = re.findall(r"(?m)^## (.*)", text)
     assert re.match(rf"# {path.name[:2]} · \w+", text)
     assert headings[:2] == ["You will be able to", "Set up"]
@@ -119,10 +123,6 @@ def glossary():
 
 def anchor(term):
     return f"(glossary.md#{term.lower().replace(' ', '-')})"
-
-
-def prose_of(path):
-    return "\n".join(c.source for c in read(path).cells if c.cell_type == "markdown")
 
 
 def test_glossary_and_notebooks_link_each_other():
