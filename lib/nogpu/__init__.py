@@ -7,7 +7,7 @@
     one_call      Attention and rms_norm as the one call that each is on a GPU, for counting and output code.
     cuda          A CUDA C++ source built and run on the CPU, with a checker.
 
-The calls are the same with a GPU; there they use it.
+With a GPU the same calls use it.
 """
 
 import os
@@ -17,20 +17,20 @@ from lib.machine import HAS_GPU
 
 
 def install():
-    """Make this process ready: with a GPU, nvcc is found; without one, the stand-ins are put in place.
+    """Set up this process: find nvcc where there is a GPU, else install the stand-ins.
 
     Raises RuntimeError when triton was imported first and so missed TRITON_INTERPRET=1.
     """
     if HAS_GPU:
         from lib.nogpu import cuda_toolkit, memory
 
-        cuda_toolkit.use_pip_cuda()  # where no toolkit is installed, that of pip's wheels
+        cuda_toolkit.use_pip_cuda()  # unless another toolkit is installed
         memory.install()  # for kernels that are interpreted beside the GPU
         return
     if "triton" in sys.modules and not sys.modules["triton"].knobs.runtime.interpret:
         raise RuntimeError(
-            "lib was imported after triton, and there is no GPU here: Triton's interpreter has to be "
-            "switched on before. Restart the kernel and import lib first."
+            "lib was imported after triton. Without a GPU, lib must come first, because it switches on "
+            "Triton's interpreter. Restart the kernel and import lib first."
         )
     os.environ["TRITON_INTERPRET"] = "1"
     from lib.nogpu import cuda, interpreter, memory

@@ -2,13 +2,13 @@
 
     compiled = compile_for(add_kernel, signature_of(add_kernel, x, y, out, n, BLOCK_SIZE=1024), arch=90)
     compiled.ttir, .ttgir, .llir, .ptx, .sass      # the stages, as text
-    compiled.registers, .shared_bytes, .spills     # what one launch needs of a multiprocessor
+    compiled.registers, .shared_bytes, .spills     # what it needs of an SM (streaming multiprocessor)
     instruction_mix(compiled)                       # {"LDG.E.128": 2, "FADD": 8, ...}
 
 Triton's compiler, ptxas and the disassembler come with the triton wheel and need no driver, so this is
-what a GPU would get, not an imitation. It stands in for the first launch of a kernel, at which Triton
-compiles, and differs from it in this: the caller says (or `signature_of` works out) what Triton reads
-off the arguments of the launch, namely their types, which ints are 1 and which values divide by 16.
+what a GPU would get, not an imitation. It stands in for the first launch of a kernel, when Triton
+compiles. A launch tells Triton the types of its arguments, which ints are 1 and which values divide by
+16. Here the caller says so, or `signature_of` works it out.
 
 Works for kernels that the interpreter runs in the same process, with a GPU or without.
 """
@@ -41,7 +41,7 @@ TARGETS = {
     120: GPUTarget("cuda", 120, 32),  # Blackwell: RTX 5090
     "gfx942": GPUTarget("hip", "gfx942", 64),  # AMD CDNA 3: MI300
 }
-# Relatives of the above, whose code is much the same: on many readers' desks, and in no table.
+# Common desktop GPUs. Their code is much the same as that of the above, so tables leave them out.
 _RELATIVES = {
     86: GPUTarget("cuda", 86, 32),  # Ampere: RTX 30, A10
     89: GPUTarget("cuda", 89, 32),  # Ada: RTX 40, L4, L40S
@@ -63,7 +63,7 @@ _TYPE_NAMES = {
 }
 
 
-# A launch takes them beside the kernel's parameters; compile_for has arguments of its own for them.
+# Options of a launch that are no parameters of the kernel; compile_for takes them as arguments.
 _LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "enable_fp_fusion")
 
 
@@ -124,8 +124,8 @@ def _type_name(parameter, value):
     if isinstance(value, float):
         return "fp32"
     raise ValueError(
-        f"signature_of: {parameter!r} is {value!r}, of a type Triton has none for; "
-        "it has to be a tensor of real numbers, an int, a float, a bool or None."
+        f"signature_of: {parameter!r} is {value!r}, and Triton has no such type; "
+        "pass a tensor of real numbers, an int, a float, a bool or None."
     )
 
 
@@ -141,17 +141,17 @@ def compile_for(
     """Compile a @triton.jit kernel (autotuned or not) or a @gluon.jit one for an architecture that is not here.
 
     signature is {"x_ptr": "*fp32", "n_elements": "i32"}, with constexprs={"BLOCK_SIZE": 1024}; or it is
-    what signature_of returns, which holds all three. divisible_by_16 says what the compiler may take to
-    be a multiple of 16: every pointer and int (True), none (False), or the parameters named.
+    what signature_of returns, which holds all three. divisible_by_16 says which arguments the compiler may
+    assume to be multiples of 16: every pointer and int (True), none (False), or the parameters named.
     """
     targets = TARGETS | _RELATIVES
     if arch not in targets:
-        known = ", ".join(map(str, targets))
-        raise ValueError(f"compile_for: no arch {arch!r}; there are {known}.")
+        archs = ", ".join(map(str, targets))
+        raise ValueError(f"compile_for: no arch {arch!r}; there are {archs}.")
     if isinstance(signature, Signature):
-        signature, known_constexprs, known_divisible = signature
-        constexprs = known_constexprs | (constexprs or {})
-        divisible_by_16 = known_divisible if divisible_by_16 is True else divisible_by_16
+        signature, signature_constexprs, signature_divisible = signature
+        constexprs = signature_constexprs | (constexprs or {})
+        divisible_by_16 = signature_divisible if divisible_by_16 is True else divisible_by_16
     constexprs = constexprs or {}
     function = _jit_function(kernel)
     types = _types_in_order(function, signature, constexprs)
@@ -160,7 +160,7 @@ def compile_for(
         for i, (name, type_name) in enumerate(types.items())
         if _may_assume_16(name, type_name, divisible_by_16)
     }
-    # Under the interpreter tl.sum and the kernel's own helpers are not compilable: swap them meanwhile.
+    # Under the interpreter, tl.sum and the kernel's helpers cannot be compiled, so swap them for a while.
     source = GluonASTSource if isinstance(function, GluonJITFunction) else ASTSource
     with swapped(function.fn, InterpretedFunction, JITFunction):
         result = triton.compile(
@@ -172,7 +172,7 @@ def compile_for(
 
 
 def _jit_function(kernel):
-    """The kernel as Triton compiles it, out of an autotuner, heuristics or the interpreter's wrapper."""
+    """The kernel as Triton compiles it, without an autotuner, heuristics or the interpreter's wrapper."""
     inner = kernel
     while not isinstance(inner, (JITFunction, InterpretedFunction)):
         inner = getattr(inner, "fn", None)
@@ -198,7 +198,7 @@ def _types_in_order(function, signature, constexprs):
                 f"give its value in constexprs={{{p.name!r}: ...}}."
             )
         elif p.name in signature:
-            types[p.name] = _known_type(p.name, signature[p.name])
+            types[p.name] = _checked_type(p.name, signature[p.name])
         else:
             raise ValueError(
                 f"compile_for: the signature of {function.__name__} lacks {p.name!r}; "
@@ -210,12 +210,12 @@ def _types_in_order(function, signature, constexprs):
     return types
 
 
-def _known_type(parameter, name):
-    known = [*_TYPE_NAMES.values(), "u16", "u32", "u64"]
-    if name.removeprefix("*") not in known and not name.startswith("tensordesc"):
+def _checked_type(parameter, name):
+    type_names = [*_TYPE_NAMES.values(), "u16", "u32", "u64"]
+    if name.removeprefix("*") not in type_names and not name.startswith("tensordesc"):
         raise ValueError(
             f"compile_for: {parameter!r} has the type {name!r}; Triton writes a pointer as '*fp32' and a "
-            f"number as 'i32'. There are: {', '.join(known)}."
+            f"number as 'i32'. There are: {', '.join(type_names)}."
         )
     return name
 
@@ -278,7 +278,7 @@ class Compiled:
     def spills(self):
         """32-bit words of one thread in local memory, as Triton counts them.
 
-        Values that found no register; and arrays, such as sin and cos of large numbers need, which are none.
+        Spilled registers, and also local arrays, which are no spills: sin and cos of large numbers need one.
         """
         return self._resources["spills"]
 
@@ -304,15 +304,15 @@ class Compiled:
 
 
 def _nvidia_tool(tool, option, binary):
-    """What one of the tools that the triton wheel carries prints about a cubin."""
+    """The output of one of the triton wheel's tools for a cubin."""
     path = Path(getattr(triton.knobs.nvidia, tool).path)
     with tempfile.TemporaryDirectory() as folder:
         cubin = Path(folder, "kernel.cubin")
         cubin.write_bytes(binary)
-        done = subprocess.run([path, option, cubin], capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"{tool} {option} failed: {done.stderr.strip()}")
-    return done.stdout
+        result = subprocess.run([path, option, cubin], capture_output=True, text=True)
+    if result.returncode:
+        raise RuntimeError(f"{tool} {option} failed: {result.stderr.strip()}")
+    return result.stdout
 
 
 def instruction_mix(sass):

@@ -4,23 +4,23 @@
     kernels = load_cuda(source, ["add_relu"])
     y = kernels.add_relu(x, bias)
 
-With a GPU that is nvcc, through PyTorch's load_inline. Without one, each CUDA thread is a fiber: thread
+With a GPU, nvcc builds it through PyTorch's load_inline. Without one, each CUDA thread is a fiber: thread
 blocks run one after another, and the threads of a block take turns at barriers and warp intrinsics, so the
 results are those of a GPU up to rounding. `checked=True` watches every load and store and raises, naming
 kernel, line and thread, for: an access out of bounds of a tensor or of shared memory, a race (a missing
-barrier), a read of shared memory or of torch::empty's that nobody has written, a tensor that was freed
+barrier), a read of uninitialized shared memory or of an uninitialized torch::empty, a tensor that was freed
 before the launch, a misaligned vector load, a barrier or a shuffle that only some threads reach, and a
-thread that waits for ever. Without it, an access to memory that is not there ends the kernel with an error
-of less detail, where the processor notices it at all.
+thread that waits forever. Without it, an invalid access ends the kernel with a less detailed error, and only
+where the processor traps it.
 
 Where it differs from a GPU: it says nothing about speed, coalescing, bank conflicts or occupancy. Nothing
-runs at once, so a race shows as an error in checked mode and else not at all. One thread block cannot wait
-for another. Not found: an index that hits another tensor of the same launch, and two arrays that a kernel
-itself carves out of one. Inline PTX, wmma/mma, cp.async and TMA, clusters, cooperative groups and CUB are
-refused (NotOnCpu). In checked mode use small tensors, up to 64 K elements: it is thousands of times slower.
+runs concurrently, so a race shows in checked mode only. One thread block cannot wait for another. The checker
+misses an index that hits another tensor of the same launch, and two arrays that a kernel itself carves out of
+one. Inline PTX, wmma/mma, cp.async and TMA, clusters, cooperative groups and CUB are refused (NotOnCpu). In
+checked mode use small tensors, up to 64 K elements: it is thousands of times slower.
 
 Environment: CUDA_ON_CPU_CHECKED=1 makes checked the default of load_inline and load_cuda;
-CUDA_ON_CPU_ORDER=forward, reverse or a seed is the order in which the threads of a block get their turns;
+CUDA_ON_CPU_ORDER=forward, reverse or a seed sets the order in which the threads of a block take turns;
 CUDA_ON_CPU_TIMEOUT ends a launch after that many seconds (300). The rewriting of the source
 is in `cuda_translate.py`, the building in `cuda_build.py`, what runs the threads in `cuda_on_cpu/`.
 """
@@ -64,7 +64,7 @@ __all__ = [
     "why_no_cuda",
 ]
 
-# What a kernel's error raises, on the CPU as on a GPU: a RuntimeError.
+# A kernel's error raises this RuntimeError, on the CPU as on a GPU.
 KernelError = torch.AcceleratorError
 
 
@@ -92,8 +92,8 @@ def load_cuda(
     The same source is built once: in this process the call then returns at once, in others it loads the
     built library from the course's cache.
 
-    `checked`: under the checker or not; None is as CUDA_ON_CPU_CHECKED says. It has no effect with a
-    GPU: there, run `compute-sanitizer python script.py`.
+    `checked`: whether to use the checker; None means what CUDA_ON_CPU_CHECKED says. It has no effect with
+    a GPU: there, run `compute-sanitizer python script.py`.
     """
     if HAS_GPU:
         return _load_on_gpu(source, functions, name, verbose)
@@ -104,7 +104,7 @@ def load_cuda(
 def load_cuda_on_cpu(
     source: str, functions: list[str], name="kernels", checked=False, verbose=False
 ):
-    """`load_cuda` for CPU tensors, with or without a GPU in the machine; `checked` or not as it is said."""
+    """`load_cuda` for CPU tensors, with or without a GPU in the machine."""
     _require_functions(source, functions, name)
     namespace = _namespace(name, source, functions, checked, "cpu")
     if namespace not in _libraries:
@@ -119,7 +119,7 @@ def load_cuda_on_cpu(
 
 
 def memory_traffic(namespace) -> MemoryTraffic:
-    """What the kernels behind `namespace` have done since the last call, which sets all counts to zero.
+    """What the kernels behind `namespace` have done since the last call. Each call resets the counts.
 
     `namespace` is what load_cuda returned, or torch.ops.<name> of a source with its own TORCH_LIBRARY.
     The bytes are counted in checked mode only.
@@ -150,8 +150,7 @@ def install():
     """Without a GPU, let torch.utils.cpp_extension.load_inline build CUDA sources for the CPU.
 
     An op file that builds its .cu with load_inline then works unchanged. To CUDA this is what
-    TRITON_INTERPRET=1 is to Triton. Calls without cuda_sources are PyTorch's own. With a GPU nothing
-    happens.
+    TRITON_INTERPRET=1 is to Triton. Calls without cuda_sources go to PyTorch. With a GPU this does nothing.
     """
     if HAS_GPU:
         return
@@ -184,15 +183,15 @@ def _load_inline_on_cpu(
     is_python_module=True,
     **__,
 ):
-    """load_inline's meaning, for the CPU. Options that only concern nvcc or pybind11 are ignored.
+    """load_inline for the CPU. Options that only concern nvcc or pybind11 are ignored.
 
     Returns a namespace with `functions` if they are given, else the path of the loaded library.
     """
     checked = cuda_build.checked_by_default()
     cpp_source, cuda_source = _joined(cpp_sources), _joined(cuda_sources)
     names = [functions] if isinstance(functions, str) else list(functions or [])
-    wanted = [*(extra_cflags or []), *(extra_cuda_cflags or [])]
-    flags = list(dict.fromkeys(flag for flag in wanted if re.match("-[DUI]", flag)))
+    all_flags = [*(extra_cflags or []), *(extra_cuda_cflags or [])]
+    flags = list(dict.fromkeys(flag for flag in all_flags if re.match("-[DUI]", flag)))
     flags += [f"-I{os.path.abspath(path)}" for path in extra_include_paths or []]
 
     own = namespaces_of(cpp_source + "\n" + cuda_source)
@@ -244,7 +243,7 @@ def _load_on_gpu(source: str, functions: list[str], name: str, verbose: bool):
 
 def _build_with_nvcc(source, functions, name, namespace, folder, verbose):
     extension = _import_cpp_extension()
-    # Left behind by a build that was killed, this file would let load_inline wait for ever.
+    # A killed build leaves this file behind, and load_inline would wait for it forever.
     (folder / "lock").unlink(missing_ok=True)
     text = f'#include <torch/library.h>\n#line 1 "{name}.cu"\n{source}\n{_bindings(namespace, functions)}'
     try:
@@ -282,7 +281,7 @@ def _namespace(name: str, *parts) -> str:
 
 def _require_functions(source: str, functions: list[str], name: str):
     if not re.fullmatch(r"[\w.-]+", name):
-        raise ValueError(f"the name of a source names files: letters, digits and _, not {name!r}")
+        raise ValueError(f"name is used in file names: letters, digits and _ only, not {name!r}")
     for function in functions:
         if not re.search(rf"\b{function}\s*\(", source):
             raise ValueError(f"{name}.cu defines no function {function}; name its host functions")

@@ -1,9 +1,9 @@
 """From C++ text to a loaded shared library: compiler, precompiled header, cache on disk, error text.
 
 A build lies in `cache_dir("cuda_on_cpu")/<name>_<key>`. The key is made of everything that could change
-it: the text, our headers, the flags, the compiler, PyTorch and Python. The library is written beside its
-place and then renamed, so a folder holds all of it or none; a file lock keeps two processes from doing
-the same work.
+it: the text, our headers, the flags, the compiler, PyTorch and Python. The library is written under a
+temporary name and then renamed, so a folder holds all of it or none; a file lock keeps two processes from
+doing the same work.
 
 PyTorch's headers take most of the compiler's time. In the background of the first build they are compiled
 into a precompiled header, one for each mode, about 450 MB each; those that nobody has used for a month are
@@ -34,7 +34,7 @@ TORCH = Path(torch.__file__).parent
 MONTH = 30 * 24 * 3600
 PRECOMPILED_BYTES = 500 << 20
 
-# What every source here begins with, and what takes the compiler's time.
+# Every source begins with these headers; they take most of the compiler's time.
 PRELUDE = "#include <torch/library.h>\n#include <torch/types.h>\n"
 
 
@@ -115,7 +115,7 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
-# Lines of g++, clang++, nvcc and ninja: those where an error begins, and those where it is over.
+# Lines of g++, clang++, nvcc and ninja: those where an error begins, and those where it ends.
 _ERROR = r":\s(?:fatal )?error:|\): (?:catastrophic )?error|ptxas (?:error|fatal)"
 _NOT_AN_ERROR = (
     r"[\s:)](?:warning|note)\b.*:|^In file included|^\s*from \S+:\d+|: In \w+|^\S+: At "
@@ -125,22 +125,22 @@ _NOT_AN_ERROR = (
 
 def compiler_errors(output: str, limit: int = 40) -> str:
     """The errors in a compiler's output: no warnings, no notes, no commands of a build tool."""
-    kept, keeping = [], False
+    errors, in_error = [], False
     for line in output.splitlines():
         if re.search(_ERROR, line):
-            keeping = True
+            in_error = True
         elif re.search(_NOT_AN_ERROR, line):
-            keeping = False
-        if keeping:
-            kept.append(line.rstrip())
-    if not kept:  # killed, out of memory, a linker's message: all we have
-        kept = [line.rstrip() for line in output.splitlines() if line.strip()][-limit:]
-    rest = [f"... and {len(kept) - limit} more lines"] if len(kept) > limit else []
-    return "\n".join(kept[:limit] + rest)
+            in_error = False
+        if in_error:
+            errors.append(line.rstrip())
+    if not errors:  # killed, out of memory, a linker's message: all we have
+        errors = [line.rstrip() for line in output.splitlines() if line.strip()][-limit:]
+    rest = [f"... and {len(errors) - limit} more lines"] if len(errors) > limit else []
+    return "\n".join(errors[:limit] + rest)
 
 
 def _missing_here(errors: str) -> str:
-    """A sentence on the first name in a compiler's errors that looks like one of CUDA's; else nothing."""
+    """A hint on the first undeclared name in a compiler's errors that looks like CUDA's, or ''."""
     name = r"cuda[A-Z]\w*|__\w+"
     unknown = re.search(
         rf"error: .*?['‘`]({name})['’].*(?:not declared|undeclared|not name)", errors
@@ -154,7 +154,7 @@ def _missing_here(errors: str) -> str:
 
 
 def checked_by_default() -> bool:
-    """Whether CUDA_ON_CPU_CHECKED asks for the checker where nobody says otherwise."""
+    """Whether CUDA_ON_CPU_CHECKED makes the checker the default."""
     return os.environ.get("CUDA_ON_CPU_CHECKED", "0") not in ("", "0")
 
 
@@ -167,7 +167,7 @@ def _mode_flags(checked: bool) -> list[str]:
         # These make the compiler call the functions in hooks.h; nothing is linked for them.
         sanitizers = [f"-fsanitize={name}" for name in ("thread", "alignment", "bounds")]
         flags += sanitizers
-    # -g1: lines in errors, for nothing. -O2 takes the compiler half as long again.
+    # -g1 adds lines to errors and costs nothing. With -O2 the compiler takes half as long again.
     return [*flags, "-O1", "-g1"]
 
 
@@ -196,22 +196,22 @@ def _compile(text: str, library: Path, source: str, flags: list[str], checked: b
     cpp.write_text(text)
     compiler = find_compiler()
     mode_flags = _mode_flags(checked)
-    # Where the checker is the rule, too few builds go without it to pay for headers of their own.
+    # Where the checker is the default, builds without it are too few to precompile headers for them.
     prelude = _precompiled_header(mode_flags) if checked or not checked_by_default() else []
     command = [*compiler, "-c", cpp.name, "-o", f"{part}.o", *flags, *_includes()]
     try:
-        done = _run([*command, *prelude], folder, verbose)
-        if done.returncode and prelude and re.search(r"pch|PCH|precompiled", done.stdout):
-            done = _run(command, folder, verbose)  # a precompiled header that does not load here
-        if done.returncode:
-            errors = compiler_errors(done.stdout)
+        result = _run([*command, *prelude], folder, verbose)
+        if result.returncode and prelude and re.search(r"pch|PCH|precompiled", result.stdout):
+            result = _run(command, folder, verbose)  # a precompiled header that does not load here
+        if result.returncode:
+            errors = compiler_errors(result.stdout)
             raise RuntimeError(f"{name}.cu does not compile:\n{errors}{_missing_here(errors)}")
         link = [*compiler, "-shared", f"{part}.o", "-o", f"{part}.so", f"-L{TORCH / 'lib'}"]
         # -Bsymbolic: two builds in one process that define the same name each keep their own.
         link += ["-lc10", "-ltorch_cpu", "-ltorch", "-Wl,-Bsymbolic", "-ldl", "-lrt", "-lpthread"]
-        done = _run(link, folder, verbose)
-        if done.returncode:
-            raise RuntimeError(f"{name}.cu cannot be linked:\n{compiler_errors(done.stdout)}")
+        result = _run(link, folder, verbose)
+        if result.returncode:
+            raise RuntimeError(f"{name}.cu cannot be linked:\n{compiler_errors(result.stdout)}")
         os.replace(f"{part}.so", library)
     finally:
         for leftover in (Path(f"{part}.o"), Path(f"{part}.so")):
@@ -229,8 +229,8 @@ def precompile_headers(checked: bool):
 def _precompiled_header(flags: list[str]) -> list[str]:
     """The flags that use PyTorch's headers precompiled with `flags`; none while there are none.
 
-    The first call starts their compilation in the background. Nobody waits for it: this build and
-    those that follow within some 15 s read the headers as text.
+    The first call starts their compilation in the background. This build and those of the next 15 s or
+    so do not wait: they read the headers as text.
     """
     key = _key(PRELUDE, flags, _toolchain())
     folder = cache_dir("cuda_on_cpu", f"headers_{key}")
@@ -245,7 +245,7 @@ def _precompiled_header(flags: list[str]) -> list[str]:
 
 
 def _start_precompiling(header: Path, compiled: Path, flags: list[str]):
-    """Compile a header in a process that outlives this one, unless another is at it already."""
+    """Compile a header in a process that outlives this one, unless another process is compiling it."""
     part = header.with_name("part")
     command = [*find_compiler(), "-x", "c++-header", str(header), "-o", str(part)]
     command += [*flags, *_torch_includes()]
@@ -257,7 +257,7 @@ def _start_precompiling(header: Path, compiled: Path, flags: list[str]):
         except BlockingIOError:
             return
         header.write_text(PRELUDE)
-        _delete_unused_headers(keep=header.parent)
+        _delete_unused_headers(current=header.parent)
         # The background process inherits the open file, and with it the lock, until it ends.
         subprocess.run(
             ["sh", "-c", f"({shlex.join(command)} && {rename}) &"],
@@ -269,10 +269,10 @@ def _start_precompiling(header: Path, compiled: Path, flags: list[str]):
         )
 
 
-def _delete_unused_headers(keep: Path):
-    for folder in keep.parent.glob("headers_*"):
+def _delete_unused_headers(current: Path):
+    for folder in current.parent.glob("headers_*"):
         header = folder / "prelude.h"
-        if folder != keep and header.exists() and time.time() - header.stat().st_mtime > MONTH:
+        if folder != current and header.exists() and time.time() - header.stat().st_mtime > MONTH:
             shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -1,7 +1,7 @@
 """NVIDIA's own compiler: finding nvcc, a toolkit from pip, and compile-only checks.
 
-`nvcc_check` needs nvcc and no GPU: it says whether a source compiles for one and what each kernel
-takes of it (registers, shared memory, spills).
+`nvcc_check` needs nvcc but no GPU. It says whether a source compiles and what resources each kernel
+uses (registers, shared memory, spills).
 """
 
 import glob
@@ -34,18 +34,18 @@ _TORCH_FLAGS = [
 
 
 class KernelResources(NamedTuple):
-    """What one kernel takes of a GPU, as ptxas reports it."""
+    """The resources of one kernel, as ptxas reports them."""
 
     kernel: str
     registers: int  # of each thread
-    shared_bytes: int  # of each thread block, the dynamic ones not counted
+    shared_bytes: int  # of each thread block, without dynamic shared memory
     stack_bytes: int  # of each thread: local arrays that did not fit in registers
     spill_store_bytes: int
     spill_load_bytes: int
 
 
 def find_nvcc() -> str | None:
-    """The path of nvcc: of $CUDA_HOME, of $PATH, of /usr/local/cuda, or of pip's wheels."""
+    """The path of nvcc, from $CUDA_HOME, $PATH, /usr/local/cuda or pip's wheels."""
     homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")]
     for home in filter(None, homes):
         if os.path.exists(os.path.join(home, "bin", "nvcc")):
@@ -66,8 +66,8 @@ def how_to_get_nvcc() -> str:
 def use_pip_cuda() -> str | None:
     """Make PyTorch build with the CUDA toolkit from pip, where there is no other nvcc.
 
-    Sets CUDA_HOME and returns it; returns None, and changes nothing, where nvcc is installed already or
-    is not in pip's wheels either.
+    Sets CUDA_HOME and returns it. Changes nothing and returns None where another nvcc is installed or
+    pip's wheels have none.
     """
     nvcc, home = find_nvcc(), _pip_cuda_home()
     if not home or nvcc != os.path.join(home, "bin", "nvcc"):
@@ -84,10 +84,10 @@ def use_pip_cuda() -> str | None:
 
 
 def nvcc_check(source: str, arch: str = "sm_90") -> list[KernelResources]:
-    """Compile a CUDA source with nvcc and throw the result away: what does each kernel take?
+    """Compile a CUDA source with nvcc, discard the result and return the resources of each kernel.
 
-    The source may include PyTorch's headers, of a CPU-only PyTorch too. Raises RuntimeError with nvcc's
-    errors if it does not compile, ToolMissing where there is no nvcc.
+    The source may include PyTorch's headers, even those of a CPU-only PyTorch. Raises RuntimeError with
+    nvcc's errors if it does not compile, ToolMissing where there is no nvcc.
     """
     nvcc = find_nvcc()
     if nvcc is None:
@@ -101,9 +101,9 @@ def nvcc_check(source: str, arch: str = "sm_90") -> list[KernelResources]:
         Path(folder, "kernels.cu").write_text(source)
         command = [nvcc, "-std=c++20", f"-arch={arch}", "-cubin", "-Xptxas", "-v", "kernels.cu"]
         command += ["-o", "kernels.cubin", *_TORCH_FLAGS, *(f"-isystem={path}" for path in folders)]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    output = done.stdout + done.stderr
-    if done.returncode:
+        result = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    output = result.stdout + result.stderr
+    if result.returncode:
         raise RuntimeError(f"nvcc does not compile the source:\n{compiler_errors(output)}")
     return _read_ptxas(output, nvcc)
 
@@ -137,8 +137,8 @@ def _demangle(symbol: str, nvcc: str) -> str:
     tool = beside if os.path.exists(beside) else shutil.which("c++filt")
     if not tool:
         return symbol
-    done = subprocess.run([tool, symbol], capture_output=True, text=True)
-    return short_kernel_name(done.stdout.strip() or symbol)
+    result = subprocess.run([tool, symbol], capture_output=True, text=True)
+    return short_kernel_name(result.stdout.strip() or symbol)
 
 
 def short_kernel_name(name: str) -> str:
@@ -165,11 +165,11 @@ def _missing_headers() -> Path:
 def _pip_cuda_home() -> str | None:
     """`site-packages/nvidia/cu13`, if pip has put an nvcc there for PyTorch's version of CUDA."""
     try:
-        found = importlib.util.find_spec("nvidia")
+        spec = importlib.util.find_spec("nvidia")
     except (ImportError, ValueError):
         return None
     version = torch.version.cuda.split(".")[0] if torch.version.cuda else "*"
-    for root in found.submodule_search_locations if found else []:
+    for root in spec.submodule_search_locations if spec else []:
         for home in sorted(glob.glob(os.path.join(root, f"cu{version}"))):
             if os.path.exists(os.path.join(home, "bin", "nvcc")):
                 return home

@@ -1,4 +1,4 @@
-"""CUDA C++ as a C++ compiler can read it: some small rewrites, and every line keeps its number.
+"""Rewrite CUDA C++ so that a C++ compiler can read it. Every line keeps its number.
 
     kernel<<<grid, block>>>(x)     ::cuda_on_cpu::Launch(grid, block).kernel("kernel", ...)(x)
     __shared__ float part[32];     a reference to memory that the runtime hands out
@@ -7,8 +7,8 @@
     x.is_cuda(), kCUDA, NULL       x.is_cpu(), kCPU, nullptr
     __noinline__                   __attribute__((noinline))
 
-All else that CUDA adds to C++ is in the headers of `cuda_on_cpu/`. What those lack (PTX, tensor cores,
-asynchronous copies ...) is refused here, with the line, rather than by the compiler in its own words.
+The headers of `cuda_on_cpu/` hold the rest of what CUDA adds to C++. What they lack (PTX, tensor cores,
+asynchronous copies ...) is refused here with its line, because the compiler's message would not help.
 """
 
 import re
@@ -69,14 +69,14 @@ def refuse_what_needs_a_gpu(source: str, name: str = "kernels"):
     text = _without_gpu_only_lines(_without_comments(source, strings=False))
     code = _without_gpu_only_lines(_without_comments(source))
     includes = re.sub(r"(?m)^(?!\s*#\s*include).*$", "", text)
-    found = []
+    refusals = []
     for pattern, construct in _NOT_ON_CPU:
         # Quoted text only counts in an #include.
         match = re.search(pattern, code) or re.search(pattern, includes)
         if match:
-            found.append((code.count("\n", 0, match.end()) + 1, construct))
-    if found:
-        line, construct = min(found)
+            refusals.append((code.count("\n", 0, match.end()) + 1, construct))
+    if refusals:
+        line, construct = min(refusals)
         raise NotOnCpu(
             f"{name}.cu line {line}: {construct} cannot run on the CPU; put it under "
             "`#ifndef CUDA_ON_CPU` with a plain version beside it, or use a machine with a GPU."
@@ -90,7 +90,7 @@ def namespaces_of(source: str) -> list[str]:
 
 
 def _without_comments(source: str, strings: bool = True) -> str:
-    """`source` with spaces for comments and, if asked, for text in quotes: the same places, no traps."""
+    """`source` with spaces in place of comments and, if `strings`, of quoted text. Positions stay the same."""
     comments = r"//[^\n]*|/\*.*?\*/"
     quoted = r'"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])+\''
 
@@ -104,8 +104,8 @@ def _without_comments(source: str, strings: bool = True) -> str:
 
 def _without_gpu_only_lines(code: str) -> str:
     """`code` with empty lines where the preprocessor drops them because CUDA_ON_CPU is defined."""
-    hidden = []  # one entry for each open #if: are its lines dropped for our sake?
-    ours = []  # and is it one that asks for CUDA_ON_CPU?
+    hidden = []  # one entry for each open #if: are its lines dropped on the CPU?
+    ours = []  # and does it test CUDA_ON_CPU?
     lines = code.split("\n")
     for i, line in enumerate(lines):
         directive = re.match(r"\s*#\s*(ifdef|ifndef|if|elif|else|endif)\b\s*(.*?)\s*$", line)
@@ -124,13 +124,13 @@ def _without_gpu_only_lines(code: str) -> str:
 
 
 def _replace(source: str, edits: list[tuple[int, int, str]]) -> str:
-    """`source` with each (start, end, new text) carried out; the lines that follow keep their numbers."""
-    parts, done = [], 0
+    """`source` with each (start, end, new text) applied; the lines that follow keep their numbers."""
+    parts, position = [], 0
     for start, end, new in edits:
         missing = source.count("\n", start, end) - new.count("\n")
-        parts += [source[done:start], new, "\n" * missing]
-        done = end
-    return "".join(parts) + source[done:]
+        parts += [source[position:start], new, "\n" * missing]
+        position = end
+    return "".join(parts) + source[position:]
 
 
 # ---- kernel<<<grid, block, bytes, stream>>>(...) ---------------------------------------------
@@ -263,7 +263,7 @@ _EMPTY = re.compile(
 
 
 def _empty_tensors(source: str) -> str:
-    """Tensors that nobody has written are marked: checked mode says so where a kernel reads one."""
+    """Mark uninitialized tensors, so that checked mode reports a kernel that reads one."""
     code, edits = _without_comments(source), []
     for match in _EMPTY.finditer(code):
         member = match[0].lstrip().startswith(".")
@@ -274,7 +274,7 @@ def _empty_tensors(source: str) -> str:
 
 
 def _end_of_bracket(code: str, start: int) -> int:
-    """Behind the bracket that is open before `start`."""
+    """The position after the bracket that is open before `start`."""
     depth, at = 1, start
     while depth and at < len(code):
         depth += (code[at] in "([{") - (code[at] in ")]}")

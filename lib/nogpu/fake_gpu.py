@@ -6,7 +6,7 @@
 
 Inductor needs four things from a GPU before it writes one line of Triton, and each has a stand-in here:
 
-    what the GPU is      a table of properties (H200) behind torch.cuda's questions
+    what the GPU is      a table of properties (H200), which torch.cuda's functions return
     tensors on it        FakeTensorMode: everything about a tensor but its numbers
     autograd's engine    a short one in Python; the C++ engine starts no thread for a missing GPU
     a Triton target      GPUTarget("cuda", 90, 32), to which Triton's compiler needs no driver
@@ -27,8 +27,8 @@ from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-# What torch.cuda.get_device_properties answers. Inductor reads the number of multiprocessors and the
-# limits of one multiprocessor; an H100 has the same values but for its memory.
+# What torch.cuda.get_device_properties returns. Inductor reads the number of SMs (streaming
+# multiprocessors) and the limits of one SM; an H100 has the same values but for its memory.
 H200 = SimpleNamespace(
     name="NVIDIA H200",
     major=9,
@@ -51,7 +51,7 @@ H200 = SimpleNamespace(
 @contextlib.contextmanager
 def fake_gpu(properties=H200):
     """Inside, torch sees one GPU with these properties, and every tensor made is fake."""
-    _give_cuda_a_device_guard()
+    _install_device_guard()
     with contextlib.ExitStack() as stack:
         # allow_non_fake_inputs: a constant inside a compiled function is a real CPU tensor
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
@@ -62,8 +62,8 @@ def fake_gpu(properties=H200):
             *_patches_of_the_compiler(),
         ):
             stack.enter_context(patch)
-        _forget_device_facts()
-        stack.callback(_forget_device_facts)
+        _clear_device_caches()
+        stack.callback(_clear_device_caches)
         yield
 
 
@@ -82,10 +82,10 @@ def _patches_of_torch_cuda(properties):
         "is_bf16_supported": lambda *args, **kwargs: True,
         "is_current_stream_capturing": lambda: False,
         "synchronize": lambda *device: None,
-        # AOTAutograd keeps the state of the GPU's random generator while it traces: there is none
+        # AOTAutograd saves the state of the GPU's random generator while it traces; here there is none
         "get_rng_state": lambda *device: torch.zeros(16, dtype=torch.uint8),
         "set_rng_state": lambda *args: None,
-        # torch.cuda.device(...) and its guards switch GPUs with these: there is one
+        # torch.cuda.device(...) and its guards switch GPUs with these; there is only one
         "_exchange_device": lambda device: 0,
         "_maybe_exchange_device": lambda device: 0,
         "_lazy_init": lambda: None,
@@ -97,7 +97,7 @@ def _patches_of_torch_cuda(properties):
 
 
 def _patches_of_fake_tensors():
-    """A fake tensor on cuda touches the driver when it is made, once; it need not."""
+    """The first fake tensor on cuda would touch the driver; it need not."""
     yield mock.patch.object(FakeTensorMode, "avoid_device_init", property(lambda mode: True))
     yield mock.patch("torch._subclasses.fake_tensor.init_gpu_context")
 
@@ -124,7 +124,7 @@ def _patches_of_the_compiler():
     import torch._inductor.config as inductor_config
     from torch._inductor.fx_passes.joint_graph import UniformValueConstantFolder as Folder
 
-    # With a cache hit there is no code generation, and so no text. Worker processes know of no fake GPU.
+    # With a cache hit there is no code generation, and so no text. Worker processes have no fake GPU.
     yield inductor_config.patch(fx_graph_cache=False, compile_threads=1)
     # The backward graph is normally compiled when backward() runs: here nothing runs.
     yield aot_config.patch(force_non_lazy_backward_lowering=True, enable_autograd_cache=False)
@@ -155,7 +155,7 @@ class OnCPU(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-def _give_cuda_a_device_guard():
+def _install_device_guard():
     """Put a guard that does nothing in CUDA's empty slot of torch's C++ registry of device guards.
 
     Before an op on a cuda tensor, fake or not, C++ asks CUDA's guard to switch to the right GPU. A torch
@@ -171,11 +171,11 @@ def _give_cuda_a_device_guard():
         registry[cuda] = registry[meta]
 
 
-def _forget_device_facts():
-    """Empty the caches in which torch keeps what it found out about the GPU (has_triton and the like).
+def _clear_device_caches():
+    """Empty the caches in which torch keeps facts about the GPU (has_triton and the like).
 
     Called on the way in, and on the way out so that nothing of the fake GPU stays behind. The hash of
-    Triton's own files is kept: it is the same in both worlds and takes seconds.
+    Triton's own files stays cached: a GPU does not change it, and computing it takes seconds.
     """
     import torch._inductor.utils
     import torch.utils._triton
@@ -191,7 +191,7 @@ def _forget_device_facts():
             function.cache_clear()
 
 
-@torch._dynamo.disable  # torch's engine is C++, of which Dynamo sees nothing
+@torch._dynamo.disable  # torch's engine is C++, which Dynamo does not trace
 @torch.no_grad()  # as the engine runs when create_graph is False
 def grad(outputs, inputs, grad_outputs=None, allow_unused=False, **_):
     """torch.autograd.grad, in Python: walk the recorded nodes from the newest back to the inputs.
@@ -206,7 +206,9 @@ def grad(outputs, inputs, grad_outputs=None, allow_unused=False, **_):
     output_edges = [torch.autograd.graph.get_gradient_edge(t) for t in outputs]
     input_edges = [torch.autograd.graph.get_gradient_edge(t) for t in inputs]
     for output, edge, dy in zip(outputs, output_edges, grad_outputs):
-        _give(received, edge.node, edge.output_nr, torch.ones_like(output) if dy is None else dy)
+        _accumulate(
+            received, edge.node, edge.output_nr, torch.ones_like(output) if dy is None else dy
+        )
     nodes = _reachable(edge.node for edge in output_edges)
     for node in sorted(nodes, key=lambda node: node._sequence_nr(), reverse=True):
         is_leaf = not node.next_functions
@@ -214,7 +216,7 @@ def grad(outputs, inputs, grad_outputs=None, allow_unused=False, **_):
             continue
         dys = [received[node].get(i) for i in range(len(node._input_metadata))]
         for (next_node, i), dx in _gradients_of(node, dys):
-            _give(received, next_node, i, dx)
+            _accumulate(received, next_node, i, dx)
     return tuple(received.get(edge.node, {}).get(edge.output_nr) for edge in input_edges)
 
 
@@ -227,7 +229,7 @@ def _gradients_of(node, dys):
     return zip([edge for edge in node.next_functions if edge[0] is not None], dxs)
 
 
-def _give(received, node, i, gradient):
+def _accumulate(received, node, i, gradient):
     """Add a gradient to what a node has received, in the shape and dtype of the node's output."""
     if node is None or gradient is None:
         return
@@ -240,13 +242,13 @@ def _give(received, node, i, gradient):
 
 
 def _reachable(nodes):
-    seen, todo = set(), list(nodes)
+    visited, todo = set(), list(nodes)
     while todo:
         node = todo.pop()
-        if node is not None and node not in seen:
-            seen.add(node)
+        if node is not None and node not in visited:
+            visited.add(node)
             todo += [next_node for next_node, _ in node.next_functions]
-    return seen
+    return visited
 
 
 def _as_list(value):

@@ -57,7 +57,7 @@ SUPPORTED = {"torch": ((2, 11), (2, 13)), "triton": ((3, 6), (3, 7))}
 
 
 class UnsupportedVersion(RuntimeError):
-    """The versions installed are not those whose private parts this room knows."""
+    """The fake-GPU tracer does not support this version of torch or triton."""
 
 
 def check_versions():
@@ -66,11 +66,11 @@ def check_versions():
     for name, version in (("torch", torch.__version__), ("triton", triton.__version__)):
         oldest, newest = SUPPORTED[name]
         if not oldest <= tuple(int(n) for n in version.split(".")[:2]) <= newest:
-            wanted = " and ".join(
+            supported = " and ".join(
                 f"{package} {a[0]}.{a[1]} to {b[0]}.{b[1]}" for package, (a, b) in SUPPORTED.items()
             )
             raise UnsupportedVersion(
-                f"Output code without a GPU is known to work with {wanted}; here is {name} {version}. "
+                f"Output code without a GPU is known to work with {supported}; here is {name} {version}. "
                 "Install the versions pinned in pyproject.toml, or use a GPU."
             )
 
@@ -99,12 +99,12 @@ def output_code(fn, *inputs, options=None, dynamic=False):
                 return code
             raise
         _check_options(options or {})
-    code = _written(fn, inputs, options, dynamic)
+    code = _compiled_text(fn, inputs, options, dynamic)
     recorded_code.remember(fn, inputs, settings, code)
     return code
 
 
-def _written(fn, inputs, options, dynamic):
+def _compiled_text(fn, inputs, options, dynamic):
     if not callable(fn):
         raise TypeError(
             f"output_code: fn must be a function or a torch.nn.Module, not {type(fn).__name__}"
@@ -121,8 +121,8 @@ def _written(fn, inputs, options, dynamic):
     codes = [_with_remarks(code) for code in codes]
     if all(_ON_THE_CPU in code and "async_compile.triton(" not in code for code in codes):
         raise ValueError(
-            "output_code: this is code for the CPU, as all tensors are made inside the function; make them "
-            "where an input is, as torch.ones(3, device=x.device)"
+            "output_code: this is code for the CPU, because the function makes all its tensors itself; make "
+            "them on an input's device, as torch.ones(3, device=x.device)"
         )
     return "\n".join(sorted(codes, key=_is_backward))  # stable: forward graphs first
 
@@ -136,7 +136,7 @@ _ATTENTION = """\
 
 
 def _with_remarks(code):
-    """The text, and below its first line what a reader has to know of it."""
+    """The text, with remarks for the reader below its first line."""
     remarks = []
     if "async_compile.cpp" in code:
         why = "the function makes a tensor there; with device=x.device it is on the GPU."
@@ -148,7 +148,7 @@ def _with_remarks(code):
 
 
 def _note_padding(odd):
-    """Stands in for timing a product with padded operands: notes its sizes, and pads nothing."""
+    """Stands in for timing a product with padded operands: adds its sizes to `odd` and pads nothing."""
     from torch._inductor.fx_passes import pad_mm
 
     def should_pad(match, a, b, op, input=None):
@@ -161,7 +161,7 @@ def _note_padding(odd):
 
 
 def _on_padding(odd):
-    """The remark on products that a GPU would be timed on."""
+    """The remark on the products that Inductor would time on a GPU."""
     products = ", ".join(dict.fromkeys(odd))
     return (
         "\n# On a GPU Inductor times padded operands as well, of sizes that tensor cores like, and may write"
@@ -225,7 +225,7 @@ def _write_on_fake_gpu(fn, inputs, options, dynamic):
             mock.patch.object(PyCodeCache, "load_by_key_path", _load_nothing),
             warnings.catch_warnings(),
         ):
-            # torch asks where an input begins, to see if it is aligned: a fake one begins at 0
+            # torch checks the alignment of an input; the address of a fake one is 0
             warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
             try:
                 torch.compile(fn, dynamic=dynamic, options=options)(*inputs)
@@ -265,7 +265,7 @@ def _needs_grad(t):
 def _moved(fn, inputs, move):
     """The inputs with every tensor moved, in lists, tuples and dictionaries too.
 
-    So are, in place, a module's parameters and buffers.
+    Moves a module's parameters and buffers in place.
     """
     if isinstance(fn, torch.nn.Module):
         for module in fn.modules():
@@ -313,20 +313,20 @@ def output_code_in_subprocess(source, timeout_s=120):
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder, "script.py")
         script.write_text(source)
-        done = subprocess.run(
+        result = subprocess.run(
             [sys.executable, str(script)],
             env=environment,
             capture_output=True,
             text=True,
             timeout=timeout_s,
         )
-    if done.returncode:
-        raise RuntimeError(f"The script failed:\n{done.stderr[-2000:]}")
-    return _without_log_prefixes(done.stderr)
+    if result.returncode:
+        raise RuntimeError(f"The script failed:\n{result.stderr[-2000:]}")
+    return _without_log_prefixes(result.stderr)
 
 
 def _without_log_prefixes(log):
     """V0101 10:00:00.000000 77 torch/_inductor/graph.py:7] [0/0] [__output_code] text  ->  text"""
     texts = re.findall(r"(?m)^[VDIWE]\d{4} [^\]]*\](?: \[[^\]]*\])* \[__output_code\] ?(.*)$", log)
-    kept = (t for t in texts if not t.startswith(("Output code:", "Output code written to:")))
-    return "\n".join(kept)
+    lines = (t for t in texts if not t.startswith(("Output code:", "Output code written to:")))
+    return "\n".join(lines)

@@ -16,8 +16,8 @@ class KernelInfo:
     kind: str  # pointwise, reduction, persistent_reduction, template, ... or extern (cuBLAS, ATen)
     graph: str  # inference, forward, backward
     size_hints: dict = field(default_factory=dict)  # sizes rounded up to a power of 2: x, y, r0_
-    fused_ops: list = field(default_factory=list)  # aten ops of which it is made
-    source_nodes: list = field(default_factory=list)  # what they are called in the traced function
+    fused_ops: list = field(default_factory=list)  # the aten ops fused into it
+    source_nodes: list = field(default_factory=list)  # their names in the traced function
     source: str = ""  # the @triton.jit function, or the line of the extern call
 
 
@@ -102,11 +102,11 @@ def _calls_of_the_graph(tree):
 def _comment_above(lines, lineno):
     """Source nodes and ATen ops from the comment that Inductor puts above each launch."""
     for line in reversed(lines[: lineno - 1]):
-        found = re.search(
+        match = re.search(
             r"# Topologically Sorted Source Nodes: \[(.*?)\], Original ATen: \[(.*?)\]", line
         )
-        if found:
-            return [[name for name in group.split(", ") if name] for group in found.groups()]
+        if match:
+            return [[name for name in group.split(", ") if name] for group in match.groups()]
         if "raw_stream" not in line and "empty_strided" not in line:
             break  # another statement: this launch has no comment of its own
     return [], []

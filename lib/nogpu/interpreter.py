@@ -52,8 +52,8 @@ def install():
     _remember_dtypes()
     _skip_copy_back()
     interpreter_cost.shorten()
-    # At its import the compiler makes a list of triton.language's functions. An interpreted launch replaces
-    # some while it runs, tl.static_assert too: were that the first import, the compiler would not know it.
+    # The compiler lists triton.language's functions when it is imported. An interpreted launch replaces some,
+    # tl.static_assert among them, so a first import during a launch would miss these.
     import triton.compiler.code_generator  # noqa: F401
 
 
@@ -133,7 +133,7 @@ def _in_float32(method, n_operands):
 
 
 def _reduced_in_float32(method):
-    """A reduction or scan of one tensor; its results, numbers and not places, are rounded to bfloat16 again."""
+    """A reduction or scan of one tensor. Resulting values, but not indices, are rounded to bfloat16 again."""
 
     def again(y):
         if y.dtype.scalar != tl.float32:
@@ -145,23 +145,25 @@ def _reduced_in_float32(method):
         if not _is_bfloat16(x.handle):
             return method(self, x, *rest, **options)
         wide = tl.tensor(_widen(x.handle), tl.block_type(tl.float32, list(x.shape)))
-        found = method(self, wide, *rest, **options)
-        return type(found)(map(again, found)) if isinstance(found, (list, tuple)) else again(found)
+        result = method(self, wide, *rest, **options)
+        return (
+            type(result)(map(again, result)) if isinstance(result, (list, tuple)) else again(result)
+        )
 
     return wrapped
 
 
 def _repair_atomic_add():
-    """bfloat16: read, added in float32, rounded and stored, element by element, as upstream has no such sum."""
+    """Atomic additions to bfloat16, element by element in float32, as upstream has none."""
     builder = upstream.InterpreterBuilder
     atomic_rmw = builder.create_atomic_rmw
 
     def create_atomic_rmw(self, op, pointers, value, mask, *rest):
         if not _is_bfloat16(value) or op != upstream._ir.ATOMIC_OP.FADD:
             return atomic_rmw(self, op, pointers, value, mask, *rest)
-        before, taken = np.zeros_like(value.data), np.broadcast_to(mask.data, value.data.shape)
+        before, active = np.zeros_like(value.data), np.broadcast_to(mask.data, value.data.shape)
         added = bfloat16_to_float32(value.data)
-        for at in zip(*np.nonzero(taken), strict=True):
+        for at in zip(*np.nonzero(active), strict=True):
             memory = np.frombuffer(
                 (ctypes.c_uint16 * 1).from_address(int(pointers.data[at])), np.uint16
             )
@@ -185,7 +187,7 @@ def _repair_float8():
             return convert(data, from_type, to_type, rounding)
         if rounding not in (None, upstream._ir.ROUNDING_MODE.RTNE):
             raise NotImplementedError(
-                f"a cast to {to_type} rounds to nearest with no GPU: leave fp_downcast_rounding"
+                f"without a GPU a cast to {to_type} rounds to nearest; leave out fp_downcast_rounding"
             )
         return _from_float64(_to_float64(data, from_type), to_type)
 
@@ -198,7 +200,9 @@ def _is_float8(handle):
 
 def _float8(dtype):
     if dtype.name not in _FLOAT8:
-        raise NotImplementedError(f"{dtype} is not there with no GPU: float8e4nv and float8e5 are")
+        raise NotImplementedError(
+            f"{dtype} is not supported without a GPU; use float8e4nv or float8e5"
+        )
     return _FLOAT8[dtype.name]
 
 
@@ -220,7 +224,7 @@ def _from_float64(x, dtype):
 
 
 def _refuse_small_dot():
-    """tl.dot of tiles that the compiler for a GPU refuses, in its words."""
+    """Refuse tl.dot of tiles that the compiler for a GPU refuses, with its message."""
 
     def smallest(a, b):
         return (1, 1, 32 if a.scalar.primitive_bitwidth == 8 else 16)
@@ -228,7 +232,7 @@ def _refuse_small_dot():
     upstream.interpreter_builder.codegen_fns["min_dot_size"] = smallest
 
 
-# --- maximum, minimum, clamp: without propagate_nan a GPU returns the operand that is no NaN ------------
+# --- maximum, minimum, clamp: without propagate_nan a GPU returns the operand that is not NaN -----------
 
 
 def _repair_maximum():
@@ -250,8 +254,8 @@ def _repair_maximum():
 
 def _repair_autotune():
     def one_run(call, quantiles=None, **_):
-        # The interpreter's time says nothing about a GPU's: run each config once, so that errors show,
-        # and rank them all the same, so that the first one listed is taken.
+        # The interpreter's time says nothing about a GPU's. Run each config once, so that errors show, and
+        # give all the same time, so that the first one wins.
         call()
         return [0.0] * len(quantiles) if quantiles else 0.0
 
@@ -294,10 +298,10 @@ def _repair_helper_calls():
 
 def _repair_reduce():
     apply = upstream.ReduceOps.apply_impl
-    known = {"maximum": np.max, "minimum": np.min}
+    numpy_reductions = {"maximum": np.max, "minimum": np.min}
 
     def apply_impl(self, values):
-        reduction = known.get(getattr(self.combine_fn, "__name__", ""))
+        reduction = numpy_reductions.get(getattr(self.combine_fn, "__name__", ""))
         if reduction is None or len(values) != 1:
             return apply(self, values)
         return self.min_max(values[0], val_reduce_op=reduction)
@@ -351,16 +355,16 @@ def philox_rounds(c0, c1, c2, c3, k0, k1, n_rounds=10):
 
 
 def _remember_dtypes():
-    """Upstream writes its table from Triton's dtypes to NumPy's anew at every operation."""
-    look_up, known = upstream._get_np_dtype, {}
+    """Upstream rebuilds its table from Triton's dtypes to NumPy's at every operation."""
+    look_up, dtypes = upstream._get_np_dtype, {}
 
     def get_np_dtype(dtype):
         scalar = dtype.scalar
         if scalar.is_ptr():
             return np.dtype(np.uint64)
-        if scalar.name not in known:
-            known[scalar.name] = look_up(scalar)
-        return known[scalar.name]
+        if scalar.name not in dtypes:
+            dtypes[scalar.name] = look_up(scalar)
+        return dtypes[scalar.name]
 
     upstream._get_np_dtype = get_np_dtype
 
@@ -398,28 +402,28 @@ def swapped(fn, old_type, new_type):
     """Inside, every `old_type` function that the Python function `fn` can see is a `new_type` one.
 
     Triton decides at import whether @triton.jit gives a JITFunction (to compile) or an InterpretedFunction.
-    Compiling with no GPU, or interpreting with one, needs the other kind for the kernel's helpers too. A global
-    named _INTERPRETED, by which kernels ask for what the interpreter lacks, says what holds inside.
+    Compiling with no GPU, or interpreting with one, needs the other kind for the kernel's helpers too. Kernels
+    read a global named _INTERPRETED to avoid what the interpreter lacks; inside, it has the value that holds.
     """
-    undo, made, seen = [], {}, set()
+    undo, replacements, visited = [], {}, set()
     interpreted = tl.constexpr(new_type is upstream.InterpretedFunction)
     todo = _namespaces(fn)
     while todo:
         space = todo.pop()
-        if id(space) in seen:
+        if id(space) in visited:
             continue
-        seen.add(id(space))
+        visited.add(id(space))
         for name, value in list(space.items()):
             if name == "_INTERPRETED":
                 undo.append((space, name, value))
                 space[name] = interpreted
             if type(value) is not old_type:
                 continue
-            if value.fn not in made:
-                made[value.fn] = new_type(value.fn)
+            if value.fn not in replacements:
+                replacements[value.fn] = new_type(value.fn)
                 todo.append(value.fn.__globals__)
             undo.append((space, name, value))
-            space[name] = made[value.fn]
+            space[name] = replacements[value.fn]
     interpret = triton.knobs.runtime.interpret
     triton.knobs.runtime.interpret = interpreted.value
     try:
@@ -434,7 +438,7 @@ def swapped(fn, old_type, new_type):
 def interpreted_launches():
     """Inside, Triton kernels launched in this process run in the interpreter, with a GPU too.
 
-    CUDA tensors are copied to the CPU before each launch and back after it: for small inputs.
+    CUDA tensors are copied to the CPU before each launch and back after it, so use small inputs.
     """
     if triton.knobs.runtime.interpret:
         yield

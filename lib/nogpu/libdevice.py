@@ -1,4 +1,4 @@
-"""libdevice in Triton's interpreter: functions of PyTorch for those in common use, a sentence for the rest."""
+"""libdevice in Triton's interpreter: PyTorch's functions for those in common use, an error for the rest."""
 
 import math
 
@@ -43,7 +43,7 @@ def _ffs(x):
 
 def _mulhi(x, y):
     if x.element_size() != 4:
-        raise NotImplementedError("libdevice.mulhi: with no GPU of 32-bit integers only")
+        raise NotImplementedError("libdevice.mulhi: without a GPU only for 32-bit integers")
     return ((x.to(torch.int64) * y.to(torch.int64)) >> 32).to(x.dtype)
 
 
@@ -102,7 +102,7 @@ _STAND_INS = {name: getattr(torch, name) for name in _SAME.split()} | {
 
 
 def install():
-    """Put the stand-ins where kernels find libdevice. Compiled kernels get the functions themselves."""
+    """Put the stand-ins where kernels find libdevice. Compiled kernels get the real functions."""
     import triton.language.extra.cuda.libdevice as cuda_libdevice
     import triton.language.extra.libdevice as libdevice
 
@@ -128,7 +128,7 @@ def _either(name, original):
 def _stand_in(name, args):
     if name not in _STAND_INS:
         raise NotImplementedError(
-            f"libdevice.{name} has no stand-in with no GPU; use a function of tl or tl.math, or write it out"
+            f"libdevice.{name} has no stand-in for the CPU; use a function of tl or tl.math, or write it out"
         )
     first = next((a for a in args if isinstance(a, tl.tensor)), None)
     if first is None:

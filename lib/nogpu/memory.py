@@ -1,4 +1,4 @@
-"""Every load and store of an interpreted Triton kernel: checked against its tensor, and counted.
+"""Check every load and store of an interpreted Triton kernel against its tensor, and count the bytes.
 
 Stands in for   compute-sanitizer memcheck (an access outside the tensor becomes a Python error that names the
                 kernel, the argument and the index; without this the process would die of a segfault) and for
@@ -53,7 +53,7 @@ class Traffic:
 
     @property
     def bytes_moved(self):
-        """Bytes loaded plus bytes stored, each byte of an argument once a launch: what has to cross HBM."""
+        """Bytes loaded plus bytes stored, each byte of an argument once per launch: what must cross HBM."""
         return self._total("loaded_distinct") + self._total("stored_distinct")
 
     def table(self):
@@ -83,7 +83,7 @@ class _Argument:
         return (int(address) - self.base) // self.itemsize
 
     def size(self):
-        """How many elements it has, in words; of an expanded tensor fewer are in memory."""
+        """Its number of elements, in words. An expanded tensor has fewer in memory."""
         n = min(self.numel, self.element(self.high))
         elements = "1 element" if n == 1 else f"{n} elements"
         return (
@@ -139,7 +139,7 @@ class _Launch:
         )
 
 
-# The interpreter changes triton.language itself for the time of a launch: of several threads one launches.
+# A launch patches triton.language while it runs, so only one thread at a time may launch.
 _ONE_AT_A_TIME = threading.RLock()
 _running: list[_Launch] = []  # the launch in progress; a helper's launch nests
 _counting: list[Traffic] = []  # the Traffic objects of active count_traffic calls
@@ -172,29 +172,29 @@ def _hook_accesses(builder):
     load, store = builder.create_masked_load, builder.create_masked_store
     cas, rmw = builder.create_atomic_cas, builder.create_atomic_rmw
 
-    def see(verb, pointers, mask):
+    def check(verb, pointers, mask):
         if _running:
             # a bool combined with a scalar arrives as integers, which would be taken for indices
             mask = np.broadcast_to(getattr(mask, "data", mask), pointers.data.shape).astype(bool)
             _running[-1].access(verb, pointers.data, mask)
 
     def create_masked_load(self, pointers, mask, *rest, **options):
-        see("loaded", pointers, mask)
+        check("loaded", pointers, mask)
         return load(self, pointers, mask, *rest, **options)
 
     def create_masked_store(self, pointers, value, mask, *rest, **options):
-        see("stored", pointers, mask)
+        check("stored", pointers, mask)
         return store(self, pointers, value, mask, *rest, **options)
 
     def create_atomic_cas(self, pointers, *rest):
         everywhere = np.ones(pointers.data.shape, bool)
-        see("loaded", pointers, everywhere)
-        see("stored", pointers, everywhere)
+        check("loaded", pointers, everywhere)
+        check("stored", pointers, everywhere)
         return cas(self, pointers, *rest)
 
     def create_atomic_rmw(self, op, pointers, value, mask, *rest):
-        see("loaded", pointers, mask)
-        see("stored", pointers, mask)
+        check("loaded", pointers, mask)
+        check("stored", pointers, mask)
         return rmw(self, op, pointers, value, mask, *rest)
 
     builder.create_masked_load, builder.create_masked_store = (

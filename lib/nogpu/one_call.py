@@ -4,9 +4,9 @@
         count_or_compile(model)
 
 Stands in for   F.scaled_dot_product_attention and F.rms_norm: a call is one op forward and one backward.
-Differs in      nothing is computed: results and gradients have their shapes and dtypes, and no numbers. So it
-                serves fake tensors, where ops are counted, and output code, which is read. Attention has no
-                log-sum-exp to save, and what is masked or dropped is left out.
+Differs in      nothing is computed: results and gradients have their shapes and dtypes, and no numbers. So use
+                it to count ops on fake tensors and to read output code. Attention saves no log-sum-exp, and
+                masks and dropout are left out.
 """
 
 import contextlib

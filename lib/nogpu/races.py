@@ -22,13 +22,12 @@ _VERBS = {"load": "loads", "store": "stores", "atomic": "updates atomically"}
 
 
 def races(launch):
-    """Run `launch()` in the interpreter and list, a sentence each, what its programs do to the same element.
+    """Run `launch()` in the interpreter and list the races between its programs, one sentence each.
 
     Two programs of one launch race when they touch one element, at least one of them writing, and not all of
-    them atomically. The answer does not depend on the order in which the programs happened to run. One
-    sentence per pointer argument, for its first such element; an empty list: no race for these inputs.
-    Not judged is what the warps of one program do to each other's elements. Works with and without a GPU; use
-    small inputs.
+    them atomically. The result does not depend on the order in which the programs happened to run. There is one
+    sentence per pointer argument, about its first such element; an empty list means no race for these inputs.
+    Races between the warps of one program are not detected. Works with and without a GPU; use small inputs.
     """
     log = collections.defaultdict(list)  # the running launch -> [(what, program, addresses)]
     with interpreted_launches(), contextlib.ExitStack() as stack:
@@ -58,17 +57,17 @@ def _conflicts(running, accesses):
     for what, program, addresses in accesses:
         for address in np.unique(addresses).tolist():
             by_address[address].add((what, program))
-    found = {}
+    sentences = {}
     for address in sorted(by_address):
         pair = _racing_pair(by_address[address])
         argument = running._owner(address, address)
-        if pair and argument.name not in found:
+        if pair and argument.name not in sentences:
             (what, one), (what_else, other) = pair
-            found[argument.name] = (
+            sentences[argument.name] = (
                 f"{running.kernel}: program {one} {_VERBS[what]} element {argument.element(address)} of"
                 f" {argument.name}, program {other} {_VERBS[what_else]} it"
             )
-    return list(found.values())
+    return list(sentences.values())
 
 
 def _racing_pair(touched):

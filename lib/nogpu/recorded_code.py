@@ -1,9 +1,9 @@
-"""Output code kept in data/output_code: what to show where this torch's private parts are not known.
+"""Output code saved in data/output_code, for versions of torch and triton that the fake GPU does not support.
 
-While notebooks are recorded on a GPU, `output_code` leaves each text it returns here, trimmed. Later, without
-a GPU and with a torch or triton whose private parts lib.nogpu.inductor does not know, the same function with
-the same inputs gets that text back, and its first line says where and when it was recorded. Another
-function, or one changed since, has no recording.
+While notebooks are recorded on a GPU, `output_code` saves each text it returns here, trimmed. Later, without
+a GPU and with a torch or triton that lib.nogpu.inductor does not support, the same function with the same
+inputs gets that text back, and its first line says where and when it was recorded. Another function, or one
+changed since, has no recording.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ MARK = "# Recorded on "
 
 
 def remember(fn, inputs, settings, code):
-    """Keep `code` when a notebook is being recorded. settings: the options of torch.compile."""
+    """Save `code` when a notebook is being recorded. settings: the options of torch.compile."""
     notebook, key = os.environ.get("FUSED_KERNELS_RECORD"), _key(fn, inputs, settings)
     if notebook and key:
         path = FOLDER / notebook / f"{key}.txt"
@@ -33,7 +33,7 @@ def remember(fn, inputs, settings, code):
 
 
 def forget(notebook):
-    """Delete what was kept for one notebook: its recording is about to be made again."""
+    """Delete the texts saved for one notebook, which is about to be recorded again."""
     for path in (FOLDER / notebook).glob("*.txt"):
         path.unlink()
 

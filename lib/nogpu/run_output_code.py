@@ -99,16 +99,16 @@ class Graph:
 
     def _compare(self, inputs):
         """Raise ValueError unless each tensor has the sizes and the dtype that the text was written for."""
-        wanted = {
+        expected = {
             name: (tuple(map(int, re.findall(r"\d+", size))), getattr(torch, dtype))
             for name, size, dtype in _EXAMPLE.findall(self.text)
         }
-        # sizes that are arguments themselves may be others
+        # sizes that are arguments themselves may differ
         fixed = all(isinstance(t, torch.Tensor) for t in inputs)
         for name, t in zip(self.arg_names, inputs):
-            if not isinstance(t, torch.Tensor) or name not in wanted:
+            if not isinstance(t, torch.Tensor) or name not in expected:
                 continue
-            shape, dtype = wanted[name]
+            shape, dtype = expected[name]
             same = tuple(t.shape) == shape if fixed else t.dim() == len(shape)
             if not same or t.dtype != dtype:
                 raise ValueError(
