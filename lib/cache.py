@@ -1,4 +1,4 @@
-"""Where the course keeps what is slow to make: built kernels, precompiled headers, compiled Triton."""
+"""Where the course caches what is slow to build: kernels, precompiled headers, compiled Triton."""
 
 import os
 import stat
@@ -7,11 +7,11 @@ from pathlib import Path
 
 
 def cache_dir(*parts: str) -> Path:
-    """The folder `parts` of the course's cache, made if need be.
+    """The folder `parts` of the course's cache, created if it does not exist.
 
     The cache is `$FUSED_KERNELS_CACHE` if that is set, else `~/.cache/fused-kernels`. Where that cannot
-    be written (a read-only home), it is a folder among the temporary files. Its name can be guessed, and
-    libraries are loaded from it: so it has to be the user's own, and nobody else may write there.
+    be written (a read-only home), it is a folder among the temporary files. Its name can be guessed and
+    libraries are loaded from it, so the user must own it and nobody else may write there.
     """
     preferred = os.environ.get("FUSED_KERNELS_CACHE") or "~/.cache/fused-kernels"
     fallback = Path(tempfile.gettempdir(), f"fused-kernels-{os.getuid()}")
@@ -26,13 +26,13 @@ def cache_dir(*parts: str) -> Path:
         if os.access(folder, os.W_OK):
             return folder
     raise PermissionError(
-        f"{preferred} cannot be written, and {fallback} can not either, or is not yours alone; "
+        f"{preferred} cannot be written, and {fallback} cannot be either, or does not belong to you alone; "
         "set FUSED_KERNELS_CACHE to a folder of your own"
     )
 
 
 def _own(folder):
-    """Make the folder for this user alone; OSError where it is somebody else's, a link, or open to others."""
+    """Create the folder for this user only; OSError where it is another user's, a link, or open to others."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     state = folder.lstat()
     if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.getuid() or state.st_mode & 0o022:

@@ -1,4 +1,4 @@
-"""What this machine is: the GPU or its absence, and the versions that stand beside a measurement."""
+"""This machine: its GPU or the lack of one, and the versions to report with a measurement."""
 
 import dataclasses
 import datetime
@@ -11,8 +11,8 @@ import torch
 
 HAS_GPU = torch.cuda.is_available()
 
-# There are virtual machines that announce Intel's AMX and hide the sizes of its tiles (CPUID leaf 1DH). On them
-# oneDNN fails at nearly every 16-bit product on the CPU: "could not create a primitive". With AVX-512 it works.
+# Some virtual machines announce Intel's AMX and hide the sizes of its tiles (CPUID leaf 1DH). There oneDNN
+# fails at nearly every 16-bit product on the CPU: "could not create a primitive". With AVX-512 it works.
 # oneDNN reads the variable at its first product, and child processes inherit it.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 
@@ -23,7 +23,7 @@ def device():
 
 
 def pick(gpu, cpu):
-    """`gpu` on a machine with one, else `cpu`: real sizes there, small ones for the interpreter."""
+    """`gpu` on a machine with a GPU, else `cpu`: real sizes on a GPU, small ones for the interpreter."""
     return gpu if HAS_GPU else cpu
 
 

@@ -1,1 +1,1 @@
-"""What notebooks show, and what they remember of their reader: tables and plots, guesses, progress."""
+"""What notebooks show and what they save for their reader: tables and plots, guesses, progress."""

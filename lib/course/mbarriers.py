@@ -1,14 +1,14 @@
-"""A model of mbarriers in Python: roles that wait and arrive, loads that land later, slots of a ring.
+"""A model of mbarriers in Python: roles that wait and arrive, asynchronous loads, slots of a ring.
 
 A role is a generator that yields actions:
 
     wait(barrier, phase)       go on once the barrier has completed the phase of this parity, 0 or 1
     arrive(barrier)            count one arrival
-    load(slot, step, barrier)  ask for step's data; it lands some time later, and arrives at the barrier then
+    load(slot, step, barrier)  start loading step's data; it lands later, and then arrives at the barrier
     multiply(slot, step)       start to read the slot, which has to hold the data of step
     finish(in_flight)          go on once at most in_flight of this role's products still read
 
-Differs from a GPU in this: time is turns, taken in a random order, and one barrier has one slot's loads.
+Where it differs from a GPU: roles take turns in a random order, and a barrier serves the loads of one slot.
 """
 
 import random
@@ -17,11 +17,11 @@ from typing import NamedTuple
 
 
 class Deadlock(Exception):
-    """Nobody can go on: the message names who waits for what."""
+    """No role can go on; the message says which role waits for what."""
 
 
 class Overwritten(Exception):
-    """A slot was loaded while somebody read it, or read while it did not hold that step's data."""
+    """A slot was loaded while a role read it, or read while it did not hold that step's data."""
 
 
 @dataclass
@@ -45,7 +45,7 @@ class Barrier:
 
 
 class Action(NamedTuple):
-    """What a role asks for; unused fields are None."""
+    """What a role does next; unused fields are None."""
 
     kind: str
     barrier: Barrier | None = None
@@ -80,18 +80,18 @@ def run(roles, seed=0):
     Returns the steps that each role multiplied, {name: [step, …]}.
     """
     draw = random.Random(seed)
-    asked = {name: next(role, None) for name, role in roles.items()}
+    pending = {name: next(role, None) for name, role in roles.items()}
     slots, landing = {}, []  # slots: the step each one holds, None while a load is under way
     reading = {name: [] for name in roles}  # the slots that products under way read, oldest first
-    done = {name: [] for name in roles}
-    while any(asked.values()):
+    steps = {name: [] for name in roles}
+    while any(pending.values()):
         ready = [
-            name for name, action in asked.items() if action and _may_go(action, reading[name])
+            name for name, action in pending.items() if action and _may_go(action, reading[name])
         ]
         events = ready + landing + [name for name in roles if reading[name]]
         if not events:
             waits = [
-                f"{n} waits for {a.barrier.name}, phase {a.phase}" for n, a in asked.items() if a
+                f"{n} waits for {a.barrier.name}, phase {a.phase}" for n, a in pending.items() if a
             ]
             raise Deadlock("; ".join(waits))
         event = draw.choice(events)
@@ -102,9 +102,9 @@ def run(roles, seed=0):
         elif event not in ready or (reading[event] and draw.random() < 0.5):
             reading[event].pop(0)
         else:
-            _act(event, asked[event], slots, landing, reading, done)
-            asked[event] = next(roles[event], None)
-    return done
+            _act(event, pending[event], slots, landing, reading, steps)
+            pending[event] = next(roles[event], None)
+    return steps
 
 
 def _may_go(action, reading):
@@ -113,7 +113,7 @@ def _may_go(action, reading):
     return action.kind != "finish" or len(reading) <= action.phase
 
 
-def _act(name, action, slots, landing, reading, done):
+def _act(name, action, slots, landing, reading, steps):
     slot, step = action.slot, action.step
     if action.kind == "arrive":
         action.barrier.arrive()
@@ -129,4 +129,4 @@ def _act(name, action, slots, landing, reading, done):
             has = "nothing yet" if holds is None else f"step {holds}"
             raise Overwritten(f"slot {slot}: {name} reads step {step}, and it holds {has}")
         reading[name].append(slot)
-        done[name].append(step)
+        steps[name].append(step)

@@ -1,7 +1,7 @@
 """Write a number down before you measure: the ledger of the reader's predictions.
 
-The ledger is a file of the reader's own (.reader/predictions.jsonl, ignored by git). A guess of None leaves
-the cell working: the cell then only says what it would have asked.
+The ledger is the reader's own file (.reader/predictions.jsonl, ignored by git). With a guess of None the cell
+still works and only shows the question.
 """
 
 import datetime
@@ -16,7 +16,7 @@ _guesses: dict[str, tuple] = {}
 
 
 def predict(key, question, guess=None, unit="µs"):
-    """Note `guess`, a number, for `question`; `outcome(key, …)` compares it. Returns a line to show.
+    """Save `guess`, a number, for `question`; `outcome(key, …)` compares it. Returns a line to show.
 
     Raises TypeError when guess is neither a number nor None, ValueError when it is not positive.
     """

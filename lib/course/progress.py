@@ -1,7 +1,7 @@
 """The reader's own files (.reader/, ignored by git): predictions and progress.
 
-Set FUSED_KERNELS_READER to keep them elsewhere. Where the folder cannot be written, they last as long as the
-process does, and nothing else changes.
+Set FUSED_KERNELS_READER to store them elsewhere. Where the folder cannot be written, they are kept in memory
+until the process ends.
 """
 
 import os

@@ -45,7 +45,7 @@ def show_ladder(table):
     """Display a ladder (lib.measure.bench.ladder) as a table and a plot of time against the ceiling."""
     shown = table.rename(columns=_HEADINGS)
     shown["p20–p80"] = [_range(r.p20_us, r.p80_us) for r in table.itertuples()]
-    # the rate of what sets the limit; the host's time where it counts; a note where there is one
+    # show the rate that sets the limit, the host's time where measured, and notes where there are any
     left_out = {"GB/s" if "flops" in table.attrs else "TFLOP/s"}
     left_out |= {_HEADINGS[c] for c in ("gpu_us", "host_us") if table[c].isna().all()}
     left_out |= set() if table["note"].fillna("").any() else {"note"}
@@ -110,9 +110,9 @@ def _alt_text(table):
 
 
 def show_figure(figure, alt):
-    """Display a matplotlib figure as a PNG with alt text, which also stands in for it as text, and close it.
+    """Display a matplotlib figure as a PNG with alt text, which is also its plain text, and close it.
 
-    None stands for a figure of nothing; a line says so.
+    None means that there is nothing to draw yet; a line says so.
     """
     if figure is None:
         print(f"○ Nothing to draw yet. To come: {alt}")
@@ -133,8 +133,8 @@ def show_source(thing, language="python"):
     """Display the source of a function, kernel or class, or a string of code, highlighted."""
     thing = getattr(thing, "fn", thing)  # a @triton.jit kernel wraps its function
     text = thing if isinstance(thing, str) else inspect.getsource(thing)
-    # Markdown rather than highlighted HTML: a tenth of the bytes in the notebook, and it follows the theme
-    # In the pages that nbconvert makes, code in an output takes the font of what is around it.
+    # Markdown rather than highlighted HTML: a tenth of the bytes in the notebook, and it follows the theme.
+    # The div sets the font for nbconvert's pages, where code in an output inherits the font around it.
     lines = [
         '<div style="font-family: monospace">',
         "",
@@ -148,7 +148,7 @@ def show_source(thing, language="python"):
 
 
 def show_plot(measurement, draw, alt, title=""):
-    """Display `draw(ax, value)` for a results.Measurement with its origin; with no value yet, say so."""
+    """Display `draw(ax, value)` for a results.Measurement with its origin, or say that there is none yet."""
     figure, ax = plt.subplots(figsize=(7.5, 3.4), layout="constrained")
     if measurement.value is None:
         figure.set_size_inches(7.5, 1.2)
@@ -172,7 +172,7 @@ def table_of(measurement, note=""):
 
 
 def style_table(table):
-    """A table as the course shows it: one decimal, text to the left, no index."""
+    """A table in the course's style: one decimal, text to the left, no index."""
     words = list(table.select_dtypes(exclude="number").columns)
     left = {word: [{"selector": "th.col_heading", "props": "text-align: left"}] for word in words}
     style = table.style.format(precision=1, thousands=",", na_rep="–", escape="html").hide()
@@ -182,7 +182,7 @@ def style_table(table):
 
 
 def describe():
-    """A table for the first cell of a notebook: what is here, and how each part of the course runs on it."""
+    """A table for a notebook's first cell: this machine, and how each part of the course runs on it."""
     here, has_gpu = machine.stamp(), machine.HAS_GPU
     missing = cuda.why_no_cuda()
     rows = {

@@ -1,4 +1,4 @@
-"""Where the time goes: a profile of any call, as a table, a timeline, a list of costs or a curve of memory."""
+"""Where the time goes: a profile of any call as a table, a timeline, a list of costs or a memory curve."""
 
 from lib.profiling.capture import op_table, profiled, region, save_trace, spans_of, traffic_table
 from lib.profiling.timeline import Span, plot_timeline, show_timeline

@@ -1,7 +1,7 @@
-"""Where the time goes: torch.profiler as a short table, spans for a timeline, NVTX ranges, traffic counted.
+"""Where the time goes: torch.profiler as a short table, spans for a timeline, NVTX ranges, bytes of each op.
 
-Works with what there is: with a GPU the kernels and their time on it, without one the ops and their CPU time.
-More is made from events_of(profiled(fn)): see lib.profiling.cost, lib.profiling.timeline, lib.profiling.memory.
+With a GPU it reports kernels and their GPU time, without one ops and their CPU time. For more see what
+lib.profiling.cost, lib.profiling.timeline and lib.profiling.memory make of events_of(profiled(fn)).
 """
 
 import contextlib
@@ -22,22 +22,22 @@ from torch.profiler import ProfilerActivity, profile, record_function, schedule
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-# The profiler's library otherwise writes two lines to stderr for each profile.
+# Without this the profiler writes two lines to stderr for each profile.
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 
 @contextlib.contextmanager
 def region(name):
-    """Name a piece of code: for torch.profiler everywhere, and as an NVTX range for Nsight with a GPU."""
+    """Name a piece of code for torch.profiler and, with a GPU, as an NVTX range for Nsight."""
     nvtx = torch.cuda.nvtx.range(name) if machine.HAS_GPU else contextlib.nullcontext()
     with record_function(name), nvtx:
         yield
 
 
 def profiled(fn, stack=False, memory=False):
-    """The torch.profiler profile of one call of `fn`, after a call to warm up `fn` and one the profiler.
+    """The torch.profiler profile of one call of `fn`, after one call to warm up `fn` and one the profiler.
 
-    stack: note lines of Python too, for lib.profiling.cost.syncs. memory: note allocations, for
+    stack: record lines of Python, for lib.profiling.cost.syncs. memory: record allocations, for
     lib.profiling.memory. Both slow the host down, so take times from a profile without them. Raises TypeError
     when fn cannot be called.
     """
@@ -50,7 +50,7 @@ def profiled(fn, stack=False, memory=False):
     _wait()
     with contextlib.ExitStack() as around:
         if memory:
-            around.enter_context(_known_warning_dropped())
+            around.enter_context(_without_size_warning())
         recorded = around.enter_context(profile(activities=activities, schedule=plan, **options))
         if stack:
             around.enter_context(Lines())
@@ -64,8 +64,8 @@ def profiled(fn, stack=False, memory=False):
 
 
 @contextlib.contextmanager
-def _known_warning_dropped():
-    """Drop the profiler's warning that it does not know memory allocated before it; pass on all else."""
+def _without_size_warning():
+    """Drop the profiler's warning on memory allocated before it started; pass on all else."""
     sys.stderr.flush()
     stderr = os.dup(2)
     with tempfile.TemporaryFile() as written:
@@ -102,8 +102,8 @@ def op_table(source):
     )
     device, rows = ev.has_device(events), {}
     for e in events:
-        mine = e["kind"] in ev.DEVICE if device else _is_work(e)
-        if mine:
+        is_counted = e["kind"] in ev.DEVICE if device else _is_work(e)
+        if is_counted:
             name = e["name"].removeprefix("aten::").split(" (")[0]
             us = e["end_us"] - e["start_us"] if device else e["self_us"]
             calls, total = rows.get(name, (0, 0.0))
@@ -115,7 +115,7 @@ def op_table(source):
     return table.sort_values("self_us", ascending=False, ignore_index=True)
 
 
-# What an op calls to prepare its arguments: Python numbers made into tensors, memory, types.
+# Ops that others call to prepare their arguments: Python numbers made into tensors, allocations, casts.
 _HELPERS = {f"aten::{n}" for n in "_to_copy copy_ empty_strided empty to result_type item".split()}
 
 

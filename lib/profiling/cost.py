@@ -1,8 +1,8 @@
 """What a step costs, in one row: kernels, host ops, time on both sides, waits of the host, copies.
 
 Every function takes the events of lib.profiling.events, from a profile made here or recorded on another
-machine. A profile slows down what it looks at: compare one bill with another; times to quote come from
-lib.measure.bench.
+machine. Profiling slows a step down, so compare bills only with bills; lib.measure.bench gives the times to
+quote.
 """
 
 import collections
@@ -15,17 +15,17 @@ _READS = ("aten::item", "aten::is_nonzero", "aten::_local_scalar_dense")
 def bill(events, version):
     """One row, a dictionary: put those of several versions into one pandas.DataFrame.
 
-    version         what the row is called
+    version         the name of the row
     kernels         kernels that ran on the device, by launch or as part of a CUDA graph
-    host_ops        ops that Python or the backward pass called, those that they call themselves left out
+    host_ops        ops that Python or the backward pass called, without the ops that these call
     device_us       sum of the times of the device's work, copies included
     host_us         from the call to the return, without the time in which the host waited
     wall_us         from the call until host and device are both done
     busy_pct        see utilisation
-    syncs           times that the host waited for the device, see syncs; sync_names says in which op
+    syncs           how often the host waited for the device, see syncs; sync_names: in which op
     to_device, to_device_bytes   copies from the host to the device
 
-    With no GPU in the profile all of the device is None, and syncs are ops that would wait on one.
+    With no GPU in the profile the device's columns are None, and syncs are ops that would wait on one.
     """
     ev.checked(events, whole=True)
     step, waiting = ev.step_of(events), syncs(events)
@@ -82,7 +82,7 @@ def syncs(events):
     op, inside   what Python called, and the op in it that waits: aten::item, aten::_local_scalar_dense
     call         the CUDA calls that wait: a ...Synchronize, or a copy from or to pageable memory
     times        how often
-    waited_us    how long, all times together
+    waited_us    how long, in total
     where        the line of Python, in a profile made with stack=True
 
     With no GPU in the profile nothing waits. The rows are then ops that would, if their tensor were on a GPU;
@@ -103,7 +103,7 @@ def syncs(events):
 
 
 def _on_gpu(events):
-    """Waits, each with the copy just before it that it waits for; and copies that hold up the host alone."""
+    """Waits, each with the copy just before it that it waits for; and copies that block the host themselves."""
     waits, end = {id(e) for e in ev.waits(events)}, ev.step_of(events)["end_us"]
     last = {}  # thread -> a copy that may yet be followed by its wait
     for e in sorted(events, key=lambda e: e["start_us"]):
@@ -130,7 +130,7 @@ def _alone(copy):
 
 
 def _wait_of(calls):
-    """A wait as it goes into a row: the calls of the runtime that make it up, one or two."""
+    """A wait as it goes into a row, from the one or two calls of the runtime that make it up."""
     last = calls[-1]
     names = [f"{e['name']} ({_direction(e)})" if "copies" in e else e["name"] for e in calls]
     us = sum(e["end_us"] - e["start_us"] for e in calls)
@@ -144,19 +144,19 @@ def _direction(copy):
 
 
 def _would_wait(events):
-    """Ops that need a number from their tensor, which is no wait while the tensor is the host's own."""
-    # An optimizer keeps its step counters on the host, also on a machine with a GPU.
-    own = [e for e in events if e["kind"] == "region" and e["name"].startswith("Optimizer.")]
-    taken = []
+    """Ops that read a number of their tensor. They would wait if the tensor were on a GPU."""
+    # An optimizer keeps its step counters on the host even with a GPU.
+    optimizer = [e for e in events if e["kind"] == "region" and e["name"].startswith("Optimizer.")]
+    reads_so_far = []
     for e in events:
         if e["kind"] != "op" or e["name"] not in ev.NEEDS_A_NUMBER:
             continue
         outer = e["outer"] or e["name"]
-        # Elsewhere a scalar is read that Python itself had made into a tensor, as the 2 in x * 2.
+        # Elsewhere the scalar is one that PyTorch made from a Python number, as the 2 in x * 2.
         reads = e["name"] != "aten::_local_scalar_dense" or outer in _READS
-        if not reads or any(_within(e, around) for around in own + taken):
+        if not reads or any(_within(e, around) for around in optimizer + reads_so_far):
             continue
-        taken.append(e)
+        reads_so_far.append(e)
         inside = e["name"] if e["name"] != outer else ""
         call = "none here; waits on a GPU"
         yield {"op": outer, "inside": inside, "call": call, "waited_us": 0.0, "where": e["where"]}

@@ -1,6 +1,6 @@
-"""A profile as a plain list of events, which survives JSON: what tables, bills and plots are made from.
+"""A profile as a plain list of events that survives JSON: the input of tables, bills and plots.
 
-lib.profiling.trace makes these lists; `trimmed` makes them shorter, for a record that draws the same timeline.
+lib.profiling.trace makes these lists; `trimmed` shortens them, for a record that draws the same timeline.
 
 An event is a dictionary with `kind`, `name`, `start_us`, `end_us` (µs from the start of the step), and by kind:
 
@@ -13,7 +13,7 @@ An event is a dictionary with `kind`, `name`, `start_us`, `end_us` (µs from the
     memory   an allocation, or a release when bytes < 0: device ('cpu', 'cuda'), bytes, total_bytes
 
 `where` is the line of Python when the profile was made with stack=True and the event can make the host wait,
-else ''. Thread 0 is the one of the step.
+else ''. Thread 0 runs the step.
 """
 
 import re
@@ -43,7 +43,7 @@ def checked(events, whole=False):
         raise ValueError(f"events must hold one event of kind 'step', got {len(steps)}")
     if whole and "busy_us" in steps[0]:
         raise ValueError(
-            "these events were trimmed for a plot; count on the list that events_of gave"
+            "these events were trimmed for a plot; count the list that events_of returned"
         )
     return events
 
@@ -59,13 +59,13 @@ def on_device(events):
 
 
 def has_device(events):
-    """Whether the step had to do with a GPU at all."""
-    known = "busy_us" in step_of(events)
-    return known or any(e["kind"] in (*DEVICE, "runtime") for e in events)
+    """Whether the step used a GPU at all."""
+    had_device = "busy_us" in step_of(events)
+    return had_device or any(e["kind"] in (*DEVICE, "runtime") for e in events)
 
 
 def wall_us(events):
-    """From the call to the return, or to the end of the device's last piece of work where that is later."""
+    """µs from the call to the return, or to the end of the device's last work where that is later."""
     step = step_of(events)
     return max([step["end_us"], *(e["end_us"] for e in on_device(events))]) - step["start_us"]
 
@@ -83,9 +83,9 @@ def merged(intervals):
 
 def busy_us(events):
     """µs in which the device does something; two kernels at once count once."""
-    known = step_of(events).get("busy_us")  # kept when the list was trimmed
-    if known is not None:
-        return known
+    recorded_us = step_of(events).get("busy_us")  # kept when the list was trimmed
+    if recorded_us is not None:
+        return recorded_us
     return sum(end - start for start, end in merged(_times(on_device(events))))
 
 
@@ -106,7 +106,7 @@ def _times(events):
 
 def waits(events):
     """Calls within the step in which the host waits for the device."""
-    end = step_of(events)["end_us"]  # after it comes the wait of the profiler itself
+    end = step_of(events)["end_us"]  # the wait after it is the profiler's own
     during = [e for e in events if e["start_us"] < end]
     return [e for e in during if e["kind"] == "runtime" and WAIT.match(e["name"])]
 
@@ -114,7 +114,7 @@ def waits(events):
 def phases(events):
     """(name, start, end) of the outermost regions; with none, of forward, backward and optimizer.
 
-    One region around several others, as a step around its parts, makes way for them.
+    Where one region encloses several others, as a step encloses its parts, these are returned instead.
     """
     regions = [e for e in events if e["kind"] == "region" and not e.get("thread")]
     named = [e for e in regions if not e["name"].startswith("Optimizer.")]  # not torch's own
@@ -138,9 +138,9 @@ NARROW = 1 / 300  # of the width of a timeline: two pixels, below which neighbou
 def trimmed(events, most=300):
     """At most `most` events that draw the same timeline, for a record drawn again where there is no GPU.
 
-    Neighbours in a lane become one event where each is too narrow to be seen, two pixels wide; wider ones too
-    until `most` are left, or not when it is None. What no timeline shows is left out. The share of time in
-    which the device is busy stays that of the whole list. Raises ValueError when `most` cannot be reached.
+    Neighbours in a lane that are each narrower than two pixels become one event. Unless `most` is None, wider
+    ones are joined too until `most` are left. Events that no timeline shows are left out. The device's busy
+    share stays that of the whole list. Raises ValueError when `most` cannot be reached.
     """
     step, wall = step_of(checked(events)), wall_us(events)
     if has_device(events):
@@ -189,7 +189,7 @@ def _join(a, b):
     n, same = a.get("n", 1) + b.get("n", 1), a.get("same", a["name"]) == b["name"]
     mixed = a.get("mixed", False) or a["kind"] != b["kind"]
     if a["kind"] == "runtime":
-        name = a["name"]  # by its name it is known as a wait
+        name = a["name"]  # marks it as a wait
     elif same:
         name = f"{b['name']} ×{n}"
     else:

@@ -1,6 +1,6 @@
 """Memory in use over the time of a step, with the bounds of its phases: one panel per version.
 
-It takes the events of lib.profiling.profiled(fn, memory=True), or what memory_of made of them.
+Input: the events of lib.profiling.profiled(fn, memory=True), or the curve that memory_of makes of them.
 """
 
 import math
@@ -15,7 +15,7 @@ _BOX = {"facecolor": "white", "edgecolor": "none", "pad": 1}
 
 
 def memory_of(events, most=400):
-    """The curve of a step as a dictionary that survives JSON: what plot_memory draws.
+    """The memory curve of a step as a dictionary that survives JSON, for plot_memory.
 
     device     'cuda', or 'cpu' when nothing was allocated on a GPU
     start_bytes   in use when the step began; on a CPU 0, as its allocator is only watched from then on
@@ -76,7 +76,7 @@ def plot_memory(versions, title):
     """
     curves = _curves(versions)
     size = 8.5, 0.7 + 1.9 * len(curves)
-    # Each panel has a time of its own: what is compared is the bytes, and how they come and go.
+    # Each panel has its own time axis: the plot compares bytes, and when they are allocated and freed.
     figure, axes = plt.subplots(len(curves), figsize=size, sharey=True, squeeze=False)
     figure.set_layout_engine("constrained")
     for ax, (name, curve) in zip(axes[:, 0], curves.items()):
@@ -126,8 +126,8 @@ def _mib(n_bytes):
 
 
 def _names(ax, phases, wall_us):
-    """Names of phases over their middles, inside the panel; the next one lower where it would meet the last."""
-    taken = [0.0, 0.0]  # up to where each of two lines of names is full, as a part of the width
+    """Names of phases over their middles, inside the panel; one line lower where two would overlap."""
+    taken = [0.0, 0.0]  # where the text of each of two lines ends, as a share of the width
     for name, start, end in phases:
         half = 0.006 * len(name) + 0.005
         middle = min(max((start + end) / 2 / wall_us, half), 1 - half)

@@ -1,6 +1,6 @@
-"""Timelines: who ran when, one lane each for regions, host and device, time in µs to the right.
+"""Timelines: what ran when, with one lane each for regions, host and device, and time in µs to the right.
 
-Two sources: spans, of a drawn example or the model of a GPU, and the events of a profile (see events.py).
+Two sources: spans, from an example or a model of a GPU, and the events of a profile (see events.py).
 """
 
 from typing import NamedTuple
@@ -33,10 +33,9 @@ class Span(NamedTuple):
 def plot_timeline(source, title):
     """A figure of a list of spans, or of a list of events; see lib.profiling.trace and events_of.
 
-    Waiting is dotted. Of events, copies are stippled, stretches in which the device is idle hatched, and the
-    outermost regions named. What is too narrow to be seen is drawn as one block with its neighbours, as high
-    as its part of the time in which the device was busy.
-    Raises TypeError for anything else.
+    Waits are dotted. For events, copies are stippled, idle stretches of the device hatched, and the outermost
+    regions named. Events too narrow to be seen are drawn as one block with their neighbours; its height is
+    the share of time in which the device was busy. Raises TypeError for anything else.
     """
     if _are_events(source):
         return _plot_events(ev.checked(source), title)
@@ -77,7 +76,7 @@ def _axes(lanes, total, title, below=0.0):
 
 
 def _bar(ax, y, span, total, k, style=None, share=1.0):
-    """Draw one span and as much of its name as fits; returns that."""
+    """Draw one span and as much of its name as fits; returns the label."""
     width = span.end_us - span.start_us
     line = 0.7 if width >= ev.NARROW * total else 0.0
     plain = {"facecolor": _BLUES[k % 2], "edgecolor": "black", "linewidth": line}
@@ -94,7 +93,7 @@ def _bar(ax, y, span, total, k, style=None, share=1.0):
 
 
 def _label(name, room):
-    """As much of a name as `room` characters hold: all, what stands in <>, the beginning, or nothing."""
+    """As much of a name as fits `room` characters: all, the part in <>, the beginning, or nothing."""
     inner = name.partition("<")[2].rstrip(">")
     for text in (name, inner, name.partition(":")[0]):  # the last for 'wait: item'
         if text and len(text) <= room:
@@ -105,7 +104,7 @@ def _label(name, room):
 
 
 def show_timeline(source, title):
-    """Display `plot_timeline` with what there is to see in the alt text."""
+    """Display `plot_timeline` with an alt text that says what it shows."""
     figure = plot_timeline(source, title)
     if _are_events(source):
         text = summary(source)
@@ -137,7 +136,7 @@ def _plot_events(events, title):
 
 
 def _name_above(ax, narrow):
-    """Regions too narrow to be named inside: above, away from the edges, as far as the names do not meet."""
+    """Name regions that are too narrow for it above the lane, inside the plot and without overlaps."""
     total, taken = ax.get_xlim()[1], -1.0
     for span in narrow:
         width, late = len(span.name) / _ROOM * total, span.start_us > total / 2

@@ -1,4 +1,4 @@
-"""From a profile, or from the trace that a profiler writes, to the plain events of lib.profiling.events."""
+"""Convert a profile, or a trace file of a profiler, to the plain events of lib.profiling.events."""
 
 import collections
 import json
@@ -19,11 +19,11 @@ _ENGINE = "autograd::engine::evaluate_function: "
 _ON_DEVICE = {"kernel": "kernel", "gpu_memcpy": "copy", "gpu_memset": "set"}
 _RUNTIME = ("cuda_runtime", "cuda_driver")
 _ON_HOST = ("cpu_op", "user_annotation", "python_function", *_RUNTIME)
-_LINE = "line of Python "  # begins the names of the records that Lines makes
+_LINE = "line of Python "  # prefix of the names of the records that Lines makes
 
 _ROOT = str(Path(__file__).resolve().parents[2]) + "/"
 _INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
-# The profiler names files from Python's search path on: threading.py, torch/optim/adam.py.
+# The profiler names files relative to Python's search path: threading.py, torch/optim/adam.py.
 _LIBRARIES = {*sys.stdlib_module_names, "torch", "triton", "numpy", "IPython", "ipykernel"}
 
 
@@ -40,7 +40,7 @@ def events_of(profile):
 
 
 def from_trace(trace):
-    """The events of a trace in Chrome's format, as profilers write it."""
+    """The events of a trace in Chrome's format."""
     records = [r for r in trace["traceEvents"] if r.get("ph") == "X" or _is_memory(r)]
     host = [r for r in records if r.get("cat") in _ON_HOST]
     step = next((r for r in host if r["name"] == STEP), None) or _extent(records)
@@ -69,21 +69,21 @@ def _extent(records):
 
 
 def _adopt(host, step):
-    """Calls of the runtime from a thread that nothing else is known of count as of the step's thread."""
-    known = {r["tid"] for r in host if r["cat"] not in _RUNTIME}
+    """Assign runtime calls of a thread that has no other records to the step's thread."""
+    threads = {r["tid"] for r in host if r["cat"] not in _RUNTIME}
     for record in host:
-        if record["tid"] not in known:
+        if record["tid"] not in threads:
             record["tid"] = step["tid"]
 
 
 def _nest(host):
-    """Give each record its `parent`, the innermost one of its thread around it, and the µs `inside` it."""
+    """Give each record its `parent`, the innermost record of its thread around it, and the µs `inside` it."""
     by_thread = collections.defaultdict(list)
     for record in host:
         by_thread[record["tid"]].append(record)
-    for mine in by_thread.values():
+    for records in by_thread.values():
         around = []
-        for record in sorted(mine, key=lambda r: (r["ts"], -r["dur"])):
+        for record in sorted(records, key=lambda r: (r["ts"], -r["dur"])):
             while around and around[-1]["ts"] + around[-1]["dur"] <= record["ts"]:
                 around.pop()
             record["parent"], record["inside"] = (around[-1] if around else None), 0.0
@@ -111,7 +111,7 @@ def _is_region(record):
 
 
 class _Reader:
-    """Records of a trace to events; knows the threads, and which op an id stands for."""
+    """Converts records of a trace to events; maps threads to numbers and ids to ops."""
 
     def __init__(self, host, step):
         self.zero_us = step["ts"]
@@ -119,7 +119,7 @@ class _Reader:
         self.threads = {tid: k for k, tid in enumerate(t for t in threads if t is not None)}
         ids = ((r.get("args", {}).get("External id"), r) for r in host if r["cat"] == "cpu_op")
         self.by_id = {number: r for number, r in ids if number is not None}
-        self.call_of = {}  # correlation -> the runtime's call that queued this work of the device
+        self.call_of = {}  # correlation -> the runtime call that queued this work of the device
 
     def event(self, kind, record, **more):
         start_us = record["ts"] - self.zero_us
@@ -156,7 +156,7 @@ class _Reader:
         return event
 
     def other_event(self, record):
-        """Work on the device, told to the call that queued it, or a change of the memory in use."""
+        """Work on the device, linked to the call that queued it, or a change of the memory in use."""
         args = record.get("args", {})
         if _is_memory(record):
             device = "cuda" if args["Device Type"] == 1 else "cpu"
@@ -178,9 +178,9 @@ class _Reader:
 
 
 class Lines(TorchFunctionMode):
-    """While it is on, each call of a torch function is a record of the trace, named by its line of Python.
+    """While active, each call of a torch function is a record of the trace, named by its line of Python.
 
-    The profiler's own records of Python (with_stack=True) have a function's first line, not the line of a call.
+    The profiler's own records of Python (with_stack=True) give a function's first line, not the line of a call.
     """
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
@@ -196,7 +196,7 @@ class Lines(TorchFunctionMode):
 
 
 def is_readers(file):
-    """True for a file that is no library: a notebook's cell, the project's own code, a script."""
+    """True for a file that is not of a library: a notebook's cell, the project's own code, a script."""
     # installed files first: an environment may lie inside the project
     if file.startswith(("<frozen", "<eval_with_key", *_INSTALLED)) or "torchinductor" in file:
         return False
@@ -215,9 +215,9 @@ def _where(record):
 
 
 def line_of(record):
-    """'lib/model.py:12 forward: n = y.item()' of a record of Lines, for a cell 'cell:12 …'; '' of most others.
+    """'lib/model.py:12 forward: n = y.item()' for a record of Lines, 'cell:12 …' in a notebook; else mostly ''.
 
-    Of the profiler's own record of a function of the reader's: its first line, 'cell:9 step, somewhere below'.
+    For the profiler's own record of a reader's function: its first line, as 'cell:9 step, somewhere below'.
     """
     if record["name"].startswith(_LINE):
         place = re.fullmatch(r"(.+):(\d+) (.+)", record["name"].removeprefix(_LINE))

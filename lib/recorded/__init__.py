@@ -1,1 +1,1 @@
-"""What was measured and printed on a GPU, and kept: results (data/results), notebooks with their outputs."""
+"""Recordings from a GPU: measured results (data/results) and notebooks with their outputs."""

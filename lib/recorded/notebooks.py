@@ -1,10 +1,11 @@
-"""Run notebooks and keep what they print: `make run`, `make record`, and the test that outputs are current.
+"""Run notebooks and save their outputs: `make run`, `make record`, and the test that outputs are current.
 
-A recorded notebook carries in its metadata where its outputs come from (GPU, driver, torch, triton, date) and
-the hash of its code cells. When the code changes, the outputs are stale and a test says which command to run.
+The metadata of a recorded notebook says where its outputs come from (GPU, driver, torch, triton, date) and
+holds the hash of its code cells. When the code changes, the outputs are stale and a test says which command
+to run.
 
-    python -m lib.recorded.notebooks run 30        execute in a scratch copy, here, nothing kept
-    python -m lib.recorded.notebooks record [30]   execute on this GPU, keep outputs and results
+    python -m lib.recorded.notebooks run 30        execute a scratch copy here, save nothing
+    python -m lib.recorded.notebooks record [30]   execute on this GPU, save outputs and results
     python -m lib.recorded.notebooks status        which notebooks are recorded, stale, or not recorded yet
 """
 
@@ -29,7 +30,7 @@ TIMEOUT_S = 300
 
 
 def notebooks(number=None):
-    """Paths of all notebooks, or of the one numbered `number`; ValueError when there is no such one."""
+    """Paths of all notebooks, or of the one numbered `number`; ValueError when there is none."""
     paths = sorted(FOLDER.glob("[0-9][0-9]_*.ipynb"))
     if number is None:
         return paths
@@ -57,7 +58,7 @@ def status(path):
 
 
 def execute(notebook, folder):
-    """Run all cells of `notebook`, in place, as Restart & Run All would; raises where a cell fails."""
+    """Run all cells of `notebook` in place, as Restart & Run All does; raises where a cell fails."""
     from nbclient import NotebookClient
     from tqdm import tqdm
 
@@ -80,16 +81,14 @@ def run(path):
 
 
 def record(path):
-    """Execute the notebook on this GPU and keep its outputs, cleaned and stamped."""
+    """Execute the notebook on this GPU and save its outputs, cleaned and stamped."""
     if not machine.HAS_GPU:
-        raise SystemExit(
-            "record needs a GPU; `make run` executes a notebook without keeping anything"
-        )
+        raise SystemExit("record needs a GPU; `make run` executes a notebook and saves nothing")
     os.environ["FUSED_KERNELS_RECORD"] = path.stem
     recorded_code.forget(path.stem)
     notebook = nbformat.read(path, as_version=4)
     with tempfile.TemporaryDirectory() as reader:
-        os.environ["FUSED_KERNELS_READER"] = reader  # no guesses or progress of whoever records
+        os.environ["FUSED_KERNELS_READER"] = reader  # hides the own guesses and progress
         execute(notebook, FOLDER)
     clean(notebook)
     stamp = dataclasses.asdict(machine.stamp())

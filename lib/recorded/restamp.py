@@ -1,20 +1,20 @@
-"""Recordings whose code was renamed, moved or cut, and did nothing else, get the hash of the code as it is now.
+"""Give recordings whose code was only renamed, moved or cut the hash of the code as it is now.
 
     python -m lib.recorded.restamp REF [--cut] [old=new ...]
 
 REF is the commit whose recordings are current. Each notebook and each record of data/results that is stale
-is compared with its code at REF, as syntax trees without imports, comments and docstrings. Only where the
-trees are equal after the renames is the hash written anew; anything else is named, and the exit status is 1.
+is compared with its code at REF, as syntax trees without imports, comments and docstrings. The new hash is
+written only where the trees are equal after the renames. All others are listed, and the exit status is 1.
 
 Renames    suite=registry                      a name
            machine.describe=show.describe      an attribute of a name
            '"gelu"="gelu_tanh"'                a string, the whole of it
            lib/a.py=lib/b/a.py                 a file, in `sources` and, as lib.a too, in strings of the code
 
-With --cut a notebook may have fewer statements than were recorded, and its cells may be joined: what is left
-stands in the recorded code, in the same order, so its outputs are still those of that run. Exercises may be
-others: a cell that ends in `check(...)` prints that nothing was attempted yet, and measures nothing. The hash
-of the code that ran is kept beside the new one, as `ran`.
+With --cut a notebook may have fewer statements than were recorded, and its cells may be joined: the remaining
+statements are recorded ones in the same order, so their outputs are still those of that run. Exercises may
+change: a cell that ends in `check(...)` prints that nothing was attempted yet, and measures nothing. The hash
+of the code that ran stays beside the new one, as `ran`.
 """
 
 import argparse
@@ -62,7 +62,7 @@ class _Renamed(ast.NodeTransformer):
 
 
 def same_code(old, new, renames):
-    """Whether `new` is `old` but for imports, comments, docstrings and the renames."""
+    """Whether `new` equals `old` except for imports, comments, docstrings and the renames."""
     if results.code_hash([old]) == results.code_hash([new]):
         return True
     trees = [_Renamed(names).visit(ast.parse(text)) for text, names in ((old, renames), (new, {}))]
@@ -71,7 +71,7 @@ def same_code(old, new, renames):
 
 
 def is_cut(old, new):
-    """Whether the code cells `new` are `old` with nothing done but to leave out statements and join cells."""
+    """Whether the code cells `new` are `old` with statements left out and cells joined, and no other change."""
     rest = iter(_statements(old))
     return all(statement in rest for statement in _statements(new))
 
@@ -85,8 +85,8 @@ def _is_exercise(body):
     return bool(body) and ast.unparse(body[-1]).startswith("check(")
 
 
-def _is_kept(old, new, renames, cut):
-    """Whether what was recorded from the pieces of code `old` holds for `new`."""
+def _still_holds(old, new, renames, cut):
+    """Whether a recording of the pieces of code `old` holds for `new`."""
     if len(old) == len(new) and all(same_code(a, b, renames) for a, b in zip(old, new)):
         return True
     return cut and is_cut(old, new)
@@ -109,7 +109,7 @@ def restamp_notebook(path, ref, renames, cut=False):
     old, new = _code_cells(nbformat.reads(text, as_version=4)), _code_cells(notebook)
     if notebook.metadata[notebooks.KEY]["code_hash"] != results.code_hash(old):
         return False  # stale at `ref` already
-    if not _is_kept(old, new, renames, cut):
+    if not _still_holds(old, new, renames, cut):
         return False
     _new_hash(notebook.metadata[notebooks.KEY], "code_hash", notebooks.code_hash(notebook))
     path.write_text(nbformat.writes(notebook) + "\n")
@@ -123,7 +123,7 @@ def restamp_record(path, ref, renames, cut=False):
     before = [piece for a in old for piece in results.code_in(a, results.text_at(ref, a))]
     now = [piece for b in new for piece in results.code_in(b, (results.ROOT / b).read_text())]
     cut = cut and all(source.endswith(".ipynb") for source in new)
-    if record["source_hash"] != results.code_hash(before) or not _is_kept(
+    if record["source_hash"] != results.code_hash(before) or not _still_holds(
         before, now, renames, cut
     ):
         return False
@@ -151,7 +151,7 @@ def main(argv=None):
         if moved or results.is_stale(record):
             changed.append((path, restamp_record(path, options.ref, renames, options.cut)))
     for path, same in changed:
-        print(f"{path.name}: {'restamped' if same else 'the code is another: record it again'}")
+        print(f"{path.name}: {'restamped' if same else 'the code differs: record it again'}")
     return 0 if all(same for _, same in changed) else 1
 
 

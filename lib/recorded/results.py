@@ -1,7 +1,6 @@
 """Recorded measurements: data/results/<gpu>/<name>.json, each with the machine and the code it came from.
 
-A recorded number is only ever shown as recorded, with its GPU and date; where nothing was recorded yet, that
-is what a table says.
+A recorded number is always shown with its GPU and date. Where nothing was recorded yet, a table says so.
 """
 
 import ast
@@ -49,7 +48,7 @@ def code_in(path, text):
 def code_hash(texts):
     """Twelve hex digits of the code in `texts`, Python or CUDA C++.
 
-    Comments, docstrings, imports, indentation and blank lines do not count: prose may be mended and a file may
+    Comments, docstrings, imports, indentation and blank lines do not count: prose may be edited and a file may
     move without making a recording stale.
     """
     code = [line for text in texts for line in _code_of(text)]
@@ -73,7 +72,7 @@ def _code_of(text):
 
 
 def is_docstring(node):
-    """Whether the statement is a string alone."""
+    """Whether the statement is only a string."""
     return (
         isinstance(node, ast.Expr)
         and isinstance(node.value, ast.Constant)
@@ -157,6 +156,6 @@ def measured_or_recorded(key, measure):
 
 def _record_value(name, notebook, what, value):
     old = load(name, gpu_slug())
-    kept = [row for row in (old["rows"] if old else []) if row["key"] != what]
-    rows = sorted([*kept, {"key": what, "value": value}], key=lambda row: row["key"])
+    others = [row for row in (old["rows"] if old else []) if row["key"] != what]
+    rows = sorted([*others, {"key": what, "value": value}], key=lambda row: row["key"])
     save(name, rows, sources=[f"notebooks/{notebook}.ipynb"])

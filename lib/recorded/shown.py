@@ -1,9 +1,9 @@
-"""Sources that notebooks have shown: are they still those of lib?
+"""Check that sources of lib saved in notebooks are still those of lib.
 
     python -m lib.recorded.shown [--write]
 
-`show_source` prints functions of lib into a notebook, which keeps them. Such a saved source is out of date when
-a definition of its name in lib has another text now; --write puts in its place the one that is most like it.
+`show_source` prints functions of lib into a notebook, where they are saved. A saved source is out of date when
+lib's definitions of its name now differ; --write replaces it with the most similar of these.
 """
 
 import argparse
@@ -23,7 +23,7 @@ _FENCED = re.compile(r"(?<=```python\n).*(?=\n```)", re.DOTALL)
 @functools.cache
 def _definitions():
     """{name: the sources of functions and classes of lib with that name, methods included}"""
-    found = {}
+    sources = {}
     for path in sorted((results.ROOT / "lib").rglob("*.py")):
         if "tests" in path.parts:
             continue
@@ -32,8 +32,8 @@ def _definitions():
             if isinstance(node, ast.FunctionDef | ast.ClassDef):
                 first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
                 text = "\n".join(lines[first - 1 : node.end_lineno])
-                found.setdefault(node.name, []).append(text)
-    return found
+                sources.setdefault(node.name, []).append(text)
+    return sources
 
 
 def saved_sources(notebook):
@@ -48,7 +48,7 @@ def saved_sources(notebook):
 
 
 def source_now(text, cells):
-    """The definition in lib that `text` shows; `text` itself where it shows something else.
+    """The definition in lib that `text` shows, or `text` itself where it shows something else.
 
     cells: the notebook's own code, which may define the same names.
     """
@@ -58,11 +58,11 @@ def source_now(text, cells):
         return text
     alike = {s: difflib.SequenceMatcher(None, text, s, autojunk=False).ratio() for s in sources}
     best = max(alike, key=alike.get)
-    return best if alike[best] > 0.6 else text  # else something of that name which is not of lib
+    return best if alike[best] > 0.6 else text  # below that it is a namesake from elsewhere
 
 
 def outdated(notebook):
-    """(output, source, source now) of what a notebook shows otherwise than it is in lib."""
+    """(output, source, source now) of each source that a notebook shows and that lib has changed."""
     cells = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
     for output, text in saved_sources(notebook):
         if (now := source_now(text, cells)) != text:
@@ -76,13 +76,13 @@ def main(argv=None):
     options, n_old = parser.parse_args(argv), 0
     for path in notebooks.notebooks():
         notebook = nbformat.read(path, as_version=4)
-        found = list(outdated(notebook))
-        n_old += len(found)
-        for output, text, now in found:
-            print(f"{path.name}: {text.strip().splitlines()[0]} ... is another now")
+        stale = list(outdated(notebook))
+        n_old += len(stale)
+        for output, text, now in stale:
+            print(f"{path.name}: {text.strip().splitlines()[0]} ... has changed")
             shown = output.data["text/markdown"]
             output.data["text/markdown"] = shown.replace(text, now.strip("\n"))
-        if options.write and found:
+        if options.write and stale:
             path.write_text(nbformat.writes(notebook) + "\n")
     return 1 if n_old and not options.write else 0
 

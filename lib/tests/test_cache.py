@@ -30,12 +30,12 @@ def test_it_falls_back_to_a_temporary_folder_of_the_user_alone(own):
 def test_no_library_is_loaded_from_a_folder_that_others_can_write(own):
     own.mkdir()
     own.chmod(0o777)
-    with pytest.raises(PermissionError, match="not yours alone; set FUSED_KERNELS_CACHE"):
+    with pytest.raises(PermissionError, match="does not belong to you alone; set FUSED_KERNELS_CACHE"):
         cache_dir("a")
 
 
 def test_no_library_is_loaded_through_a_link(own, tmp_path):
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     own.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(PermissionError, match="not yours alone"):
+    with pytest.raises(PermissionError, match="does not belong to you alone"):
         cache_dir("a")
