@@ -108,18 +108,18 @@ def training_call(with_loss, parameters, batch):
 def results_of(what, module, model, batch):
     """{name: tensor} to compare: logits, in training loss and gradients; no update is made.
 
-    Of the gradients those of tensors below a million elements: the MLPs, and the tables that are not large.
+    Only gradients of tensors below a million elements: the MLPs, and the tables that are not large.
     """
     if what == "forward":
         return {"logits": forward_call(module, batch)().clone()}
     loss = module(*batch)
     loss.backward()
     small = {n: p.grad for n, p in model.named_parameters() if p.numel() < 1e6}
-    found = {"loss": loss.detach().clone()}
+    tensors = {"loss": loss.detach().clone()}
     dense = {n: g.to_dense() if g.is_sparse else g.clone() for n, g in small.items()}
-    found |= {f"gradient of {n}": g for n, g in dense.items()}
+    tensors |= {f"gradient of {n}": g for n, g in dense.items()}
     model.zero_grad(set_to_none=True)
-    return found
+    return tensors
 
 
 def expect_close(got, want):
@@ -134,7 +134,7 @@ def expect_close(got, want):
 
 
 def _fresh():
-    """Forget compiled code and its CUDA graphs, and give memory that is not in use back to the GPU."""
+    """Drop compiled code and its CUDA graphs, and return unused memory to the GPU."""
     torch._dynamo.reset()
     _give_back()
 
@@ -146,13 +146,13 @@ def _give_back():
 
 
 def measure(what, version, model, batch):
-    """(row, call): the row of a version, checked and then timed, and the call. CheckError: it is wrong.
+    """(row, call) of a version, which is checked and then timed. CheckError where it is wrong.
 
     time_us, p20_us, p80_us   between two events on the GPU, waits for the host included
     launches, kernels         what the host launched, a CUDA graph being one; kernels that then ran
     busy_pct                  share of a profiled call in which the GPU works: the profiler slows the host down
-    peak_mib                  allocated in a call on top of what is there, at most
-    held_mib                  kept from call to call, as the memory of a CUDA graph is
+    peak_mib                  the most that a call allocates on top of what was in use
+    held_mib                  stays allocated between calls, as the memory of a CUDA graph does
     """
     row = {"batch": len(batch.labels), "pass": what, "version": version, "note": ""}
     module = model if what == "forward" else WithLoss(model)
@@ -212,7 +212,7 @@ _PICTURES = {
 
 
 def case(what, version, size):
-    """(row, picture or None) of one pass, version and batch size; a failure is told in the row's note."""
+    """(row, picture or None) of one pass, version and batch size; the row's note reports a failure."""
     row, drawn = {"batch": size, "pass": what, "version": version}, None
     # One model at a time: its tables take 2.2 GB, and their gradients as much again.
     model = default_model(dlrm.LARGE, sparse_gradients="sparse" in version)
@@ -221,8 +221,8 @@ def case(what, version, size):
         if size == PICTURED and (what, version) in _PICTURES:
             drawn = picture(what, version, call)
     except Exception as error:  # of any kind: the other versions are still to be measured
-        told = next(iter(str(error).splitlines()), "")[:200]
-        row["note"] = f"✘ {type(error).__name__}: {told}"
+        message = next(iter(str(error).splitlines()), "")[:200]
+        row["note"] = f"✘ {type(error).__name__}: {message}"
     return row, drawn
 
 

@@ -1,11 +1,11 @@
 """Criteo click data: the Kaggle and Terabyte TSV files and parquet, as Arrow tables and as tensors.
 
 A row     label (0 or 1), 13 integers I1 … I13, 26 tokens C1 … C26 of 32 bits in hex; these 39 may be missing.
-TSV       these 40 in order, tab-separated, no header, missing = empty; plain or gz, told apart by first bytes.
+TSV       these 40 in order, tab-separated, no header, missing = empty; plain, or gz by its first bytes.
 Table     a pyarrow.Table with SCHEMA: label int8, I int64, C uint32; missing = null. No token is ever negative.
 Tensors   Batch: dense (N, 13) float32 = log1p(max(x, 0)), missing = 0; sparse (N, 26) int64, 0 … 2**32 - 1,
           missing = -1; labels (N,) float32.
-Errors    CriteoError, a ValueError, with file and line; with on_bad="skip" a bad row is left out and counted.
+Errors    CriteoError, a ValueError, with file and line; with on_bad="skip" bad rows are left out and counted.
 """
 
 import collections
@@ -69,7 +69,7 @@ class Batch(NamedTuple):
 
 @dataclasses.dataclass
 class Report:
-    """What a reading gave: good rows, and of the bad lines how many of each kind and the first 20 in words."""
+    """Good rows read, and of the bad lines the number of each kind and the first 20 in words."""
 
     file: str
     rows: int = 0
@@ -108,7 +108,7 @@ def read_tsv(path, on_bad="error", progress=True):
 def tsv_to_parquet(source, target, on_bad="error", progress=True):
     """Write the TSV file `source`, of any size, as parquet to `target`; returns the Report. Errors as read_tsv.
 
-    The target appears when it is complete: an error leaves what was there before.
+    The target is replaced only when complete: after an error the old one is still there.
     """
     source, target = _existing(source), Path(target)
     if target.exists() and target.samefile(source):
@@ -128,7 +128,7 @@ def tsv_to_parquet(source, target, on_bad="error", progress=True):
 
 
 def _tables(path, report, on_bad, progress):
-    """The good rows as tables of SCHEMA, a block of the file at a time; the report is filled on the way."""
+    """The good rows as tables of SCHEMA, one per block of the file; fills the report."""
     if on_bad not in ("error", "skip"):
         raise ValueError(f"on_bad must be 'error' or 'skip', got {on_bad!r}")
     path, n_lines = _existing(path), 0
@@ -145,8 +145,8 @@ def _tables(path, report, on_bad, progress):
                     report.add(n_lines + line, kind, why)
                     if on_bad == "error":
                         raise CriteoError(
-                            f"{path.name}, {report.examples[0]}. Mend the file, or read it with "
-                            "on_bad='skip' to leave bad lines out and have them counted"
+                            f"{path.name}, {report.examples[0]}. Fix the file, or read it with "
+                            "on_bad='skip' to leave out bad lines and count them"
                         )
                 n_lines += block.count(b"\n")
                 report.rows += len(table)
@@ -220,7 +220,7 @@ def _table(texts):
 
 
 def _refused(convert, strings, first=0):
-    """Places of the strings that `convert` raises for, found by halving."""
+    """Indices of the strings that `convert` refuses, found by bisection."""
     try:
         convert(strings)
     except pa.ArrowInvalid:

@@ -240,7 +240,7 @@ class DLRM(nn.Module):
 
 
 def stage_shapes(model, dense, sparse):
-    """[{stage, input, output}, …] with the shapes that one forward pass of `model` really had."""
+    """[{stage, input, output}, …] with the shapes in one forward pass of `model`."""
     stages = {
         "hash": model.hashing,
         "DenseArch": model.dense_arch,
@@ -248,12 +248,12 @@ def stage_shapes(model, dense, sparse):
         "interaction": model.interaction,
         "prediction": model.prediction,
     }
-    seen = {}
+    rows = {}
 
     def note(stage):
         def hook(module, inputs, output):
             shapes = [tuple(tensor.shape) for tensor in inputs]
-            seen[stage] = {"stage": stage, "input": shapes, "output": tuple(output.shape)}
+            rows[stage] = {"stage": stage, "input": shapes, "output": tuple(output.shape)}
 
         return hook
 
@@ -264,7 +264,7 @@ def stage_shapes(model, dense, sparse):
     finally:
         for hook in hooks:
             hook.remove()
-    return [seen[stage] for stage in stages]
+    return [rows[stage] for stage in stages]
 
 
 def sizes(model):

@@ -1,8 +1,8 @@
-"""The parts of a DLRM as one writes them first, each with what is wrong with it. For notebooks 10 and 11 only.
+"""First attempts at the parts of a DLRM, each with its faults. For notebooks 10 and 11 only.
 
-Each hash takes the vocabularies as lists of ints and stands where those of lib.dlrm.model stand, as in
-DLRM(ListIndexHash(lists)). They map an unseen token silently to row 0, which is the row of a real token;
-lib.dlrm.model.IndexHash mends that.
+Each hash takes the vocabularies as lists of ints and replaces one of lib.dlrm.model, as in
+DLRM(ListIndexHash(lists)). They silently map an unseen token to row 0, which is the row of a real token;
+lib.dlrm.model.IndexHash has a row for unseen tokens.
 """
 
 import torch

@@ -83,7 +83,7 @@ def _rank_column(k, n_rows, seed):
 
 
 def _mixed(x):
-    """32-bit numbers shuffled among themselves (the last step of MurmurHash3): no two become one."""
+    """A permutation of the 32-bit numbers (the last step of MurmurHash3)."""
     x = x.astype(np.uint32)
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
         x = (x ^ (x >> np.uint32(shift))) * np.uint32(factor)
@@ -96,7 +96,7 @@ def _token(k, rank):
 
 
 def _trait(k, rank, which):
-    """A standard normal number for each token of column C(k + 1), always the same: trait `which` of it."""
+    """A fixed standard normal number for each token of column C(k + 1): its trait `which`."""
     # a missing token, rank -1, has traits too
     start = _mixed(_token(k, rank + 1) ^ np.uint32(0x51ED270B * (which + 1) % 2**32))
     u, v = ((_mixed(start + np.uint32(i)) + 0.5) / 2**32 for i in (1, 2))

@@ -1,8 +1,8 @@
-"""Train a DLRM on Criteo's rows from parquet, and say how good it is on rows it has not seen.
+"""Train a DLRM on Criteo's rows from parquet, and evaluate it on rows it has not seen.
 
 Order     each epoch visits every training row once, in an order that depends on seed and epoch alone.
 Metrics   log loss (mean binary cross-entropy) and AUC, by ranks. No host sync in a step: losses stay on the
-          device and are looked at every 50 steps.
+          device, and the host reads one every 50 steps.
 
     python -m lib.dlrm.train [--epochs 2] [--architecture large]
 """
@@ -117,16 +117,16 @@ class ParquetBatches:
 
     def _cut(self, groups):
         """Groups of rows as batches, which may reach over from one group to the next."""
-        held = None
+        remainder = None
         for group in groups:
-            if held is not None:
-                group = criteo.Batch(*(torch.cat(pair) for pair in zip(held, group)))
+            if remainder is not None:
+                group = criteo.Batch(*(torch.cat(pair) for pair in zip(remainder, group)))
             whole = len(group.labels) // self.batch_size * self.batch_size
             for start in range(0, whole, self.batch_size):
                 yield group.rows(slice(start, start + self.batch_size))
-            held = group.rows(slice(whole, None))
-        if held is not None and len(held.labels):
-            yield held
+            remainder = group.rows(slice(whole, None))
+        if remainder is not None and len(remainder.labels):
+            yield remainder
 
 
 # --- training ------------------------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ class ParquetBatches:
 
 @dataclasses.dataclass
 class History:
-    """What came of it: the loss of every step, and `evaluate` on validation rows after every epoch."""
+    """A training run: the loss of every step, and `evaluate` on validation rows after every epoch."""
 
     losses: list
     metrics: list
@@ -182,7 +182,7 @@ def train(
 
     on_step(step, loss) is called after each step, the loss being a tensor.
     threads: CPU threads. One gives the same curve on any number of cores. Two gain little on operations this
-    small, and where another program wants the cores they have taken ten times as long, waiting for each other.
+    small. Where another program used the cores, two took ten times as long, because they wait for each other.
     Raises ValueError when train and validation are the same file.
     """
     for name, value in (("epochs", epochs), ("threads", threads)):

@@ -1,1 +1,1 @@
-"""How an op is judged: the registry of ops, the float64 check, the clock, ceilings, and ways to be fooled."""
+"""Judging an op: the registry of ops, the float64 check, timing, ceilings, and ways to cheat."""

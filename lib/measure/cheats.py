@@ -305,7 +305,7 @@ def find(name):
 
 
 def where(cheat):
-    """On what a cheat runs here: 'this GPU', 'virtual GPU' or 'this CPU'."""
+    """Where a cheat runs: 'this GPU', 'virtual GPU' or 'this CPU'."""
     return "this GPU" if machine.HAS_GPU else "virtual GPU" if cheat.virtual else "this CPU"
 
 
@@ -336,19 +336,19 @@ def claim(cheat):
 def catch(cheat):
     """{detector: what it found} for the detectors that found something."""
     gpu, run, _ = _runs(cheat)
-    found = {}
+    findings = {}
     if machine.HAS_GPU or cheat.virtual:  # on a CPU nothing runs behind the host's back
         for detector in (find_missing_sync, find_other_stream, find_warm_l2):
-            found[detector.__name__] = _each_time(detector, cheat.stopwatch, run, gpu)
+            findings[detector.__name__] = _each_time(detector, cheat.stopwatch, run, gpu)
     for detector in (find_cached_result, find_changed_input, find_wrong_output):
         _kept.clear()
-        found[detector.__name__] = detector(cheat.version)
+        findings[detector.__name__] = detector(cheat.version)
     _kept.clear()
-    return {name: finding for name, finding in found.items() if finding}
+    return {name: finding for name, finding in findings.items() if finding}
 
 
 def _each_time(detector, *arguments):
-    """What the detector finds three times running: a stopwatch lies each time, a busy machine now and then."""
+    """What the detector finds three times in a row, since a busy machine can mislead it once."""
     for _ in range(3):
         finding = detector(*arguments)
         if not finding:

@@ -1,25 +1,24 @@
-"""Is a version of an op right? Compare it with the eager definition computed in float64.
+"""Check a version of an op against the eager definition computed in float64.
 
-Every output and every gradient has to pass two rules. What they allow is never a guess: it is what the dtype
-itself costs, the error that the eager definition makes in the same dtype.
+Every output and every gradient must pass two rules. Both take their tolerance from the error that the eager
+definition makes in the same dtype.
 
-The largest error is at most twice eager's largest, plus 1e-6 of the largest value (or of 1, if that is more),
-as a float32 sum in another order moves that much. Eager's error counts as one unit in the last place of the
-largest value where it is less: among few elements eager may be exact by luck.
+Largest error: at most twice eager's, plus 1e-6 of the largest value (or of 1, if that is more), because a
+float32 sum in another order changes that much. Eager's error counts as at least one unit in the last place of
+the largest value, because eager may be exact by luck where there are few elements.
 
-The typical error, the median of a row or of a column, is at most four times eager's there, or in most rows,
-plus 1e-6 of the largest value. Eager's error counts as half a unit in the last place of an element where it
-is less. Zeros that should be zeros take no part, nor do rows of fewer than 32 others, nor tensors whose largest
-value is below eager's largest error: rounding is all there is, and how it falls is luck. A sign that flips
-before a product is an error in a whole row, and each version flips others: where eager has rows so much worse
-than most, a version may have three times as many, and three.
+Typical error: the median of a row or of a column is at most four times eager's there, or eager's in the median
+row if that is more, plus 1e-6 of the largest value. Eager's error counts as at least half a unit in the last
+place of the element. The rule leaves out zeros that should be zeros, rows of fewer than 32 other elements, and
+tensors whose largest value is below eager's largest error, where everything is rounding. A sign that flips
+before a product spoils a whole row, and each version flips other signs. So where eager has such rows, a version
+may have three times as many, plus three.
 
-The largest error alone lets one element speak for all: where eager's rounding flips the sign of one sum
-before a relu, its error is a whole gradient, and a version that returns zeros is no worse. A median knows
-nothing of one element; and a bias forgotten, a scale left out or small entries cut off move every element by
-more than rounding.
+The largest error alone is not enough. Where eager's rounding flips the sign of one sum before a relu, its error
+is a whole gradient, and a version that returns zeros is no worse. A median ignores one element, whereas a
+forgotten bias, a missing scale or small entries cut off change every element by more than rounding does.
 
-NaN and infinities have to be where eager has them, in the same dtype or in float64.
+NaN and infinities must be where eager has them, in the same dtype or in float64.
 """
 
 import dataclasses
@@ -29,8 +28,8 @@ import torch
 
 # Rows and columns with fewer elements have no typical error: eager's may be 0 by luck.
 _FEWEST = 32
-_ENOUGH = 256  # of a longer one some 256 to 512 elements, evenly spread, are taken for its median
-# Eager's largest error is worth a word from so many units in the last place of the largest value.
+_ENOUGH = 256  # the median of a longer one is that of some 256 to 512 elements, evenly spread
+# From this many units in the last place of the largest value, the report explains eager's largest error.
 _MANY_UNITS = 16
 
 
@@ -103,8 +102,8 @@ def _run(name, fn, inputs, gradients, incoming):
     """{'output': …, 'gradient of input 0': …} of fn(*inputs)."""
     result = fn(*inputs)
     outputs = list(result) if isinstance(result, (tuple, list)) else [result]
-    found = {f"output {k}" if len(outputs) > 1 else "output": o for k, o in enumerate(outputs)}
-    for label, o in found.items():
+    results = {f"output {k}" if len(outputs) > 1 else "output": o for k, o in enumerate(outputs)}
+    for label, o in results.items():
         if not isinstance(o, torch.Tensor):
             raise CheckError(f"{name}: {label} must be a tensor, got {type(o).__name__}")
     leaves = {
@@ -122,10 +121,10 @@ def _run(name, fn, inputs, gradients, incoming):
             for k, dy in incoming.items()
             if k < len(outputs)
         }
-        # other shapes: they are compared first
+        # a wrong shape is reported when outputs are compared
         if all(dy.shape == outputs[k].shape for k, dy in dys.items()):
-            found |= _gradients(name, outputs, leaves, dys)
-    return {label: t.detach() for label, t in found.items()}
+            results |= _gradients(name, outputs, leaves, dys)
+    return {label: t.detach() for label, t in results.items()}
 
 
 def _gradients(name, outputs, leaves, dys):
@@ -187,10 +186,10 @@ def _compare_typical(label, version_error, eager_error, taking_part, slack):
     for what, dim in (("row", 1), ("column", 0)):
         if matrices[0].shape[dim] < _FEWEST:
             continue
-        step = 1 | matrices[0].shape[dim] // _ENOUGH  # odd, to meet all places of a tile
+        step = 1 | matrices[0].shape[dim] // _ENOUGH  # odd, to reach every position in a tile
         errors, own, part = (t[:, ::step] if dim else t[::step].T for t in matrices)
         errors, own = (torch.where(part, e, math.nan).nanmedian(1).values for e in (errors, own))
-        # in a row of equal elements all are as lucky: eager's typical error is that of most rows at least
+        # equal elements round alike, so eager's typical error counts as at least that of the median row
         most = own.nanmedian()
         judged = part.sum(1) >= _FEWEST
         allowed = 4 * torch.maximum(own, most) + slack

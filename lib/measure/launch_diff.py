@@ -1,11 +1,11 @@
-"""Do two states of lib/ops launch the same? Compared with no GPU, as an H200 would be given it.
+"""Compare the kernel launches of two states of lib/ops, without a GPU, as an H200 would get them.
 
     python -m lib.measure.launch_diff REF [--op gelu]        `make launch-diff REF=… [OP=gelu]`
 
 For each version of an op, dtype and shape of the registry, forward and backward, with tensors that have no
 memory: every launch at the commit REF and now (kernel, grid, types and divisibility of the arguments,
-constexprs, warps and stages), and the PTX that Triton makes of each kernel for compute capability 9.0. What
-differs is printed, and the exit status is 1. A kernel may have another name.
+constexprs, warps and stages), and the PTX that Triton makes of each kernel for compute capability 9.0.
+Differences are printed, and then the exit status is 1. Kernel names may differ.
 """
 
 import argparse
@@ -65,24 +65,24 @@ def _compiled_kernels():
 
 def _fresh_registry():
     """The registry with ops whose kernels are to be compiled; the process keeps its own."""
-    ours = [
+    op_modules = [
         n
         for n in sys.modules
         if n.startswith(("lib.ops", "lib.measure.registry", "lib.measure.matmul"))
     ]
-    kept = {name: sys.modules.pop(name) for name in ours}
+    own_modules = {name: sys.modules.pop(name) for name in op_modules}
     libraries = _as_if_undefined()
     try:
         with _compiled_kernels(), libraries:
             return importlib.import_module("lib.measure.registry")
     finally:
-        for name in [n for n in sys.modules if n in kept]:
+        for name in [n for n in sys.modules if n in own_modules]:
             del sys.modules[name]
-        sys.modules.update(kept)
+        sys.modules.update(own_modules)
 
 
 def _as_if_undefined():
-    """Inside, custom_op gives the function: the names are taken, and a fake GPU runs no registered op."""
+    """Inside, custom_op returns the function: the names are taken, and a fake GPU runs no registered op."""
 
     class Registered:
         def __init__(self, function):
@@ -101,15 +101,15 @@ def _as_if_undefined():
 
 
 def _module_at(ref, op, folder):
-    """lib/ops/<name>.py as it was at a commit, with what another file makes of it (matmul's rungs)."""
+    """lib/ops/<name>.py as it was at a commit, with the versions that other files build on it (rungs)."""
     file = f"lib.ops.{op.name}"
     module, ops = _loaded_at(ref, file, folder), sys.modules["lib.ops"]
     elsewhere = [v for v in op.versions.values() if not hasattr(module, v.__name__)]
     for other in {v.__module__ for v in elsewhere}:
         with mock.patch.dict(sys.modules, {file: module}), mock.patch.object(ops, op.name, module):
-            made = _loaded_at(ref, other, folder)
+            rungs = _loaded_at(ref, other, folder)
         names = [v.__name__ for v in elsewhere if v.__module__ == other]
-        vars(module).update({name: getattr(made, name) for name in names})
+        vars(module).update({name: getattr(rungs, name) for name in names})
     return module
 
 
@@ -130,25 +130,27 @@ def _load(text, path):
 
 
 def _with_module(op, module):
-    def taken(versions):
+    def versions_in(versions):
         return {name: getattr(module, v.__name__) for name, v in versions.items() if name != "cuda"}
 
-    return dataclasses.replace(op, versions=taken(op.versions), in_place=taken(op.in_place))
+    return dataclasses.replace(
+        op, versions=versions_in(op.versions), in_place=versions_in(op.in_place)
+    )
 
 
 def launches_of(call):
     """The launches of one call, under fake_gpu: nothing runs."""
-    found = []
+    launches = []
 
     def run(self, *args, grid, warmup=False, num_warps=4, num_stages=3, **named):
         signature = _signature(self, args, named)
-        found.append(
+        launches.append(
             Launch(self, (*grid, 1, 1)[:3], repr(signature), num_warps, num_stages, signature)
         )
 
     with mock.patch.object(JITFunction, "run", run):
         call()
-    return found
+    return launches
 
 
 def _signature(kernel, args, named):
@@ -192,7 +194,7 @@ def _both_passes(op, version, shape, dtype):
 
 
 def _storage_ptr(storage):
-    return storage._cdata << 40  # no two storages anywhere near each other
+    return storage._cdata << 40  # storages lie far apart
 
 
 def _data_ptr(tensor):
@@ -201,7 +203,7 @@ def _data_ptr(tensor):
 
 @contextlib.contextmanager
 def _addresses():
-    """Inside, tensors without memory have addresses: aligned, and apart where their storages are."""
+    """Inside, tensors without memory have aligned addresses, far apart for different storages."""
     with (
         mock.patch.object(FakeTensor, "data_ptr", _data_ptr),
         mock.patch.object(torch.UntypedStorage, "data_ptr", _storage_ptr),
@@ -210,9 +212,9 @@ def _addresses():
 
 
 def _alike(a, b):
-    """Whether two launches are the same but for the kernel's name, and constexprs that one of them lacks.
+    """Whether two launches are equal except for the kernel's name and constexprs that only one of them has.
 
-    What such a constexpr does, PTX shows.
+    The PTX shows what such a constexpr does.
     """
     shared = set(a.made_of.constexprs) & set(b.made_of.constexprs)
     how = [
@@ -224,27 +226,27 @@ def _alike(a, b):
 
 
 def differences(op, before):
-    """Sentences: the cases in which `op` launches otherwise than `before`, and kernels of other PTX."""
-    pairs, found = {}, []
+    """Sentences on the cases where `op` launches differently from `before` and on kernels whose PTX differs."""
+    pairs, messages = {}, []
     old_cases = dict(cases_of(before))
     for case, call in tqdm(list(cases_of(op)), desc=op.name, unit="case"):
         with fake_gpu(), _addresses():
             new, old = launches_of(call), launches_of(old_cases[case])
         for a, b in zip(old, new):
             if not _alike(a, b):
-                found.append(f"{case}:\n  before {a}\n  now    {b}")
+                messages.append(f"{case}:\n  before {a}\n  now    {b}")
                 break
             pairs[a.kernel.__name__, b.kernel.__name__, b.signature, b.num_warps, b.num_stages] = (
                 a,
                 b,
             )
         if len(old) != len(new):
-            found.append(f"{case}: {len(old)} launches before, {len(new)} now")
+            messages.append(f"{case}: {len(old)} launches before, {len(new)} now")
     for a, b in tqdm(pairs.values(), desc=f"{op.name}, PTX", unit="kernel"):
         texts = [_ptx_of(launch) for launch in (a, b)]
         if texts[0] != texts[1]:
-            found.append(f"{b}: its PTX is another")
-    return found, len(pairs)
+            messages.append(f"{b}: its PTX differs")
+    return messages, len(pairs)
 
 
 def _ptx_of(launch):
@@ -271,13 +273,13 @@ def main(argv=None):
     with tempfile.TemporaryDirectory() as folder:
         for op in [registry.find(options.op)] if options.op else registry.OPS.values():
             before = _with_module(op, _module_at(options.ref, op, folder))
-            found, n_kernels = differences(_without_cuda(op), before)
+            messages, n_kernels = differences(_without_cuda(op), before)
             print(
-                "\n".join(found)
+                "\n".join(messages)
                 or f"{op.name}: the same launches, {n_kernels} kernels of the same PTX"
             )
-            failed |= bool(found)
-            if options.restamp and not found:
+            failed |= bool(messages)
+            if options.restamp and not messages:
                 results.launches_are_the_same(op.name)
     return 1 if failed else 0
 

@@ -29,7 +29,7 @@ PLANS = {
 
 @functools.cache
 def plan_of(rung, kind, device):
-    """The Plan of a rung on this GPU; kind is what multiplies, as matmul._kind says it."""
+    """The Plan of a rung on this GPU; kind: what multiplies, from matmul._kind."""
     return PLANS[rung](matmul._tiles(kind, matmul._generation(device))[0])
 
 
@@ -43,7 +43,7 @@ def _call(rung, *arguments):
 
 
 def matmul_naive(a, b, bias=None, activation="identity", allow_tf32=False):
-    """Each program makes 16 x 16 sums, product by product, and shares what it reads with nobody."""
+    """Each program computes 16 x 16 sums, product by product, and shares no loads with others."""
     return _call("naive", a, b, bias, activation, allow_tf32)
 
 
@@ -53,7 +53,7 @@ def matmul_tiled(a, b, bias=None, activation="identity", allow_tf32=False):
 
 
 def matmul_grouped(a, b, bias=None, activation="identity", allow_tf32=False):
-    """matmul_tiled with its programs in another order: in groups of rows, which share a and b in L2."""
+    """matmul_tiled with its programs in groups of rows, which share a and b in L2."""
     return _call("grouped", a, b, bias, activation, allow_tf32)
 
 
@@ -65,7 +65,7 @@ def matmul_pipelined(a, b, bias=None, activation="identity", allow_tf32=False):
 def matmul_persistent(a, b, bias=None, activation="identity", allow_tf32=False):
     """One program for each SM, and loads by TMA: 16 bits, on Hopper. Else it is matmul_pipelined.
 
-    Matrices of which neither rows nor columns begin on 16-byte boundaries are copied into some that do.
+    A matrix with neither rows nor columns on 16-byte boundaries is copied into one that has them.
     """
     return _call("persistent", a, b, bias, activation, allow_tf32)
 

@@ -20,16 +20,16 @@ class Mutant:
 def mutated(text, mutant):
     """`text` with the mistake in it; ValueError unless it has `mutant.old` exactly once."""
     if text.count(mutant.old) != 1:
-        found = text.count(mutant.old)
-        raise ValueError(f"{mutant.why}: {mutant.old!r} occurs {found} times, not once")
+        count = text.count(mutant.old)
+        raise ValueError(f"{mutant.why}: {mutant.old!r} occurs {count} times, not once")
     return text.replace(mutant.old, mutant.new)
 
 
-_loaded = []  # a number for each, as Triton finds a kernel's source by its file
+_loaded = []  # numbers the files, because Triton finds a kernel's source by its file
 
 
 def load(name, text):
-    """The module of this text; its file is gone when the process ends."""
+    """Load this text as a module; its file is deleted when the process ends."""
     _loaded.append(name)
     path = Path(_folder().name) / f"{name}_mutant_{len(_loaded)}.py"
     path.write_text(text)

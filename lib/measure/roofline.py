@@ -1,4 +1,4 @@
-"""The ceilings of a GPU, measured, and the time that a given amount of traffic and arithmetic needs at least.
+"""The measured ceilings of a GPU, and the least time for a given amount of traffic and arithmetic.
 
 Roofline model: Williams, Waterman, Patterson, "Roofline: an insightful visual performance model for multicore
 architectures", CACM 52(4), 2009. A ceiling here is what this GPU was measured to do, not its datasheet peak.
@@ -46,7 +46,7 @@ def measure_copy_gbps(n_bytes=GIB):
 def measure_gemm_tflops(dtype, n=8192):
     """An n×n×n matrix product on random data (zeros run faster), in TFLOP/s; float32 means not TF32.
 
-    Of a GPU that has been multiplying for a while: its clock starts higher than it can stay.
+    Measured after 500 ms of products, because the clock starts higher than the GPU can sustain.
     """
     a, b = (torch.randn(n, n, dtype=dtype, device="cuda") for _ in range(2))
     ms = triton.testing.do_bench(lambda: a @ b, warmup=500, return_mode="median")

@@ -1,4 +1,4 @@
-"""Every kernel of lib.ops once, forward and backward, small and odd shapes: what compute-sanitizer watches.
+"""Run every kernel of lib.ops once, forward and backward, at small and odd shapes, for compute-sanitizer.
 
 `make sanitize` runs this under memcheck and racecheck, `make sanitize OP=matmul` for one op. Needs a GPU.
 """
@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 class ProductsOnTheCpu(TorchDispatchMode):
     """Inside, torch.mm and torch.addmm are computed by the CPU, and cuBLAS launches nothing.
 
-    Racecheck reports hazards in cuBLAS's kernels, which are not ours to mend, and cannot bear some of them.
+    Racecheck reports hazards in cuBLAS's kernels, which we cannot fix, and fails on some of these kernels.
     """
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -26,15 +26,15 @@ class ProductsOnTheCpu(TorchDispatchMode):
             return func(*args, **kwargs)
         out = args[0] if name == "addmm_" else kwargs.pop("out", None)
         tensors = [a.cpu() for a in args if isinstance(a, torch.Tensor)]
-        # sums in another dtype than that of the factors: the CPU knows no such product
-        asked = [a for a in (*args, kwargs.pop("out_dtype", None)) if isinstance(a, torch.dtype)]
+        # the CPU has no product whose sums have another dtype than its factors
+        dtypes = [a for a in (*args, kwargs.pop("out_dtype", None)) if isinstance(a, torch.dtype)]
         product = torch.mm if name == "mm" else torch.addmm
-        result = product(*(t.to(*asked) for t in tensors), **kwargs).to(args[0].device)
+        result = product(*(t.to(*dtypes) for t in tensors), **kwargs).to(args[0].device)
         return result if out is None else out.copy_(result)
 
 
 def main(argv=None):
-    """Launch everything; an error of the sanitizer is its own exit status."""
+    """Launch everything; the sanitizer reports errors by its own exit status."""
     parser = argparse.ArgumentParser(prog="python -m lib.measure.sanitize")
     parser.add_argument("--op", choices=[*registry.OPS], help="one op; default: all")
     parser.add_argument("--without-cublas", action="store_true", help="its products by the CPU")
@@ -44,7 +44,7 @@ def main(argv=None):
             "sanitize needs a GPU; with none, the tests run every kernel under the checkers"
         )
     products = ProductsOnTheCpu() if options.without_cublas else contextlib.nullcontext()
-    # backward passes in this thread, where the products are exchanged
+    # backward passes in this thread, where the products are replaced
     with products, torch.autograd.set_multithreading_enabled(False):
         for op in [registry.find(options.op)] if options.op else registry.OPS.values():
             for label, configured in op.all_configured().items():

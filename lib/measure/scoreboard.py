@@ -27,18 +27,18 @@ def shares(op, gpu=results.REFERENCE_GPU):
     record = results.load(op.name, gpu)
     if record is None:
         return None
-    found = {}
+    groups = {}
     for row in record["rows"]:
         first = row["shape"] == list(op.bench_shapes[0]) and row.get("configuration") is None
         if first and row.get("ceiling_pct"):
-            group = found.setdefault((row["dtype"], row["gradients"]), {})
+            group = groups.setdefault((row["dtype"], row["gradients"]), {})
             group[row["version"]] = row["ceiling_pct"]
-    return found, record
+    return groups, record
 
 
 def draw():
     """Write both pictures; returns the path of the large one, or None when nothing is recorded yet."""
-    ops = [(op, *found) for op in registry.OPS.values() if (found := shares(op))]
+    ops = [(op, *result) for op in registry.OPS.values() if (result := shares(op))]
     if not ops:
         return None
     figure, axes = plt.subplots(
@@ -81,7 +81,7 @@ def _draw_op(ax, op, groups, record):
     shown = set().union(*groups.values())
     _bars(ax, [version for version in STYLES if version in shown], labels, list(groups.values()))
     shape = "×".join(map(str, op.bench_shapes[0]))
-    # float32 products by tensor cores pass the ceiling, which is that of units for float32
+    # float32 products on tensor cores exceed the ceiling, which is that of the float32 units
     highest = max(max(group.values()) for group in groups.values())
     ax.set(ylabel="% of the ceiling", ylim=(0, max(128, 1.2 * highest)))
     ax.set_title(f"{op.name}: {op.title}, {shape}, {results.where(record)}", fontsize="medium")

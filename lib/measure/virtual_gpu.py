@@ -1,8 +1,8 @@
-"""A GPU that is not there: a host with a clock in µs, and a device that works through queues of kernels.
+"""A simulated GPU: a host with a clock in µs, and a device that works through queues of kernels.
 
 It computes nothing. It models what a stopwatch meets: a launch that returns before the kernel is done, a first
-launch that compiles, events, streams, a cache, noise. It leaves out: a full queue that makes the host wait,
-kernels that share the device when streams overlap, and clocks that change.
+launch that compiles, events, streams, a cache, noise. It does not model a full queue that makes the host wait,
+kernels that share the device when streams overlap, or clocks that change.
 """
 
 import contextlib
@@ -10,7 +10,7 @@ import random
 
 from lib.profiling import Span
 
-WARM = 0.4  # a kernel whose data is in L2 takes this part of its time
+WARM = 0.4  # a kernel whose data is in L2 takes this share of its time
 FLUSH_US = 60.0
 
 
@@ -61,7 +61,7 @@ class VirtualGPU:
         self._span(_lane(stream), name, start, start + us)
 
     def busy(self, us):
-        """Keep the device busy for `us`, known beforehand: what a stopwatch can be tested on."""
+        """Keep the device busy for `us`, a known time on which to test a stopwatch."""
         self.host("launch busy", self.launch_us)
         self._queue("busy", us, stream=0)
 
@@ -73,10 +73,10 @@ class VirtualGPU:
 
     def synchronize(self):
         """Wait until every stream is done."""
-        done = max(self.free_at.values())
-        if done > self.host_us:
-            self._span("host", "wait", self.host_us, done)
-            self.host_us = done
+        end_us = max(self.free_at.values())
+        if end_us > self.host_us:
+            self._span("host", "wait", self.host_us, end_us)
+            self.host_us = end_us
 
     def event(self, stream=0):
         """As torch.cuda.Event(enable_timing=True), in µs."""

@@ -244,9 +244,7 @@ def test_a_list_copied_to_the_gpu_is_seen():
 
 def test_a_whole_list_is_asked_for():
     for fn in (bill.syncs, lambda events: bill.bill(events, "x")):
-        with pytest.raises(
-            ValueError, match="trimmed for a plot; count the list that events_of"
-        ):
+        with pytest.raises(ValueError, match="trimmed for a plot; count the list that events_of"):
             fn(trimmed(gpu_step()))
         with pytest.raises(TypeError, match="list of dictionaries"):
             fn("events")
