@@ -1,9 +1,9 @@
-"""Exercises: `check("30.2", my_answer)` shows a verdict and notes the reader's progress.
+"""Exercises: `check("30.2", my_answer)` shows a verdict and saves the reader's progress.
 
     ✔  right
     ✘  wrong: what differs, at the smallest shape that shows it
     ○  not attempted yet (the stub is still there)
-    –  skipped: what this machine lacks for it
+    –  skipped: this machine lacks something, which is named
 
 A verdict never raises, so an open exercise does not stop Run All. One module per notebook holds its exercises
 (lib/exercises/nb30.py for notebook 30); solutions are in notebooks/solutions.
@@ -55,7 +55,7 @@ class Exercise:
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What `check` found; shows itself as one line."""
+    """The result of `check`; its repr is one line."""
 
     id: str
     status: str
@@ -87,7 +87,7 @@ def all_exercises():
 
 
 def check(id, answer):
-    """The Verdict on `answer` to exercise `id`, noted in the reader's progress. ValueError: unknown id."""
+    """The Verdict on `answer` to exercise `id`, saved in the reader's progress. ValueError: unknown id."""
     if id not in all_exercises():
         raise ValueError(f"there is no exercise {id!r}; there are: {', '.join(_exercises)}")
     verdict = _judge(_exercises[id], answer)
@@ -123,7 +123,7 @@ def _judge(exercise, answer):
 def attempted(value):
     """`value`, or NotAttempted when it is what a stub returns: None or `...`."""
     if value is None:
-        raise NotAttempted(", or its `return` is missing: it gives None")
+        raise NotAttempted(", or its `return` is missing: it returns None")
     if value is ...:
         raise NotAttempted
     return value
@@ -144,9 +144,9 @@ def expect_number(got, want, what, rel=1e-6):
 
 
 def expect_second_derivative(function, eager, x):
-    """Wrong if a second derivative of function(x) differs from eager's in silence: right, or a RuntimeError.
+    """Wrong unless a second derivative of function(x) equals eager's or raises a RuntimeError.
 
-    x: a leaf, of the shape of the results. It is a factor too, so that a path past `function` keeps the graph.
+    x: a leaf with the shape of the results. Multiplying by it keeps a graph where `function` has none.
     """
 
     def second(version):
@@ -160,8 +160,8 @@ def expect_second_derivative(function, eager, x):
     try:
         torch.testing.assert_close(got, second(eager))
     except AssertionError as difference:
-        says = " ".join(str(difference).split())
-        raise Wrong(f"a second derivative is wrong, and no error says so: {says}") from None
+        message = " ".join(str(difference).split())
+        raise Wrong(f"a second derivative is wrong, and no error says so: {message}") from None
 
 
 # From small to large, so that the first failure is the smallest one.
@@ -191,10 +191,10 @@ def expect_op(answer, eager, make_inputs, shapes=SHAPES, dtypes=(torch.float32, 
 
 def expect_launches(launch, exactly=None, at_least=1):
     """Wrong unless `launch()` launches that many Triton kernels, counted in the interpreter: small inputs."""
-    found = count_traffic(launch).launches
+    count = count_traffic(launch).launches
     if exactly is not None:
-        expect(found == exactly, f"should launch {exactly} Triton kernel, launched {found}")
-    expect(found >= at_least, f"should launch {at_least} Triton kernel or more, launched {found}")
+        expect(count == exactly, f"should launch {exactly} Triton kernel, launched {count}")
+    expect(count >= at_least, f"should launch {at_least} Triton kernel or more, launched {count}")
 
 
 # --- progress ------------------------------------------------------------------------------------------
@@ -202,9 +202,9 @@ def expect_launches(launch, exactly=None, at_least=1):
 
 def progress():
     """{id: 'right' or 'wrong'} from the reader's progress; once right stays right."""
-    found = {}
+    statuses = {}
     for line in reader_progress.read_lines(PROGRESS):
         entry = json.loads(line)
-        if found.get(entry["id"]) != "right":
-            found[entry["id"]] = entry["status"]
-    return found
+        if statuses.get(entry["id"]) != "right":
+            statuses[entry["id"]] = entry["status"]
+    return statuses

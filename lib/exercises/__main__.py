@@ -5,16 +5,16 @@ from lib.exercises import MARKS, all_exercises, progress
 
 def report():
     """The report as text."""
-    exercises, done = all_exercises(), progress()
+    exercises, statuses = all_exercises(), progress()
     lines = []
     for number in dict.fromkeys(id.split(".")[0] for id in exercises):
-        mine = [e for id, e in exercises.items() if id.split(".")[0] == number]
-        solved = sum(done.get(e.id) == "right" for e in mine)
+        group = [e for id, e in exercises.items() if id.split(".")[0] == number]
+        solved = sum(statuses.get(e.id) == "right" for e in group)
         lines.append(
-            f"\nnotebook {number}  {'█' * solved}{'░' * (len(mine) - solved)}  {solved} of {len(mine)}"
+            f"\nnotebook {number}  {'█' * solved}{'░' * (len(group) - solved)}  {solved} of {len(group)}"
         )
-        lines += [f"  {MARKS[done.get(e.id, 'open')]} {e.heading}" for e in mine]
-    total = sum(done.get(id) == "right" for id in exercises)
+        lines += [f"  {MARKS[statuses.get(e.id, 'open')]} {e.heading}" for e in group]
+    total = sum(statuses.get(id) == "right" for id in exercises)
     return "\n".join([f"{total} of {len(exercises)} exercises solved", *lines])
 
 

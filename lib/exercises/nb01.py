@@ -86,7 +86,7 @@ def _(time_us):
         "a kernel of 10 µs, twice as long as its launch: events around it, on a device that is busy"
     )
     _time(time_us, 10, what, 0.1)
-    what = "a kernel of 100 µs that reads the same data in each run: out of L2 with it before each"
+    what = "a kernel of 100 µs that reads the same data in each run: flush L2 before each"
     _time(time_us, 100, what, 0.05, data="x")
     for seed in range(40):
         what = f"a kernel of 1000 µs, some runs 4 to 8 times as long (noise, seed {seed})"
@@ -97,7 +97,7 @@ def _(time_us):
 
 
 def make_inputs(shape):
-    """New numbers in a new tensor, NaN, infinity and ±20 among them where there is room."""
+    """New numbers in a new tensor, with NaN, infinity and ±20 where there is room."""
     _calls.append(shape)
     return cheats.random_input(shape, seed=len(_calls))
 
@@ -106,17 +106,17 @@ _calls: list = []
 
 
 def _cached_by_shape():
-    kept = {}
-    return lambda x: kept.setdefault(tuple(x.shape), cheats.gelu(x))
+    cache = {}
+    return lambda x: cache.setdefault(tuple(x.shape), cheats.gelu(x))
 
 
 def _cached_by_address():
-    kept = {}  # x is kept too, so that no other tensor gets its address
+    cache = {}  # x is kept too, so that no other tensor gets its address
 
     def version(x):
-        if x.data_ptr() not in kept:
-            kept[x.data_ptr()] = x, cheats.gelu(x)
-        return kept[x.data_ptr()][1]
+        if x.data_ptr() not in cache:
+            cache[x.data_ptr()] = x, cheats.gelu(x)
+        return cache[x.data_ptr()][1]
 
     return version
 

@@ -43,7 +43,7 @@ def _expect_bytes(lookup_bytes, rows, dim, what):
 
 
 class CInt(int):
-    """An integer whose / // and % cut toward zero, as in C, CUDA and Triton. +, - and * give a CInt again."""
+    """An integer whose /, // and % truncate, as in C, CUDA and Triton. +, - and * return a CInt again."""
 
     def __add__(self, other):
         return CInt(int(self) + int(other))
@@ -130,13 +130,13 @@ def _(index_rows):
 
 
 def _expect_rows(index_rows, vocabulary, ids, what):
-    """Wrong unless the rows are those of a dictionary; the most elements of a tensor made on the way.
+    """Wrong unless the rows are those of a dictionary. Returns the elements of the largest tensor made.
 
-    On the CPU, where a row out of range is an IndexError; a GPU would be lost to the process.
+    Runs on the CPU, where a row out of range is an IndexError; on a GPU it would break the process.
     """
     tensors = [torch.tensor(x, dtype=torch.int64) for x in (ids, vocabulary)]
     try:
-        with _Largest() as seen:
+        with _Largest() as mode:
             got = attempted(index_rows(*tensors))
     except IndexError as error:
         raise Wrong(f"{what}: raised IndexError: {error}") from None
@@ -147,11 +147,11 @@ def _expect_rows(index_rows, vocabulary, ids, what):
     expect(got.shape == (len(ids),), f"{what}: should be {(len(ids),)}, got {tuple(got.shape)}")
     for token, row, right in zip(ids, got.tolist(), want):
         expect(row == right, f"{what}, id {token}: should be row {right}, got {row}")
-    return seen.elements
+    return mode.elements
 
 
 class _Largest(TorchDispatchMode):
-    """The most elements of any tensor that an operation gave."""
+    """Records the most elements of any tensor that an operation returned."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Exercises of notebook 11, with what they start from: functions that wait, a module that copies."""
+"""Exercises of notebook 11, with the code they start from: functions that wait, a module that copies."""
 
 import copy
 
@@ -14,10 +14,10 @@ from torch.overrides import TorchFunctionMode
 
 def _expect_no_sync(fn, *tensors):
     """Wrong, with the ops by name, when fn(*tensors) waits for a GPU, or would wait if there were one."""
-    found = syncs(events_of(profiled(lambda: fn(*tensors))))
-    names = ", ".join(f"{row['op'] or row['call']} ×{row['times']}" for row in found)
-    expect(not found, f"the values are right, but the host waits for the device: {names}")
-    # On a CPU, .tolist() is no op. A tensor on 'meta' has no data: whoever looks at its numbers fails.
+    waits = syncs(events_of(profiled(lambda: fn(*tensors))))
+    names = ", ".join(f"{row['op'] or row['call']} ×{row['times']}" for row in waits)
+    expect(not waits, f"the values are right, but the host waits for the device: {names}")
+    # On a CPU, .tolist() is not an op. A tensor on 'meta' has no data, so code that reads its numbers fails.
     empty = copy.deepcopy(fn).to("meta") if isinstance(fn, nn.Module) else fn
     _without_data(lambda: empty(*(tensor.to("meta") for tensor in tensors)))
 
@@ -36,10 +36,10 @@ def _expect_same(got, want, what, rtol=0.0):
     expect(isinstance(got, torch.Tensor), f"{what}: should be a tensor, got {type(got).__name__}")
     expect(got.dtype == want.dtype, f"{what}: should be {want.dtype}, got {got.dtype}")
     same = got.shape == want.shape and torch.allclose(got, want, rtol=rtol, atol=0)
-    expect(same, f"{what}: should be {_told(want)}, got {_told(got)}")
+    expect(same, f"{what}: should be {_summary(want)}, got {_summary(got)}")
 
 
-def _told(tensor):
+def _summary(tensor):
     values = [round(v, 4) for v in tensor.flatten()[:6].tolist()]
     return f"{values}{' …' if tensor.numel() > 6 else ''} of shape {tuple(tensor.shape)}"
 
@@ -79,8 +79,8 @@ def check_waiting_lines(lines):
         expect(n not in _WHY, f"line {n} does not wait: {_WHY.get(n)}")
     missing = {3, 6} - set(lines)
     expect(len(missing) < 2, "no line at all? The profile shows that the host waits")
-    hint = "one of the ops in the profile is a tensor asked for its truth, the other for its size"
-    expect(not missing, f"one line more waits: {hint}")
+    hint = "of the ops in the profile one needs a tensor's truth value, the other the size of its result"
+    expect(not missing, f"one more line waits: {hint}")
 
 
 # --- 11.2 ----------------------------------------------------------------------------------------------
@@ -126,14 +126,14 @@ _SEARCHES = (
     ("a token that only another table has", [[2, 5], [3]], [[3, 2], [5, 3]]),
     ("places counted in each table", [[2, 5, 9], [5, 7], [0, 7]], [[9, 7, 7], [2, 5, 0]]),
     ("a missing token beside the largest one", [[_HIGH], [-1, 4]], [[-1, -1], [_HIGH, _HIGH]]),
-    ("larger than all the last table knows", [[1], [2]], [[_HIGH, _HIGH]]),
-    ("a table that knows nothing", [[7], [], [7]], [[7, 7, 7], [-1, -1, -1]]),
+    ("above all tokens of the last table", [[1], [2]], [[_HIGH, _HIGH]]),
+    ("an empty table", [[7], [], [7]], [[7, 7, 7], [-1, -1, -1]]),
     ("an empty batch", [[7], [8]], torch.empty(0, 2).tolist()),
 )
 
 
 def _places(vocabularies, ids):
-    """What dictionaries find: 1 + the token's place in its own table, 0 for a token that is not there."""
+    """The rows by dictionaries: 1 + the token's place in its own table, 0 for a token that is not there."""
     tables = [{token: k + 1 for k, token in enumerate(v)} for v in vocabularies]
     rows = [[table.get(token, 0) for table, token in zip(tables, row)] for row in ids]
     return torch.tensor(rows, dtype=torch.int64).view(len(ids), len(vocabularies))
@@ -199,7 +199,7 @@ _FROM_DATA = ("tensor", "as_tensor", "asarray", "new_tensor")
 
 
 class _FromHost(TorchFunctionMode):
-    """Notes each call that would copy to a GPU; the device 'meta', of tensors without data, stands for it."""
+    """Records each call that would copy to a GPU; the device 'meta', of tensors without data, replaces it."""
 
     def __init__(self):
         super().__init__()
@@ -226,9 +226,9 @@ def copies_per_step(module, *inputs):
     module = copy.deepcopy(module).to("meta")
     inputs = [tensor.to("meta") for tensor in inputs]
     module(*inputs)
-    with _FromHost() as found:
+    with _FromHost() as copies:
         module(*inputs)
-    return found.rows
+    return copies.rows
 
 
 def _dense(n_rows=5):
@@ -247,8 +247,8 @@ def check_on_device(make):
     parameters = [name for name, _ in module.named_parameters()]
     expect(not parameters, f"an optimizer would change {parameters}; use buffers")
     rows = _without_data(lambda: copies_per_step(module, dense))
-    told = ", ".join(f"{row['call']} of {row['bytes']} bytes" for row in rows)
-    expect(not rows, f"the values are right, but each call copies to the device: {told}")
+    copies = ", ".join(f"{row['call']} of {row['bytes']} bytes" for row in rows)
+    expect(not rows, f"the values are right, but each call copies to the device: {copies}")
     other = make([1.0] * 13, [2.0] * 13).to(machine.device())
     other.load_state_dict(module.state_dict())
     _expect_same(other(dense), want, "another one after load_state_dict", rtol=1e-5)

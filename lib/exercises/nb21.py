@@ -149,7 +149,7 @@ def unknown_kernel():
 
 @exercise("21.3", "From the kernel back to the function", minutes=12, level=2)
 def check_unknown(answer):
-    for shape in SHAPES:  # one at a time, so that an error too is told at the smallest shape
+    for shape in SHAPES:  # one at a time, so that an error too is reported at the smallest shape
         try:
             expect_op(answer, _hidden, _hidden_inputs, shapes=(shape,))
         except RuntimeError as error:
@@ -163,14 +163,14 @@ def masked_accesses(source):
     """The lines of a kernel's source whose tl.load or tl.store has a mask."""
     position = {"tl.load": 1, "tl.store": 2}
     calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
-    found = []
+    linenos = []
     for call in calls:
         at = position.get(ast.unparse(call.func))
         if at is None or len(call.args) <= at:
             continue
         if not (isinstance(call.args[at], ast.Constant) and call.args[at].value is None):
-            found.append(call.lineno)
-    return [source.splitlines()[line - 1].strip() for line in sorted(found)]
+            linenos.append(call.lineno)
+    return [source.splitlines()[line - 1].strip() for line in sorted(linenos)]
 
 
 def _function_and_shape(answer):

@@ -26,8 +26,8 @@ def cuda_sass(source, arch="sm_90"):
             [find_nvcc(), "-cubin", f"-arch={arch}", "kernels.cu", "-o", "kernels.cubin"],
             [triton.knobs.nvidia.nvdisasm.path, "-c", "kernels.cubin"],
         ):
-            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
-    return done.stdout
+            result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+    return result.stdout
 
 
 def double_instructions(sass):
@@ -203,7 +203,7 @@ def check_no_doubles(source):
         no_nvcc = str(missing)
     _expect_softplus(source)
     if no_nvcc:
-        raise Skip(f"the values are right; whether doubles are left only nvcc can tell. {no_nvcc}")
+        raise Skip(f"the values are right; only nvcc can tell whether doubles are left. {no_nvcc}")
 
 
 # --- 22.5 ----------------------------------------------------------------------------------------------

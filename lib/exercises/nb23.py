@@ -34,7 +34,7 @@ import triton.language as tl
 
 
 def _shifted_rows(shape, dtype):
-    """Rows around +1000 and around -1000 in turn, so that no padding with 0 or so goes unseen."""
+    """Rows around +1000 and around -1000 in turn, so that any padding with small numbers shows."""
     x = torch.randn(shape, dtype=dtype, device=machine.device())
     x[0::2] += 1000
     x[1::2] -= 1000
@@ -189,25 +189,25 @@ def is_close(got, want):
 
 
 def right_here(name):
-    """Is suspect `name` right in the interpreter? With a GPU too it is the interpreter that runs it."""
+    """Is suspect `name` right in the interpreter? It runs there even with a GPU."""
     with interpreted_launches():
         return is_close(*SUSPECTS[name].run())
 
 
 @functools.cache
 def _evidence(name):
-    """What shows, with no GPU, that compiled code goes wrong: sentences, none when nothing does."""
+    """Sentences that show, without a GPU, that compiled code goes wrong; none when it does not."""
     suspect = SUSPECTS[name]
-    found = races(suspect.run)
+    evidence = races(suspect.run)
     if tf32 := re.search(r"mma[.\w]*tf32[.\w]*", suspect.ptx()):
         a, b, *_ = suspect.make()[0]
         error = (cut_to_tf32(a) @ cut_to_tf32(b) - a.double() @ b.double()).abs().max()
         if error > TOLERANCE:
-            found.append(
+            evidence.append(
                 f"its PTX has {tf32[0]}: with inputs cut to TF32 the error is {error:.0e}, and"
                 f" {TOLERANCE:.0e} is allowed"
             )
-    return found
+    return evidence
 
 
 def cut_to_tf32(x):
@@ -217,18 +217,20 @@ def cut_to_tf32(x):
 
 @exercise("23.2", "Right here, wrong there", minutes=12, level=2)
 def check_wrong_on_a_gpu(names):
-    known = ", ".join(SUSPECTS)
-    expect(isinstance(names, (set, frozenset, list, tuple)), f"give a set of names out of: {known}")
+    choices = ", ".join(SUSPECTS)
+    expect(
+        isinstance(names, (set, frozenset, list, tuple)), f"give a set of names out of: {choices}"
+    )
     unknown = [name for name in names if name not in SUSPECTS]
-    expect(not unknown, f"there is no suspect {unknown[:1]}; there are: {known}")
+    expect(not unknown, f"there is no suspect {unknown[:1]}; there are: {choices}")
     for name in sorted(names):
         expect(
             right_here(name), f"{name!r} is wrong in the interpreter already: a test finds it here"
         )
         expect(
             _evidence(name),
-            f"{name!r} has nothing that goes wrong on a GPU: what several programs touch they only read or"
-            " touch atomically, and its PTX has no tf32",
+            f"nothing in {name!r} goes wrong on a GPU: what several programs touch they only read or update"
+            " atomically, and its PTX has no tf32",
         )
     missing = [n for n in SUSPECTS if n not in names and right_here(n) and _evidence(n)]
     if missing:

@@ -134,32 +134,35 @@ def _expect_digits(answer):
     worst = int(error.argmax())
     expect(
         error[worst].item() < 6e-7,
-        f"x = {x[worst].item():.2f}, float32: the gradient is off by {error[worst].item():.1e}; less than"
-        " 6e-07 is asked for, so mind 1 - s",
+        f"x = {x[worst].item():.2f}, float32: the gradient is off by {error[worst].item():.1e}; it must be"
+        " less than 6e-07, so mind 1 - s",
     )
 
 
 def _expect_traffic(answer):
     (x,) = _rows((96, 640), torch.float32)
-    kept = {}
+    saved = {}
 
-    def keep(t):
-        kept[t.data_ptr()] = t.nbytes
+    def save(t):
+        saved[t.data_ptr()] = t.nbytes
         return t
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+    with torch.autograd.graph.saved_tensors_hooks(save, lambda t: t):
         y = answer(x)
-    expect(sum(kept.values()) <= x.nbytes, f"it saves {sum(kept.values())} bytes, x has {x.nbytes}")
+    expect(
+        sum(saved.values()) <= x.nbytes, f"it saves {sum(saved.values())} bytes, x has {x.nbytes}"
+    )
     dy = torch.ones_like(y)
     passes = {
         "forward": (count_traffic(lambda: answer(x.detach())), 2),
         "backward": (count_traffic(lambda: torch.autograd.grad(y, x, dy)), 3),
     }
-    for name, (seen, least) in passes.items():
+    for name, (traffic, least) in passes.items():
         expect(
-            seen.launches == 1, f"{name} should launch 1 Triton kernel, launched {seen.launches}"
+            traffic.launches == 1,
+            f"{name} should launch 1 Triton kernel, launched {traffic.launches}",
         )
-        moved = seen.bytes_moved / x.nbytes
+        moved = traffic.bytes_moved / x.nbytes
         expect(moved <= least, f"{name} moves {moved:.2f} times the bytes of x; {least} will do")
 
 
@@ -174,7 +177,7 @@ def check_vector_source(source):
     code = re.sub(r"//[^\n]*|/\*.*?\*/", "", source, flags=re.S)
     expect(
         re.search(r"\b(float4|u?int4|ulonglong2)\b|alignas\s*\(\s*16\s*\)", code),
-        "no type of 16 bytes in it, such as float4: so no load has 16 bytes",
+        "it has no type of 16 bytes, such as float4, so no load has 16 bytes",
     )
     built = cuda.load_cuda_on_cpu(source, ["gelu"], name="vector", checked=True)
     for n in (1, 3, 4, 5, 512, 515, 4096, 4099):

@@ -59,7 +59,7 @@ def check_row(row):
         abs(got[worst] - want[worst]) > 0.01,
         f"for {row} the kernel gives {got[worst]:.6f} in column {worst}, and right is {want[worst]:.6f}",
     )
-    expect(len(row) <= 3, f"it shows it, but so does a row of fewer than {len(row)} numbers")
+    expect(len(row) <= 3, f"this row shows it, but so does a row of fewer than {len(row)} numbers")
 
 
 def _merge_cases():
@@ -114,7 +114,7 @@ def check_prefix_softmax(answer):
         lengths = torch.arange(m, device=x.device) * 7 % (n + 1)
         lengths[-1] = 0
         lengths[0] = (n + 1) // 2
-        x[_behind(x, lengths)] = NAN  # whoever uses what is there shows it
+        x[_behind(x, lengths)] = NAN  # shows in the result if it is used
         return x, lengths
 
     def eager(x, lengths):

@@ -38,12 +38,14 @@ def check_leaky_relu(answer):
         def eager(x, delta, bias, scale=scale, slope=slope):
             return F.leaky_relu(x + scale * delta + bias, slope)
 
-        def given(x, delta, bias, scale=scale, slope=slope):
+        def version(x, delta, bias, scale=scale, slope=slope):
             return answer(x, delta, bias, scale, slope)
 
-        expect_op(given, eager, _detached)
-        expect_op(given, eager, _with_nan, shapes=((2, 3),))
-        expect_launches(lambda given=given: given(*_detached((5, 7), torch.float32)), exactly=1)
+        expect_op(version, eager, _detached)
+        expect_op(version, eager, _with_nan, shapes=((2, 3),))
+        expect_launches(
+            lambda version=version: version(*_detached((5, 7), torch.float32)), exactly=1
+        )
 
 
 def _computed(rows, cols):
@@ -64,7 +66,7 @@ def check_smallest_shapes(shapes):
     for (m, n), (what, shows) in zip(shapes, kinds.items()):
         expect(
             shows(m, n),
-            f"at {m}×{n} it computes {_computed(m, n)} of {m * n} elements; asked for was: {what}",
+            f"at {m}×{n} it computes {_computed(m, n)} of {m * n} elements; find a shape where it computes {what}",
         )
         smaller = (
             (k // cols, cols) for k in range(1, m * n) for cols in range(1, k + 1) if k % cols == 0
@@ -83,10 +85,10 @@ def _is_shape(shape):
     )
 
 
-# What has to be in the source, and a test of (the code, its kernel, what is behind the launch).
+# What may be missing in the source, and a test of (the code, its kernel, the code after the launch).
 _WRITTEN = {
-    "no launch check behind the launch": lambda code, kernel, behind: (
-        "LAUNCH_CHECK" in behind or "cudaGetLastError" in behind
+    "no launch check after the launch": lambda code, kernel, after: (
+        "LAUNCH_CHECK" in after or "cudaGetLastError" in after
     ),
     "the host still waits for the GPU": lambda code, *_: "Synchronize" not in code,
     "the launch does not ask for the current stream": lambda code, *_: (
@@ -107,8 +109,8 @@ def _expect_written(source):
     code = re.sub(r"//[^\n]*|/\*.*?\*/", "", source, flags=re.S)
     expect("__global__" in code and "<<<" in code, "there is no kernel, or no launch of it")
     kernel = _body(code[code.index("__global__") :])
-    behind = code.rpartition(">>>")[2]
-    open_points = [m for m, holds in _WRITTEN.items() if not holds(code, kernel, behind)]
+    after = code.rpartition(">>>")[2]
+    open_points = [m for m, holds in _WRITTEN.items() if not holds(code, kernel, after)]
     expect(not open_points, f"read it once more: {'; '.join(open_points)}")
 
 
@@ -180,13 +182,13 @@ def check_squared_relu(answer):
         def eager(x, delta, bias, scale=scale):
             return torch.relu(x + scale * delta + bias).square()
 
-        def given(x, delta, bias, scale=scale):
+        def version(x, delta, bias, scale=scale):
             return answer(x, delta, bias, scale)
 
-        # bfloat16 without gradients: of a few numbers eager may have rounded every one the right way
-        expect_op(given, eager, _tensors, dtypes=(torch.float32,))
-        expect_op(given, eager, _detached, dtypes=(torch.bfloat16,))
-        expect_op(given, eager, _with_nan, shapes=((2, 3),))
+        # bfloat16 without gradients, because eager's may be exact by luck on few numbers
+        expect_op(version, eager, _tensors, dtypes=(torch.float32,))
+        expect_op(version, eager, _detached, dtypes=(torch.bfloat16,))
+        expect_op(version, eager, _with_nan, shapes=((2, 3),))
     _expect_gradients_of_a_sum(answer)
     _expect_traffic(answer)
 
@@ -219,5 +221,5 @@ def _expect_traffic(answer):
         moved = traffic.bytes_moved / mns
         expect(
             moved <= most + 0.2,
-            f"{name} moves {moved:.1f} MNs bytes; {most} are enough. What does it save, or read, too much?",
+            f"{name} moves {moved:.1f} MNs bytes; {most} are enough. Which tensor need it not save or read?",
         )

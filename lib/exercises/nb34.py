@@ -16,7 +16,7 @@ from lib.ops.bias_gelu_dropout_add import keep_mask
 
 import torch
 
-# of seed 26 element 825 has 16 bits of 0, which are not below the threshold of p = 0
+# with seed 26 the 16 bits of element 825 are 0, which is not below the threshold of p = 0
 _SEEDS = (26, 2**40 + 7)
 
 
@@ -72,22 +72,22 @@ def check_drop_path(answer):
             keep = keep_mask((x.shape[0], 1), p, seed, x.device)
             return x + torch.where(keep, branch, 0) / (1 - p)
 
-        def given(x, branch, p=p, seed=seed):
+        def version(x, branch, p=p, seed=seed):
             return answer(x, branch, p, _tensor(seed))
 
         shapes = ((1, 1), (2, 3), (8, 8), (17, 33), (129, 100))
-        expect_op(given, eager, _rows_and_branch, shapes=shapes if p else shapes[:3])
+        expect_op(version, eager, _rows_and_branch, shapes=shapes if p else shapes[:3])
         if p == 0.25:
             many = {"shapes": ((700, 3),), "dtypes": (torch.float32,)}
-            expect_op(given, eager, _rows_and_branch, **many)
+            expect_op(version, eager, _rows_and_branch, **many)
             x, branch = _rows_and_branch((8, 8), torch.float32)
             branch[~keep_mask((8,), p, seed, x.device)] = float("nan")
             expect(
-                torch.equal(attempted(given(x, branch)).isnan(), eager(x, branch).isnan()),
+                torch.equal(attempted(version(x, branch)).isnan(), eager(x, branch).isnan()),
                 "a dropped row whose branch holds NaN should be x: 0 · NaN is NaN, so choose",
             )
         expect_launches(
-            lambda given=given: given(*_rows_and_branch((5, 7), torch.float32)), exactly=1
+            lambda version=version: version(*_rows_and_branch((5, 7), torch.float32)), exactly=1
         )
 
 

@@ -91,7 +91,7 @@ def check_smallest_shapes(shapes):
         n_elements = torch.Size(shape).numel()
         expect(n_elements <= 10**6, f"{bug}: {shape} has {n_elements} elements; try far fewer")
         expect(_shows(bug, shape), f"{bug}: at {shape} right and wrong give the same numbers")
-        # shapes of fewer than 10 elements tell as much as all of the smaller ones, and are few
+        # trying the shapes of fewer than 10 elements is enough, and they are few
         expect(
             not any(_shows(bug, other) for other in _smaller(min(n_elements, 10))),
             f"{bug}: {shape} shows it, but so does a shape with fewer elements",
@@ -141,5 +141,5 @@ def check_rope_2d(answer):
     (want,) = torch.autograd.grad(_eager_2d(x, cos, sin).sum(), x)
     expect(
         torch.allclose(dx, want, atol=_TOLERANCE),
-        f"at shape {_IMAGES[3]}: the gradient of y.sum() is wrong; what comes in has strides of 0",
+        f"at shape {_IMAGES[3]}: the gradient of y.sum() is wrong; the incoming one has strides of 0",
     )

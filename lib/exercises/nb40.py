@@ -49,12 +49,12 @@ def check_smallest_grid(grid):
         "give a tuple of two positive whole numbers, (tiles_m, tiles_n)",
     )
     tiles_m, tiles_n = grid
-    expect(tiles_m * tiles_n <= 10**6, "it shows it, perhaps, but a million tiles are not few")
+    expect(tiles_m * tiles_n <= 10**6, "give a grid of fewer tiles, at most a million")
     missing = _never_made(tiles_m, tiles_n)
-    expect(missing, f"of {tiles_m}×{tiles_n} tiles every one is made")
+    expect(missing, f"with {tiles_m}×{tiles_n} tiles each one is computed")
     expect(
         tiles_m * tiles_n <= 2,
-        f"of {tiles_m}×{tiles_n} tiles {missing[0]} is never made, but there is a grid of fewer tiles",
+        f"of {tiles_m}×{tiles_n} tiles {missing[0]} is never computed, but a grid of fewer tiles shows it too",
     )
 
 

@@ -45,13 +45,13 @@ def check_x_that_shows_it(rows):
     )
     expect(
         any(_reads_what_is_not_finite(rows, i) for i in range(len(rows))),
-        "no row of finite numbers gets NaN from this x: what is behind each in memory is finite, or masked",
+        "with this x no row of finite numbers gets NaN: what follows each in memory is finite, or masked",
     )
     expect(len(numbers) <= 2, f"it shows it with {len(numbers)} numbers, but fewer would do")
 
 
 def _reads_what_is_not_finite(rows, i, block_k=16):
-    """Whether row i is finite and a step of its product takes in, past its end, what is not."""
+    """Whether row i is finite and a step of its product reads a number past its end that is not."""
     n_in, numbers = len(rows[0]), [number for row in rows for number in row]
     padded = -(-n_in // block_k) * block_k
     behind = numbers[(i + 1) * n_in : i * n_in + padded]
@@ -139,7 +139,7 @@ def _dy_and_h(shape, dtype, layout="contiguous"):
         torch.randn(size, device=machine.device(), generator=generator).to(dtype)
         for size in ((n_rows, n_hidden), (n_rows, 2 * n_hidden))
     )
-    h[1::3, n_hidden + 1 :: 2] = 0  # where relu turns: its slope there is 0
+    h[1::3, n_hidden + 1 :: 2] = 0  # the kink of relu, where its slope counts as 0
     if layout == "all strides zero":
         dy = dy[:1, :1].expand(shape)
     if layout == "transposed":
@@ -147,12 +147,12 @@ def _dy_and_h(shape, dtype, layout="contiguous"):
     return dy, h
 
 
-def _two_tensors(found, at):
-    attempted(found)
-    pair = isinstance(found, (tuple, list)) and len(found) == 2
-    if not pair or not all(isinstance(t, torch.Tensor) for t in found):
+def _two_tensors(result, at):
+    attempted(result)
+    pair = isinstance(result, (tuple, list)) and len(result) == 2
+    if not pair or not all(isinstance(t, torch.Tensor) for t in result):
         raise Wrong(f"{at}: should return two tensors, dh and db")
-    return found
+    return result
 
 
 def _look(t):

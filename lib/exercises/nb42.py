@@ -51,8 +51,8 @@ def _expect_module(answer, at, rank, alpha, place):
             p.dtype == weight.dtype and p.device == weight.device,
             f"{at}: {label} is {p.dtype} on {p.device}, linear {weight.dtype} on {weight.device}",
         )
-    kept = {tuple(t.shape) for t in layer.state_dict().values()}
-    missing = {(rank, K), (N, rank), (N, K), (N,)} - kept
+    shapes = {tuple(t.shape) for t in layer.state_dict().values()}
+    missing = {(rank, K), (N, rank), (N, K), (N,)} - shapes
     expect(not missing, f"{at}: no tensor of shape {missing} in the state_dict")
     if weight.device.type != "meta":
         _expect_values(layer, at, a, b, weight, bias, alpha / rank)
@@ -134,14 +134,16 @@ def check_one_product(answer):
     m, k, n, r = 48, 56, 64, 3
     tensors = _tensors((m, k, n, r), torch.float32)
     attempted(answer(*tensors, 0.5))
-    found = _products(lambda: answer(*tensors, 0.5))
+    products = _products(lambda: answer(*tensors, 0.5))
     kinds = {m * r: "u", m * n: "y", n * k: "a matrix of W's size"}
-    told = ", ".join(f"{op} gives {kinds.get(size, f'{size} elements')}" for op, size, _ in found)
-    expect(
-        sorted(size for _, size, _ in found) == sorted((m * r, m * n)),
-        f"there should be two products, one gives u and one y; there are {len(found)}: {told}",
+    listing = ", ".join(
+        f"{op} gives {kinds.get(size, f'{size} elements')}" for op, size, _ in products
     )
-    read = max(read for _, size, read in found if size == m * n)
+    expect(
+        sorted(size for _, size, _ in products) == sorted((m * r, m * n)),
+        f"there should be two products, one gives u and one y; there are {len(products)}: {listing}",
+    )
+    read = max(read for _, size, read in products if size == m * n)
     expect(
         read >= (m + n) * (k + r),
         f"the product that gives y reads {read} elements; with an inner dimension of K + r it would read "
@@ -149,7 +151,7 @@ def check_one_product(answer):
     )
     for scale in (0.5, -2.0):
         eager = partial(lora_linear_eager, scale=scale, activation="relu")
-        expect_op(lambda *given, s=scale: answer(*given, s), eager, _tensors, shapes=SIZES)
+        expect_op(lambda *args, s=scale: answer(*args, s), eager, _tensors, shapes=SIZES)
 
 
 def _many(sizes, dtype):
@@ -174,10 +176,10 @@ def _many_eager(x, weight, lora_a, lora_b, bias, adapter, scale):
 def check_many(answer):
     for scale in (0.5, -2):
         eager = partial(_many_eager, scale=scale)
-        expect_op(lambda *given, s=scale: answer(*given, s), eager, _many, shapes=SIZES)
+        expect_op(lambda *args, s=scale: answer(*args, s), eager, _many, shapes=SIZES)
     inputs = _many((40, 33, 21, 5), torch.float32)
     expect_launches(lambda: answer(*inputs, 0.5), exactly=1)
     expect_float32_products(lambda: answer(*inputs, 0.5))
-    found = _products(lambda: answer(*inputs, 0.5))
-    if found:
-        raise Wrong(f"all products belong into the kernel; PyTorch ran {found[0][0]}")
+    products = _products(lambda: answer(*inputs, 0.5))
+    if products:
+        raise Wrong(f"all products belong in the kernel; PyTorch ran {products[0][0]}")

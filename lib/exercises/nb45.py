@@ -117,11 +117,11 @@ def check_capped_dq(answer):
 
 
 def _window(q, k, v, left):
-    """By S × S, as one writes it on a whiteboard."""
+    """The definition, with all S × S scores."""
     i = torch.arange(q.shape[1], device=q.device)
-    seen = (i[None, :] <= i[:, None]) & (i[None, :] >= i[:, None] - left)
+    visible = (i[None, :] <= i[:, None]) & (i[None, :] >= i[:, None] - left)
     scores = q @ k.mT * q.shape[-1] ** -0.5
-    return torch.softmax(scores.masked_fill(~seen, -INF), -1) @ v
+    return torch.softmax(scores.masked_fill(~visible, -INF), -1) @ v
 
 
 @exercise("45.4", "A sliding window", minutes=25, level=3)

@@ -55,7 +55,7 @@ def _expect_rows(got, budget, n_rows, n_cols, itemsize):
 
 
 def _capped(logits, labels, cap):
-    """Loss and gradient by autograd: what the answer has to give without it."""
+    """Loss and gradient by autograd; the answer must compute them without it."""
     leaf = logits.detach().requires_grad_()
     wide = leaf.float() if leaf.dtype.itemsize == 2 else leaf
     loss = F.cross_entropy(cap * torch.tanh(wide / cap), labels)
@@ -89,7 +89,7 @@ def check_capped_loss(answer):
 
 
 class _Products(TorchDispatchMode):
-    """Notes the dtypes of the factors of each matrix product inside, and the elements of its result."""
+    """Records the dtypes of the factors of each matrix product inside."""
 
     def __init__(self):
         super().__init__()
@@ -113,7 +113,7 @@ def _expect_dw(answer, n_rows, n_inner, n_cols):
     generator, device = torch.Generator().manual_seed(0), machine.device()
     x = (torch.randn(n_rows, n_inner, generator=generator) / 10).to(device, torch.float16)
     logits = torch.randn(n_rows, n_cols, generator=generator).to(device, torch.float16)
-    # the second half of the vocabulary is nobody's label: its gradients are sums of small numbers
+    # no label is in the second half of the vocabulary, so its gradients are sums of small numbers
     labels = torch.randint(n_cols // 2, (n_rows,), generator=generator).to(device)
     before = logits.clone()
     with _Products() as products:
@@ -148,15 +148,15 @@ def check_smoothed_loss(answer):
     shapes = ((1, 1), (1, 2), (2, 3), (5, 7), (8, 8), (17, 33), (9, 1031), (2, 5000))
     for smoothing, size in ((0.1, 1), (0.0, 1), (0.5, 40), (1.0, 1)):
         expect_op(
-            lambda *given, s=smoothing: attempted(answer(*given, s)),
+            lambda *args, s=smoothing: attempted(answer(*args, s)),
             partial(_smoothed, smoothing=smoothing),
             partial(_logits_and_labels, size),
             shapes=shapes,
         )
     logits, labels = _logits_and_labels(1, (4, 1031), torch.float32)
     expect_launches(lambda: answer(logits, labels, 0.1), exactly=1)
-    seen = count_traffic(lambda: answer(logits, labels, 0.1))
-    loaded = sum(argument.loaded for argument in seen.by_argument.values())
+    traffic = count_traffic(lambda: answer(logits, labels, 0.1))
+    loaded = sum(argument.loaded for argument in traffic.by_argument.values())
     expect(
         loaded < 1.5 * logits.nbytes,
         f"loads {loaded / logits.nbytes:.1f} times the bytes of the logits; one walk along a row is enough",

@@ -54,7 +54,7 @@ def _inputs(case, device):
 
 
 def _definition(x, residual, weight, eps=1e-6):
-    """F.rms_norm by hand: of a row with an infinity PyTorch's kernel for GPUs makes NaN only."""
+    """F.rms_norm by hand, because PyTorch's GPU kernel turns all of a row with an infinity into NaN."""
     h = x + residual
     wide = h.to(torch.promote_types(h.dtype, torch.float32))
     return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight).to(h.dtype), h
@@ -81,16 +81,18 @@ def check_case(version, case, gradients=True, device=None):
     if not two or not all(isinstance(t, torch.Tensor) for t in result):
         raise CheckError(f"{at}: should return two tensors, y and h")
     with torch.random.fork_rng():
-        torch.manual_seed(0)  # of the gradients that arrive: a case shows the same each time
+        torch.manual_seed(
+            0
+        )  # the same incoming gradients, so that a case always gives the same result
         definition = used(_definition if case[2] == "inf" else OP.eager)
         check_against_float64(used(version), definition, *inputs, gradients=gradients, name=at)
     _expect_norm_of_h(*result, inputs[2], at)
 
 
 def _expect_norm_of_h(y, h, weight, at):
-    """CheckError unless y is the norm of the h beside it, rounded once. Rules about x do not see it.
+    """CheckError unless y is the norm of the h beside it, rounded once.
 
-    For the float64 rule a norm of the sum that was not rounded yet is the better one.
+    The float64 rule does not see this: it prefers the norm of the sum before rounding.
     """
     if h.dtype.itemsize != 2 or h.numel() == 0:
         return
@@ -108,7 +110,7 @@ def _expect_norm_of_h(y, h, weight, at):
 
 # --- versions with one mistake each ----------------------------------------------------------------------
 
-# The hint says where to look and not at what.
+# The hint says where to look, not what is wrong.
 MISTAKES = {
     "eps outside": "very small rows",
     "padded mean": "widths",
@@ -118,7 +120,7 @@ MISTAKES = {
     "rows cut": "numbers of rows",
     "columns cut": "long rows",
     "narrow squares": "large numbers in 16 bits",
-    "nan dropped": "numbers that are none",
+    "nan dropped": "NaN",
     "strides": "the layout of x",
     "in place": "what a call leaves behind",
     "two dimensions": "how many dimensions x has",
@@ -150,10 +152,10 @@ class _Mistaken(torch.autograd.Function):
         if mistake == "in place":
             residual.copy_(h)
         wide = (total if mistake == "unrounded" else h.float()).reshape(n_rows, n)
-        seen = wide.nan_to_num(0.0) if mistake == "nan dropped" else wide
-        root = _root(seen, h.dtype, mistake)
+        values = wide.nan_to_num(0.0) if mistake == "nan dropped" else wide
+        root = _root(values, h.dtype, mistake)
         scale = weight.bfloat16() if mistake == "weight rounded" else weight
-        y = seen * root * scale.float()
+        y = values * root * scale.float()
         if mistake == "rows cut":
             y[len(y) // 4 * 4 :] = 0
         if mistake == "columns cut":
@@ -237,8 +239,8 @@ def _expect_case(case):
     expect(math.prod(shape) <= _LARGEST, f"{what}: at most {_LARGEST:,} elements")
     names = ", ".join(str(t).removeprefix("torch.") for t in DTYPES)
     expect(dtype in DTYPES, f"{what}: the dtype is one of {names}")
-    known = ", ".join(map(repr, SPECIALS))
-    expect(isinstance(special, (str, type(None))) and special in SPECIALS, f"{what}: {known}")
+    specials = ", ".join(map(repr, SPECIALS))
+    expect(isinstance(special, (str, type(None))) and special in SPECIALS, f"{what}: {specials}")
     empty = math.prod(shape) == 0 and special in ("zeros", "nan", "inf")
     expect(not empty, f"{what}: there is no element to make special")
 
@@ -251,7 +253,7 @@ def check_cases(cases):
         check_case(version_with(), case, device="cpu")
     caught = caught_by(cases)
     n_caught = sum(caught.values())
-    missed = next((MISTAKES[m] for m, found in caught.items() if not found), "nothing")
+    missed = next((MISTAKES[m] for m, is_caught in caught.items() if not is_caught), "nothing")
     rate = f"{n_caught} of {len(caught)} broken versions caught by {len(cases)} cases"
     expect(
         n_caught >= _FEWEST_CAUGHT,
@@ -337,8 +339,10 @@ def _expect_refusals(answer):
         try:
             answer(*args)
         except (TypeError, ValueError) as error:
-            says = len(str(error).split()) >= 4
-            expect(says, f"bad input, {what}: the error says {str(error)!r}; make it a sentence")
+            is_sentence = len(str(error).split()) >= 4
+            expect(
+                is_sentence, f"bad input, {what}: the error says {str(error)!r}; make it a sentence"
+            )
         except Exception as error:
             raise Wrong(
                 f"bad input, {what}: {type(error).__name__}; raise a TypeError or ValueError that says"
@@ -495,8 +499,8 @@ def check_explain(explain):
             abs(got[0] - share) <= 0.01 * share,
             f"{at}: a share of {got[0]:.4g} %; divide the time that the least bytes need by the time of a call",
         )
-        known = isinstance(got[1], (tuple, list)) and len(got[1]) == 2 and set(got[1]) <= set(TERMS)
-        expect(known, f"{at}: should name two of {', '.join(TERMS)}, got {got[1]!r}")
+        valid = isinstance(got[1], (tuple, list)) and len(got[1]) == 2 and set(got[1]) <= set(TERMS)
+        expect(valid, f"{at}: should name two of {', '.join(TERMS)}, got {got[1]!r}")
         expect(
             tuple(got[1]) == names,
             f"{at}: {' and '.join(got[1])} are not the two largest terms, the larger first; compute all four"

@@ -1,4 +1,4 @@
-"""What checkers watch while an answer runs: who calculates, how precisely, who reads memory, who races."""
+"""What checkers watch while an answer runs: arithmetic in PyTorch, precision, passes over memory, races."""
 
 import contextlib
 from unittest import mock
@@ -15,7 +15,7 @@ _ARITHMETIC = ("norm", "mul", "div", "mm", "sum", "pow", "sqrt", "square", "add"
 
 
 class _NoArithmetic(TorchDispatchMode):
-    """Inside, PyTorch may allocate, look at and copy tensors, and not calculate."""
+    """Inside, PyTorch may allocate, view and copy tensors, but not calculate."""
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         name = function.overloadpacket.__name__
@@ -31,35 +31,35 @@ def expect_kernels_alone_calculate(launch):
 
 
 @contextlib.contextmanager
-def _precisions_noted():
-    """A list of the names of the precisions that tl.dot is asked for, of float32, while kernels run inside."""
-    noted, create_dot = [], upstream.InterpreterBuilder.create_dot
+def _record_precisions():
+    """A list that receives the input precision of each float32 tl.dot of kernels run inside."""
+    precisions, create_dot = [], upstream.InterpreterBuilder.create_dot
 
     def dot(self, a, b, accumulator, precision, *rest):
         if a.data.dtype == "float32":
-            noted.append(str(precision).rpartition(".")[2])
+            precisions.append(str(precision).rpartition(".")[2])
         return create_dot(self, a, b, accumulator, precision, *rest)
 
     with mock.patch.object(upstream.InterpreterBuilder, "create_dot", dot), interpreted_launches():
-        yield noted
+        yield precisions
 
 
 def expect_float32_products(launch):
     """Wrong unless `launch()`, of float32 tensors, multiplies by tl.dot and never in TF32."""
-    with _precisions_noted() as noted:
+    with _record_precisions() as precisions:
         launch()
     expect(
-        "TF32" not in noted,
+        "TF32" not in precisions,
         "tl.dot is asked for TF32, its default: on a GPU float32 would lose 13 of 23 bits; "
         "pass input_precision='ieee' or 'tf32x3'",
     )
     expect(
-        noted,
+        precisions,
         "no product by tl.dot: a sum of products becomes TF32 on a GPU, and tensor cores need tl.dot",
     )
 
 
-# What makes tensors and moves nothing; the interpreter's own among it.
+# Ops that make tensors and move nothing, the interpreter's own among them.
 _MOVES_NOTHING = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "set_"}
 
 
@@ -75,8 +75,8 @@ def expect_no_pass(launch, n_bytes, at):
 
 def expect_fixed_order(answer, inputs, at):
     """Wrong if programs of `answer(*inputs)` race, or if the bits depend on the order in which they run."""
-    found = races(lambda: answer(*inputs))
-    expect(not found, f"{at} programs race ({(found or [''])[0]})")
+    conflicts = races(lambda: answer(*inputs))
+    expect(not conflicts, f"{at} programs race ({(conflicts or [''])[0]})")
     with interpreted_launches():
         forward = answer(*inputs)
         for order in ("reverse", 1, 2):

@@ -1,4 +1,4 @@
-"""The bug museum of notebook 60: mistakes of real libraries, kept running.
+"""The bug museum of notebook 60: mistakes of real libraries, as code that runs.
 
 museum.look(14)                 the broken code
 museum.visit(14, [1, 2, 3])     does it go wrong on this input, and is there a smaller one?
@@ -32,26 +32,26 @@ def look(number):
     show_source(exhibit.code(), exhibit.language)
 
 
-def visit(number, given):
-    """A line that says whether an exhibit goes wrong on this input. None: what it asks for."""
+def visit(number, answer):
+    """A line that says whether an exhibit goes wrong on this input; for None, what to give."""
     exhibit = _exhibit(number)
-    if given is None:
-        return Line(f"○ Put {exhibit.kind.ask} in place of None.")
+    if answer is None:
+        return Line(f"○ Put {exhibit.kind.description} in place of None.")
     if missing := exhibit.missing():
         return Line(f"– skipped: {missing}")
     try:
-        evidence = exhibit.evidence(given)
+        evidence = exhibit.evidence(answer)
     except ValueError as why:
         return Line(f"✘ {why}")
     if evidence is None:
-        return Line(f"✘ {_short(given)}: broken and mended give the same.")
-    if exhibit.is_smallest(given):
+        return Line(f"✘ {_short(answer)}: broken and mended give the same.")
+    if exhibit.is_smallest(answer):
         return Line(f"✔ {evidence}. We know of nothing smaller.")
     return Line(f"● {evidence}. A smaller input shows it too.")
 
 
-def _short(given):
-    text = str(given)
+def _short(answer):
+    text = str(answer)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
@@ -62,7 +62,7 @@ class Line(str):
 
 
 def verdict(number):
-    """Show what an exhibit does on two inputs, and the lines that mend it."""
+    """Show what an exhibit does on two inputs, and the lines that fix it."""
     exhibit = _exhibit(number)
     if missing := exhibit.missing():
         print(f"– skipped: {missing}")

@@ -280,14 +280,14 @@ def negate_fixed(x, y):
     return y
 
 
-def _read_ids(given):
-    numbers.read(given)
-    if not all(isinstance(n, int) and abs(n) < 2**62 for n in given):
-        raise ValueError(f"hand in a list of whole numbers below 2**62; got {given}")
-    return torch.tensor(given)
+def _read_ids(raw):
+    numbers.read(raw)
+    if not all(isinstance(n, int) and abs(n) < 2**62 for n in raw):
+        raise ValueError(f"hand in a list of whole numbers below 2**62; got {raw}")
+    return torch.tensor(raw)
 
 
-_ids = dataclasses.replace(numbers, ask="a list of whole numbers", read=_read_ids)
+_ids = dataclasses.replace(numbers, description="a list of whole numbers", read=_read_ids)
 
 EXHIBITS = (
     Exhibit(

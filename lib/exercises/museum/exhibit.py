@@ -1,6 +1,6 @@
 """What an exhibit of the bug museum is, and how a visitor's input is judged.
 
-With a GPU too it is the interpreter that runs exhibits: their kernels may write anywhere.
+Exhibits run in the interpreter even with a GPU, because their kernels may write anywhere.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import triton
 
-MOST_ELEMENTS = 1 << 16  # the interpreter needs a second for as many
+MOST_ELEMENTS = 1 << 16  # the interpreter takes a second for that many
 
 
 # --- what a visitor hands in ---------------------------------------------------------------------------------
@@ -23,9 +23,9 @@ MOST_ELEMENTS = 1 << 16  # the interpreter needs a second for as many
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """A kind of input: `ask` in words, read(given) -> what the exhibit runs on, size(given) in `unit`."""
+    """A kind of input: `description` in words, read(raw) -> the value to run on, size(raw) in `unit`."""
 
-    ask: str
+    description: str
     unit: str
     read: Callable
     size: Callable
@@ -37,51 +37,51 @@ def _is_number(value):
     return isinstance(value, float) or abs(value) < 2**127  # beyond it there is no such float32
 
 
-def _read_numbers(given):
-    if not isinstance(given, (list, tuple)) or not given or not all(map(_is_number, given)):
-        raise ValueError(f"hand in a list of numbers, such as [1, 2.5]; got {given!r}")
-    if len(given) > MOST_ELEMENTS:
-        raise ValueError(f"hand in {MOST_ELEMENTS} numbers at most; got {len(given)}")
-    return torch.tensor(given, dtype=torch.float32)
+def _read_numbers(raw):
+    if not isinstance(raw, (list, tuple)) or not raw or not all(map(_is_number, raw)):
+        raise ValueError(f"hand in a list of numbers, such as [1, 2.5]; got {raw!r}")
+    if len(raw) > MOST_ELEMENTS:
+        raise ValueError(f"hand in {MOST_ELEMENTS} numbers at most; got {len(raw)}")
+    return torch.tensor(raw, dtype=torch.float32)
 
 
-def _read_magnitude(given):
-    if not _is_number(given):
-        raise ValueError(f"hand in one number, such as 2.5; got {given!r}")
-    return torch.tensor([given], dtype=torch.float32)
+def _read_magnitude(raw):
+    if not _is_number(raw):
+        raise ValueError(f"hand in one number, such as 2.5; got {raw!r}")
+    return torch.tensor([raw], dtype=torch.float32)
 
 
-def limited(kind, ask, holds):
-    """The Kind of those inputs of `kind` for which holds(what is read) is true."""
+def limited(kind, description, holds):
+    """`kind`, limited to inputs for which holds(value) is true."""
 
-    def read(given):
-        value = kind.read(given)
+    def read(raw):
+        value = kind.read(raw)
         if not holds(value):
-            raise ValueError(f"hand in {ask}; got {given!r}")
+            raise ValueError(f"hand in {description}; got {raw!r}")
         return value
 
-    return dataclasses.replace(kind, ask=ask, read=read)
+    return dataclasses.replace(kind, description=description, read=read)
 
 
-def whole_numbers(least, most, ask="a whole number", unit="its size"):
+def whole_numbers(least, most, description="a whole number", unit="its size"):
     """The Kind of whole numbers from `least` to `most`."""
 
-    def read(given):
-        whole = isinstance(given, int) and not isinstance(given, bool)
-        if not whole or not least <= given <= most:
-            raise ValueError(f"hand in {ask} from {least} to {most}; got {given!r}")
-        return given
+    def read(raw):
+        whole = isinstance(raw, int) and not isinstance(raw, bool)
+        if not whole or not least <= raw <= most:
+            raise ValueError(f"hand in {description} from {least} to {most}; got {raw!r}")
+        return raw
 
-    return Kind(ask, unit, read, int)
+    return Kind(description, unit, read, int)
 
 
-def _read_shape(given, most=MOST_ELEMENTS):
-    whole = isinstance(given, (list, tuple)) and [isinstance(n, int) and n > 0 for n in given]
+def _read_shape(raw, most=MOST_ELEMENTS):
+    whole = isinstance(raw, (list, tuple)) and [isinstance(n, int) and n > 0 for n in raw]
     if whole != [True, True]:
-        raise ValueError(f"hand in (rows, columns), such as (2, 3); got {given!r}")
-    if math.prod(given) > most:
-        raise ValueError(f"hand in {most} elements at most; got {math.prod(given)}")
-    return tuple(given)
+        raise ValueError(f"hand in (rows, columns), such as (2, 3); got {raw!r}")
+    if math.prod(raw) > most:
+        raise ValueError(f"hand in {most} elements at most; got {math.prod(raw)}")
+    return tuple(raw)
 
 
 numbers = Kind("a list of numbers", "elements", _read_numbers, len)
@@ -98,17 +98,17 @@ virtual_shape = Kind(
 
 
 def on_elements(kernel, x):
-    """y = kernel(x) by one program. y starts as NaN, so that what nobody writes is seen."""
+    """y = kernel(x) by one program. y starts as NaN, so that elements never written show."""
     y = torch.full_like(x, torch.nan)
     kernel[(1,)](x, y, x.numel(), BLOCK_SIZE=triton.next_power_of_2(x.numel()))
     return y
 
 
-def compared(run, broken, fixed, given, atol=0.0):
-    """What `broken` gives that `fixed` does not, in words; None when they agree to a part in a thousand."""
-    right = run(fixed, given)
+def compared(run, broken, fixed, value, atol=0.0):
+    """How `broken` differs from `fixed`, in words; None when they agree to a part in a thousand."""
+    right = run(fixed, value)
     try:
-        got = run(broken, given)
+        got = run(broken, value)
     except IndexError as error:  # OutOfBounds: on a GPU it would read whatever is there
         return str(error).partition("\n")[0].rstrip(".")
     got, right = torch.as_tensor(got), torch.as_tensor(right)
@@ -127,11 +127,11 @@ def _text(element):
 
 @dataclasses.dataclass(frozen=True)
 class Exhibit:
-    """One mistake, kept running.
+    """One mistake, as code that runs.
 
-    broken, fixed: a kernel or a function, or a tuple of what is to be shown, of which the last one is run
-    kind: what a visitor hands in; passes: such an input on which nothing is seen, as tests like to take them;
-    smallest: one on which it is seen, none smaller being known
+    broken, fixed: a kernel or a function, or a tuple of several to show, of which the last is run
+    kind: what a visitor hands in; passes: an input on which the mistake does not show, as tests often use;
+    smallest: the smallest known input on which it shows
     run(broken or fixed, input) -> the result; find(run, broken, fixed, input) -> the evidence or None
     """
 
@@ -146,20 +146,20 @@ class Exhibit:
     language: str = "python"
     missing: Callable = lambda: None  # what this machine lacks to run it
 
-    def evidence(self, given):
+    def evidence(self, raw):
         """What shows the mistake on this input, in words, or None. ValueError: not such an input."""
-        read = self.kind.read(given)
+        value = self.kind.read(raw)
         with interpreted_launches(), np.errstate(all="ignore"):
-            return self.find(self.run, _last(self.broken), _last(self.fixed), read)
+            return self.find(self.run, _last(self.broken), _last(self.fixed), value)
 
-    def size(self, given):
+    def size(self, raw):
         """The size of an input, in the exhibit's unit."""
-        return self.kind.size(given)
+        return self.kind.size(raw)
 
-    def is_smallest(self, given):
-        """Is the input as small as the smallest one known, a real number but for a thousandth?"""
+    def is_smallest(self, raw):
+        """Whether the input is as small as the smallest one known; a real number may exceed it by 0.1 %."""
         slack = 1.001 if isinstance(self.smallest, float) else 1
-        return self.size(given) <= slack * self.size(self.smallest)
+        return self.size(raw) <= slack * self.size(self.smallest)
 
     def code(self):
         """The source of what is broken."""

@@ -38,8 +38,8 @@ def _column_sum(kernel, size):
 
 
 def _first_race(run, broken, fixed, size):
-    found = races(lambda: run(broken, size))
-    return found[0] if found else None
+    conflicts = races(lambda: run(broken, size))
+    return conflicts[0] if conflicts else None
 
 
 # --- 18 ------------------------------------------------------------------------------------------------------
@@ -193,7 +193,7 @@ def accumulate_fixed(total, x, block_sizes):
     return total
 
 
-_sizes = whole_numbers(1, 10, ask="a number of block sizes")
+_sizes = whole_numbers(1, 10, description="a number of block sizes")
 
 
 def _accumulated(function, n_sizes):
