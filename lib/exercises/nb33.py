@@ -66,7 +66,7 @@ def check_smallest_shapes(shapes):
     for (m, n), (what, shows) in zip(shapes, kinds.items()):
         expect(
             shows(m, n),
-            f"at {m}×{n} it computes {_computed(m, n)} of {m * n} elements; find a shape where it computes {what}",
+            f"at {m}×{n} it computes {_computed(m, n)} of {m * n} elements; find a shape for: {what}",
         )
         smaller = (
             (k // cols, cols) for k in range(1, m * n) for cols in range(1, k + 1) if k % cols == 0

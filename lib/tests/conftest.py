@@ -26,7 +26,7 @@ HERE = PurePath(__file__).parent
 
 
 def one_in(n):
-    """A rule that leaves one item in n to the quick tier, always the same ones."""
+    """A rule that leaves one item in n in the quick tier, always the same ones."""
     return lambda item: zlib.crc32(item.nodeid.encode()) % n != 0
 
 
@@ -35,13 +35,13 @@ def named(*names):
     return lambda item: item.originalname in names
 
 
-def with_values(**wanted):
+def with_values(**values):
     """A rule for items of these parameters."""
-    return lambda item: wanted.items() <= _parameters(item).items()
+    return lambda item: values.items() <= _parameters(item).items()
 
 
 def with_plain_builds(item):
-    """Does the test build a .cu without the checker? The quick tier builds each with it, once."""
+    """Whether the test builds a .cu without the checker. The quick tier builds each once, with the checker."""
     return "plain" in item.fixturenames or "plain" in _parameters(item).values()
 
 
@@ -50,7 +50,7 @@ BUILT = ("22.4", "23.3", "30.4", "31.4", "33.3")
 
 
 def needless_answers(item):
-    """All wrong answers but the first of every second exercise, and every build but that of one solution."""
+    """All wrong answers except the first of every second exercise, and all builds except one solution."""
     values = _parameters(item)
     if item.originalname == "test_the_solution_is_right":
         return values["id"] in BUILT and values["id"] != "30.4"
@@ -64,7 +64,7 @@ def _parameters(item):
 
 
 def most_of_the_battery(item):
-    """Of an op's first version every second check, values apart; of all other ways to call it, nine in ten."""
+    """Every second check of an op's first version, except values, and nine in ten of its other versions."""
     values = _parameters(item)
     if item.originalname == "test_compiled_by_inductor":
         return values["op"].name != "add_relu"
@@ -77,7 +77,7 @@ def most_of_the_battery(item):
 
 
 def but_two_of_each_op(item):
-    """All mutants of an op but two, always the same ones; that the op itself passes the battery shows."""
+    """All mutants of an op except two, always the same ones; the battery itself shows that the op passes."""
     if item.originalname == "test_the_op_itself_passes":
         return True
     if item.originalname != "test_killed":
@@ -94,7 +94,7 @@ def _two_of(name):
     return sorted(whys, key=lambda why: zlib.crc32(why.encode()))[:2]
 
 
-# {a path, or the beginning of one, below lib/tests: rules}. An item is nightly where one of its path's says so.
+# {a path, or the beginning of one, below lib/tests: rules}. An item is nightly if a rule of its path says so.
 NIGHTLY = {
     "dlrm/test_sharded.py": [
         named(
@@ -114,7 +114,7 @@ NIGHTLY = {
     ],
     "nogpu/test_cuda_programs.py": [
         with_plain_builds,
-        named("test_nvcc_compiles_them_too", "test_a_name_that_only_a_gpu_has_is_said_to_be_one"),
+        named("test_nvcc_compiles_them_too", "test_a_name_that_only_a_gpu_has_gets_a_hint"),
     ],
     "nogpu/test_inductor.py": [
         named(
@@ -164,7 +164,7 @@ def is_nightly(item):
 
 
 def pytest_configure(config):
-    # The reader's predictions and progress are not for tests to write.
+    # Tests must not write the reader's predictions and progress.
     os.environ["FUSED_KERNELS_READER"] = "/dev/null/reader"
     # With no GPU, CUDA kernels run under the checker: a wrong one is an error, not a crash of pytest.
     os.environ["CUDA_ON_CPU_CHECKED"] = "1"
@@ -187,10 +187,10 @@ def pytest_collection_modifyitems(config, items):
 
 
 def dealt(items, n_workers):
-    """The items in an order in which each of n workers, given its n-th part, begins with notebooks.
+    """The items in an order in which each of n workers gets an n-th part that begins with notebooks.
 
-    They are what takes longest: all in one worker, it would end long after the others. The last come first:
-    by the time one of them builds a kernel the headers are precompiled.
+    Notebooks take longest, so one worker with all of them would end long after the others. The last notebooks
+    come first: by the time one of them builds a kernel the headers are precompiled.
     """
     notebooks = [item for item in reversed(items) if item.path.suffix == ".ipynb"]
     others = [item for item in items if item.path.suffix != ".ipynb"]
@@ -209,7 +209,7 @@ def _same_random_numbers():
 
 @pytest.fixture(autouse=True)
 def _share_the_gpu(request, tmp_path_factory):
-    """Workers share one GPU: checks of 20 GB run as many at a time as fit, and no test keeps memory it had."""
+    """Workers share one GPU: as many checks of 20 GB run at once as fit, and each test releases its memory."""
     if not machine.HAS_GPU:
         yield
         return

@@ -1,4 +1,4 @@
-"""Where builds are kept: a folder that is named, the user's, or one of the user's own."""
+"""Where builds are cached: a folder named by the environment, in the home, or a private temporary one."""
 
 import os
 
@@ -30,7 +30,9 @@ def test_it_falls_back_to_a_temporary_folder_of_the_user_alone(own):
 def test_no_library_is_loaded_from_a_folder_that_others_can_write(own):
     own.mkdir()
     own.chmod(0o777)
-    with pytest.raises(PermissionError, match="does not belong to you alone; set FUSED_KERNELS_CACHE"):
+    with pytest.raises(
+        PermissionError, match="does not belong to you alone; set FUSED_KERNELS_CACHE"
+    ):
         cache_dir("a")
 
 

@@ -1,4 +1,4 @@
-"""The repository around the code: pins in one place, help that is complete, nothing of one machine."""
+"""The repository around the code: versions pinned in one place, complete help, no paths of one machine."""
 
 import importlib.util
 import json
@@ -54,8 +54,8 @@ def test_declared_ranges_are_those_the_stand_ins_support():
 
 def test_make_help_lists_every_target():
     targets = set(re.search(r"^\.PHONY: (.*)", MAKEFILE, re.M)[1].split())
-    told = set(re.findall(r"^([a-z-]+):.*## ", MAKEFILE, re.M))
-    assert told == targets
+    documented = set(re.findall(r"^([a-z-]+):.*## ", MAKEFILE, re.M))
+    assert documented == targets
 
 
 def test_make_clean_leaves_the_readers_folders(tmp_path):
@@ -74,8 +74,8 @@ def test_nothing_tracked_names_a_folder_of_one_machine():
         if path.suffix in {".py", ".md", ".yml", ".toml", ".cu", ".h", ".json", ".ipynb"}:
             if path.name == "test_repository.py":
                 continue
-            found = pattern.search(path.read_text())
-            assert not found, f"{path.relative_to(ROOT)}: {found[0]}"
+            match = pattern.search(path.read_text())
+            assert not match, f"{path.relative_to(ROOT)}: {match[0]}"
 
 
 def test_the_hours_of_the_readme_are_the_sum_of_its_minutes():
@@ -108,9 +108,9 @@ def test_the_hours_of_a_part_are_the_sum_of_its_minutes():
     parts = re.split(r"(?m)^\| \| \*\*\d · .*?\*\*(\d+) h\*\*.*$", README)
     hours, tables = parts[1::2], parts[2::2]
     assert len(hours) == 6
-    for told, table in zip(hours, tables):
+    for stated, table in zip(hours, tables):
         numbers = re.findall(r"(?m)^\| \[(\d\d)\]", table)
-        assert round(sum(_minutes()[number] for number in numbers) / 60) == int(told), numbers
+        assert round(sum(_minutes()[number] for number in numbers) / 60) == int(stated), numbers
 
 
 def test_each_notebook_leads_to_the_next_of_the_route_and_needs_only_earlier_ones():
@@ -142,8 +142,8 @@ def test_the_kernel_of_the_readme_runs_and_its_times_are_the_recorded_ones(tmp_p
         for row in results.load("add_relu")["rows"]
         if (row["shape"], row["dtype"]) == ([65536, 4096], "float32") and not row["gradients"]
     }
-    told = re.findall(r"[\d,]+ µs", README)
-    assert told == [us["eager"], us["triton"], us["compiled"]]
+    times = re.findall(r"[\d,]+ µs", README)
+    assert times == [us["eager"], us["triton"], us["compiled"]]
 
 
 def test_the_dev_container_is_set_up_by_make():
@@ -182,10 +182,10 @@ def test_the_workflow_to_copy_runs_a_notebook(tmp_path):
         cell.source = source
         nbformat.write(nbformat.v4.new_notebook(cells=[cell], metadata=metadata), path)
         command = [sys.executable, "-m", program, *arguments]
-        done = subprocess.run(
+        result = subprocess.run(
             command, cwd=tmp_path, env=os.environ | job["env"], capture_output=True
         )
-        assert done.returncode == want, done.stdout.decode()
+        assert result.returncode == want, result.stdout.decode()
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from lib.recorded.results import ROOT
 
 import pytest
 
-# room -> the rooms it may import; the first three are the ground, and stand beside each other
+# room -> the rooms it may import; the first three are the lowest layer
 MAY_IMPORT = {
     "machine": "",
     "cache": "",
@@ -76,16 +76,16 @@ def _module(name):
 
 
 def test_no_two_files_import_each_other():
-    """Imports inside functions count: they hide a circle and do not open it."""
+    """Imports inside functions count: they hide an import cycle and do not remove it."""
     edges = {path: {_module(name) for name in imports(path)} - {path} for path in FILES}
-    done = set()
+    visited = set()
 
     def walk(path, trail):
         assert path not in trail, " -> ".join(str(p.relative_to(LIB)) for p in [*trail, path])
-        if path not in done:
+        if path not in visited:
             for other in edges.get(path, ()):
                 walk(other, [*trail, path])
-            done.add(path)
+            visited.add(path)
 
     for path in FILES:
         walk(path, [])

@@ -1,7 +1,7 @@
 """Limits in seconds, for machines of different speed.
 
-A limit holds as it stands where a fixed piece of work of the same kind takes the seconds below, or less.
-Where that takes longer, on an old or a busy machine, the limit is longer by the same factor.
+A limit holds unchanged where a fixed piece of work of the same kind takes the seconds below, or less.
+Where that takes longer, on an old or a busy machine, the limit grows by the same factor.
 """
 
 import ast
@@ -25,12 +25,12 @@ int main() { return std::regex_match(std::string(), std::regex()); }
 
 
 def for_python(limit):
-    """The CPU seconds that Python may take here where `limit` is asked for."""
+    """The CPU seconds that Python may take on this machine for a limit of `limit`."""
     return limit * max(1.0, cpu_seconds(_python)[0] / PYTHON_SECONDS)
 
 
 def for_compiler(limit):
-    """The CPU seconds that the C++ compiler may take here where `limit` is asked for."""
+    """The CPU seconds that the C++ compiler may take on this machine for a limit of `limit`."""
     return limit * max(1.0, cpu_seconds(_compiler)[0] / COMPILER_SECONDS)
 
 

@@ -57,8 +57,8 @@ def test_a_ring_that_is_right_runs_in_any_order(in_flight, readers):
     for seed in SEEDS:
         full, empty = barriers(readers)
         roles = {f"consumer {i}": consumer(full, empty, in_flight) for i in range(readers)}
-        done = run({"producer": producer(full, empty)} | roles, seed)
-        assert all(done[name] == list(range(STEPS)) for name in roles)
+        steps = run({"producer": producer(full, empty)} | roles, seed)
+        assert all(steps[name] == list(range(STEPS)) for name in roles)
 
 
 def test_a_producer_that_waits_for_phase_0_first_hangs():

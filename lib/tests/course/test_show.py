@@ -32,10 +32,10 @@ ROW = {
 
 @pytest.fixture
 def displayed(monkeypatch):
-    """What a cell would have displayed: objects, and (bundle, metadata) of figures."""
-    found = []
-    monkeypatch.setattr(show, "display", lambda thing, **kw: found.append((thing, kw)))
-    return found
+    """A list of what a cell displays: objects, and (bundle, metadata) of figures."""
+    outputs = []
+    monkeypatch.setattr(show, "display", lambda thing, **kw: outputs.append((thing, kw)))
+    return outputs
 
 
 def ladder(*rows):
@@ -60,7 +60,7 @@ def test_a_ladder_shows_the_rate_that_sets_its_limit(displayed):
     compute_bound = ladder(rows)
     compute_bound.attrs["flops"] = 1.1e12
     show.show_ladder(compute_bound)
-    memory, compute = [found.to_html() for found, _ in displayed if hasattr(found, "to_html")]
+    memory, compute = [output.to_html() for output, _ in displayed if hasattr(output, "to_html")]
     assert "GB/s" in memory and "TFLOP" not in memory
     assert "612.3" in compute and "1.1 TFLOP" in compute and "GB/s" not in compute
 

@@ -43,14 +43,14 @@ def test_a_forward_call_gives_logits_without_gradients():
 
 
 def test_versions_are_compiled_for_one_batch_size(monkeypatch):
-    asked = []
-    monkeypatch.setattr(torch, "compile", lambda fn, **options: asked.append(options))
+    calls = []
+    monkeypatch.setattr(torch, "compile", lambda fn, **options: calls.append(options))
     model, _ = model_and_batch()
     assert dlrm_bench.version_of("eager, sparse gradients", model) is model
     for version in ("compiled, sparse gradients", "CUDA graph"):
         dlrm_bench.version_of(version, model)
-    assert [options.pop("mode") for options in asked] == [None, "reduce-overhead"]
-    assert asked == [{"dynamic": False}] * 2
+    assert [options.pop("mode") for options in calls] == [None, "reduce-overhead"]
+    assert calls == [{"dynamic": False}] * 2
 
 
 @pytest.mark.parametrize("sparse_gradients", [False, True])
@@ -77,7 +77,7 @@ def test_pictures_are_of_one_call(monkeypatch):
     assert [p[0] for p in drawn["memory"]["phases"]][:2] == ["forward", "backward"]
 
 
-def test_a_failing_case_is_told_in_its_row(monkeypatch):
+def test_the_row_of_a_failing_case_says_why(monkeypatch):
     def fails(*args):
         raise RuntimeError("out of\nmemory")
 

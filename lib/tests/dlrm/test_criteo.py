@@ -21,7 +21,7 @@ def row(label="0", integers=("1",) * 13, tokens=("68fd1e64",) * 26):
 
 
 def row_with(place, text):
-    """A good row, but for one of its 40 fields."""
+    """A row that is good except for one of its 40 fields."""
     fields = row().split("\t")
     fields[place] = text
     return "\t".join(fields)
@@ -82,8 +82,8 @@ def test_tensors(tmp_path):
     dense, sparse, labels = criteo.to_tensors(read(write(tmp_path, f"{ODD}\n{EMPTY}\n"))[0])
     assert (dense.dtype, sparse.dtype, labels.dtype) == (torch.float32, torch.int64, torch.float32)
     assert (dense.shape, sparse.shape, labels.shape) == ((2, 13), (2, 26), (2,))
-    wanted = [0, 0, 0, 0, math.log(8), math.log(2**31 + 1), math.log(2**63), *[math.log(6)] * 6]
-    torch.testing.assert_close(dense[0], torch.tensor(wanted), rtol=1e-6, atol=0)
+    expected = [0, 0, 0, 0, math.log(8), math.log(2**31 + 1), math.log(2**63), *[math.log(6)] * 6]
+    torch.testing.assert_close(dense[0], torch.tensor(expected), rtol=1e-6, atol=0)
     assert sparse[0, :5].tolist() == [2**32 - 1, 2**31, criteo.MISSING_TOKEN, 0, 0xABC]
     assert dense[1].eq(0).all()
     assert sparse[1].eq(criteo.MISSING_TOKEN).all()
@@ -178,7 +178,7 @@ def test_nothing_but_bad_rows(tmp_path):
 
 
 def expected(lines):
-    """What a reader that takes one line at a time makes of them: (good rows as lists, bad line numbers)."""
+    """(good rows as lists, bad line numbers) from a reader that takes one line at a time."""
     good, bad = [], []
     for number, line in enumerate(lines, start=1):
         fields = line.split("\t")
@@ -226,7 +226,7 @@ def test_a_random_file_read_in_blocks_of_any_size(tmp_path, monkeypatch, block_b
 # --- bad files -----------------------------------------------------------------------------------------------
 
 
-def test_gz_is_told_by_its_bytes_and_may_be_several_files_on_end(tmp_path):
+def test_gz_is_recognised_by_its_bytes_and_may_be_several_files_joined(tmp_path):
     line = (row("1") + "\n").encode()
     content = gzip.compress(line * 3) + gzip.compress(line * 2) + b"\0" * 512
     table, report = read(write(tmp_path, content, "no_suffix"))
@@ -322,7 +322,7 @@ def test_an_error_leaves_the_old_parquet_file(tmp_path):
 
 
 def foreign(tmp_path, **columns):
-    """A parquet file of three rows, some of its columns as given."""
+    """A parquet file of three rows with some columns replaced."""
     table = read(write(tmp_path, f"{row('1')}\n{row('0')}\n{EMPTY}\n"))[0]
     for name, column in columns.items():
         table = table.set_column(criteo.COLUMNS.index(name), name, column)

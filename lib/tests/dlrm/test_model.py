@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-# Ids that go wrong where a token is taken for a 32-bit number with a sign, or for a row.
+# Ids that go wrong where a token is taken for a signed 32-bit number, or for a row.
 ODD_IDS = [-(2**40), -(2**31) - 1, -4, -1, 0, 1, 2**31 - 1, 2**31, 2**32 - 1, 2**40]
 FEW = (1, 3, 2, 7, *[5] * 22)  # cardinalities
 TINY = dlrm.Architecture("tiny", bottom=(4, 3), top=(4, 1))
@@ -27,8 +27,8 @@ def rows(n, seed=0, ids=ODD_IDS):
     return torch.tensor(dense).reshape(n, 13), torch.tensor(sparse).reshape(n, 26)
 
 
-class Seen(TorchDispatchMode):
-    """The names of the operations that ran, and the most elements that one of them gave."""
+class Recorder(TorchDispatchMode):
+    """The names of the operations that ran, and the most elements that one of them returned."""
 
     def __init__(self):
         super().__init__()
@@ -92,9 +92,9 @@ def test_logits_equal_an_independent_float64_computation(hashing, architecture):
     module, row_of = cases()[hashing]
     model = dlrm.DLRM(module, architecture)
     dense, sparse = rows(5)
-    wanted = by_hand(model, dense, sparse, row_of)
-    assert wanted.std() > 1e-3  # something to compare
-    torch.testing.assert_close(model(dense, sparse).double(), wanted, rtol=1e-4, atol=1e-5)
+    want = by_hand(model, dense, sparse, row_of)
+    assert want.std() > 1e-3  # something to compare
+    torch.testing.assert_close(model(dense, sparse).double(), want, rtol=1e-4, atol=1e-5)
     exact = model.double()(dense.double(), sparse)
     torch.testing.assert_close(exact, by_hand(model, dense, sparse, row_of), rtol=1e-12, atol=1e-12)
 
@@ -151,11 +151,11 @@ def test_compiled_as_one_graph_it_gives_the_same(hashing):
 def test_a_step_never_waits_for_the_device(hashing):
     model = dlrm.DLRM(cases()[hashing][0])
     dense, sparse = rows(6)
-    with Seen() as seen:
+    with Recorder() as recorder:
         model(dense, sparse).sum().backward()
-    assert "aten::embedding" in seen.names
-    assert "aten::_local_scalar_dense" not in seen.names
-    assert "aten::nonzero" not in seen.names
+    assert "aten::embedding" in recorder.names
+    assert "aten::_local_scalar_dense" not in recorder.names
+    assert "aten::nonzero" not in recorder.names
 
 
 def test_logits_and_no_chances():
@@ -189,11 +189,11 @@ def test_wrong_inputs():
 def test_the_modulus_hash_is_pythons(dtype):
     ids = ODD_IDS if dtype == torch.int64 else [-(2**31), -7, -1, 0, 5, 2**31 - 1]
     cardinalities = (1, 2, 3, 10, 1000, criteo.CARDINALITIES[2])
-    wanted = [[(token + 1) % n for n in cardinalities] for token in ids]
+    want = [[(token + 1) % n for n in cardinalities] for token in ids]
     hashing = dlrm.ModulusHash(cardinalities)
-    found = hashing(torch.tensor(ids, dtype=dtype)[:, None].expand(-1, len(cardinalities)))
-    assert found.tolist() == wanted
-    assert found.dtype == torch.int64
+    got = hashing(torch.tensor(ids, dtype=dtype)[:, None].expand(-1, len(cardinalities)))
+    assert got.tolist() == want
+    assert got.dtype == torch.int64
     assert hashing(torch.full((1, 6), criteo.MISSING_TOKEN)).tolist() == [[0] * 6]
 
 
@@ -215,10 +215,8 @@ def test_the_index_hash_is_a_dictionary_with_a_row_for_all_others(n_tokens):
     row_of = {token: row for row, token in enumerate(vocabulary, start=1)}
     unseen = [*ODD_IDS, *(token + 1 for token in vocabulary), *(t - 1 for t in vocabulary)]
     ids = vocabulary + unseen
-    found = dlrm.IndexHash([torch.tensor(vocabulary, dtype=torch.int64)])(
-        torch.tensor(ids)[:, None]
-    )
-    assert found.flatten().tolist() == [row_of.get(token, dlrm.OOV_ROW) for token in ids]
+    got = dlrm.IndexHash([torch.tensor(vocabulary, dtype=torch.int64)])(torch.tensor(ids)[:, None])
+    assert got.flatten().tolist() == [row_of.get(token, dlrm.OOV_ROW) for token in ids]
 
 
 def test_unseen_tokens_share_the_oov_row_which_no_token_has():
@@ -240,10 +238,10 @@ def test_the_index_hash_makes_nothing_of_the_vocabularys_size():
     lists = [v.tolist() for v in vocabularies]
     largest = []
     for hashing in (dlrm.IndexHash(vocabularies), dlrm_naive.ListIndexHash(lists)):
-        with warnings.catch_warnings(), Seen() as seen:
+        with warnings.catch_warnings(), Recorder() as recorder:
             warnings.simplefilter("error")  # searchsorted warns of strided ids
             hashing(ids)
-        largest.append(seen.largest)
+        largest.append(recorder.largest)
     assert largest == [128, 64 * 7000]
 
 
@@ -282,8 +280,8 @@ def test_the_interaction_has_each_pair_once():
     dense, embeddings = torch.randn(2, 3), torch.randn(2, 2, 3)
     a, b, c = dense, embeddings[:, 0], embeddings[:, 1]
     pairs = [(a * b).sum(1), (a * c).sum(1), (b * c).sum(1)]
-    found = dlrm.InteractionArch(3, 3)(dense, embeddings)
-    torch.testing.assert_close(found, torch.cat([dense, torch.stack(pairs, 1)], 1))
+    got = dlrm.InteractionArch(3, 3)(dense, embeddings)
+    torch.testing.assert_close(got, torch.cat([dense, torch.stack(pairs, 1)], 1))
 
 
 def test_parameters_and_bytes_at_full_size():
@@ -308,13 +306,13 @@ def test_full_size_tables_on_a_gpu(device):
     model = dlrm.DLRM(dlrm.ModulusHash(), dlrm.LARGE).to(device)
     dense, sparse = (x.to(device) for x in rows(2048))
     with torch.no_grad():
-        found = model(dense, sparse)
-        wanted = by_hand_on_gpu(model, dense, sparse)
-    torch.testing.assert_close(found.double(), wanted, rtol=1e-3, atol=1e-3)
+        got = model(dense, sparse)
+        want = by_hand_on_gpu(model, dense, sparse)
+    torch.testing.assert_close(got.double(), want, rtol=1e-3, atol=1e-3)
 
 
 def by_hand_on_gpu(model, dense, sparse):
-    """In float64, with only the rows that are used taken out of the tables."""
+    """The logits in float64, from only those rows of the tables that are used."""
     x = dense.double()
     for layer in model.dense_arch.mlp:
         x = (
@@ -361,9 +359,9 @@ def test_each_cut_takes_one_fault_away():
     syncs, buffers = [], []
     for naive in NAIVE:
         hashing = naive(dlrm_naive.vocabulary_lists(train))
-        with Seen() as seen:
+        with Recorder() as recorder:
             hashing(train)
-        syncs.append(seen.names.count("aten::_local_scalar_dense"))
+        syncs.append(recorder.names.count("aten::_local_scalar_dense"))
         buffers.append(len(list(hashing.buffers())))
     assert syncs == [26, 26, 0]
     assert buffers == [0, 26, 26]
@@ -372,10 +370,10 @@ def test_each_cut_takes_one_fault_away():
 def test_the_wrong_interaction_has_432_by_432_features():
     dense, embeddings = torch.randn(2, 16), torch.randn(2, 26, 16)
     layer = dlrm_naive.OuterProductInteraction(27, 16)
-    found = layer(dense, embeddings)
+    got = layer(dense, embeddings)
     flat = torch.cat([dense[:, None], embeddings], 1).reshape(2, 432)
-    assert found.shape == (2, layer.n_features) == (2, 186_624)
-    torch.testing.assert_close(found, torch.einsum("bi,bj->bij", flat, flat).reshape(2, -1))
+    assert got.shape == (2, layer.n_features) == (2, 186_624)
+    torch.testing.assert_close(got, torch.einsum("bi,bj->bij", flat, flat).reshape(2, -1))
     with torch.device("meta"):
         wrong = dlrm.DLRM(dlrm.ModulusHash(), dlrm.LARGE, dlrm_naive.OuterProductInteraction)
     assert wrong.prediction.mlp[0].weight.numel() == 186_624 * 512  # 95.6 million

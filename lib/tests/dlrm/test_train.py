@@ -76,29 +76,29 @@ def test_auc_of_many_rows_does_not_round():
 def test_log_loss_is_the_definition_and_stays_finite():
     logits, labels = torch.tensor([0.3, -2.0, 4.0]), torch.tensor([1.0, 0.0, 0.0])
     chances = [1 / (1 + math.exp(-x)) for x in logits.tolist()]
-    wanted = -(math.log(chances[0]) + math.log(1 - chances[1]) + math.log(1 - chances[2])) / 3
-    assert train_dlrm.log_loss(logits, labels) == pytest.approx(wanted, rel=1e-9)
+    want = -(math.log(chances[0]) + math.log(1 - chances[1]) + math.log(1 - chances[2])) / 3
+    assert train_dlrm.log_loss(logits, labels) == pytest.approx(want, rel=1e-9)
     assert train_dlrm.log_loss(torch.tensor([1000.0]), torch.tensor([0.0])) == 1000
 
 
 def test_evaluate_covers_all_rows_and_leaves_the_model_as_it_was(files):
     model = small_model().train()
-    found = train_dlrm.evaluate(model, files[0], batch_size=64)
+    metrics = train_dlrm.evaluate(model, files[0], batch_size=64)
     batch = criteo.to_tensors(criteo.read_parquet(files[0]))
     with torch.no_grad():
         logits = model(batch.dense, batch.sparse)
-    assert found["auc"] == pytest.approx(train_dlrm.auc(logits, batch.labels), abs=1e-4)
-    assert found["log_loss"] == pytest.approx(train_dlrm.log_loss(logits, batch.labels), rel=1e-5)
+    assert metrics["auc"] == pytest.approx(train_dlrm.auc(logits, batch.labels), abs=1e-4)
+    assert metrics["log_loss"] == pytest.approx(train_dlrm.log_loss(logits, batch.labels), rel=1e-5)
     p = batch.labels.mean().item()
     entropy = -p * math.log(p) - (1 - p) * math.log(1 - p)
-    assert found["log_loss_of_mean"] == pytest.approx(entropy, rel=1e-5)
+    assert metrics["log_loss_of_mean"] == pytest.approx(entropy, rel=1e-5)
     assert model.training
 
 
 # --- batches -------------------------------------------------------------------------------------------------
 
 
-def seen_rows(batches):
+def rows_of(batches):
     """The rows of all batches, one tuple each, in order."""
     rows = []
     for batch in batches:
@@ -112,31 +112,31 @@ def seen_rows(batches):
 @pytest.mark.parametrize("batch_size", [1, 64, 233, 300, 700, 5000])
 def test_every_row_once_in_each_epoch(files, batch_size):
     batches = train_dlrm.ParquetBatches(files[0], batch_size)
-    in_order = seen_rows(batches.in_order())
+    in_order = rows_of(batches.in_order())
     assert len(in_order) == 700
     for epoch in range(2):
-        given = list(batches.shuffled(0, epoch))
-        assert sorted(seen_rows(given)) == sorted(in_order)
-        assert len(given) == len(batches)
-        lengths = [len(b.labels) for b in given]
+        shuffled = list(batches.shuffled(0, epoch))
+        assert sorted(rows_of(shuffled)) == sorted(in_order)
+        assert len(shuffled) == len(batches)
+        lengths = [len(b.labels) for b in shuffled]
         assert set(lengths[:-1]) <= {batch_size}
         assert lengths[-1] == (700 % batch_size or min(batch_size, 700))
 
 
 def test_the_order_depends_on_seed_and_epoch_alone(files):
     batches = train_dlrm.ParquetBatches(files[0], 64)
-    orders = [seen_rows(batches.shuffled(seed, epoch)) for seed, epoch in ((0, 0), (0, 1), (1, 0))]
+    orders = [rows_of(batches.shuffled(seed, epoch)) for seed, epoch in ((0, 0), (0, 1), (1, 0))]
     torch.manual_seed(123)
-    assert seen_rows(train_dlrm.ParquetBatches(files[0], 64).shuffled(0, 1)) == orders[1]
+    assert rows_of(train_dlrm.ParquetBatches(files[0], 64).shuffled(0, 1)) == orders[1]
     assert orders[0] != orders[1] != orders[2] != orders[0]
-    assert orders[0] != seen_rows(batches.in_order())
+    assert orders[0] != rows_of(batches.in_order())
 
 
 # --- learning ------------------------------------------------------------------------------------------------
 
 
 def test_the_sample_is_learnt_within_a_minute():
-    """AUC on rows that were not trained on, from a start that knows nothing."""
+    """AUC on rows that were not trained on, starting from an untrained model."""
     model = train_dlrm.default_model()
     before = train_dlrm.evaluate(model)
     assert before["auc"] == pytest.approx(0.5, abs=0.06)
@@ -234,9 +234,9 @@ def test_arguments(files):
 
 def test_a_progress_bar(files, capsys):
     train(small_model(), files, progress=True, epochs=5)
-    told = capsys.readouterr().err
-    assert "55/55" in told
-    assert "loss=" in told
+    output = capsys.readouterr().err
+    assert "55/55" in output
+    assert "loss=" in output
 
 
 def test_the_command_line(files, capsys):

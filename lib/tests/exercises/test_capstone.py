@@ -1,4 +1,4 @@
-"""Notebook 90: what its checks catch, and what its ladder shows of a version that is missing or wrong."""
+"""Notebook 90: what its checks catch, and what its ladder shows for a missing or wrong version."""
 
 from lib import machine
 from lib.exercises import nb90
@@ -47,7 +47,7 @@ def test_a_case_shows_the_same_each_time():
     assert len(texts) == 1
     assert torch.equal(
         torch.random.get_rng_state(), state
-    )  # the reader's numbers go on as they were
+    )  # the reader's random numbers are not affected
 
 
 @pytest.mark.skipif(machine.HAS_GPU, reason="without a GPU the ladder is checked and not timed")

@@ -1,4 +1,4 @@
-"""Every exercise: the stub is not accepted, the solution is, plausible wrong answers are rejected."""
+"""Every exercise: the stub does not pass, the solution does, plausible wrong answers are rejected."""
 
 import ast
 import collections
@@ -32,9 +32,11 @@ def _cell(id):
     _, notebook = _notebook(id.split(".")[0])
     call = re.compile(rf'check\("{re.escape(id)}", (\w+)\)')
     cells = [c for c in notebook.cells if "exercise" in c.metadata.get("tags", [])]
-    found = [c for c in cells if call.search(c.source)]
-    assert len(found) == 1, f"{id}: one cell tagged 'exercise' has to call check, {len(found)} do"
-    return found[0].source, call.search(found[0].source)[1]
+    matches = [c for c in cells if call.search(c.source)]
+    assert len(matches) == 1, (
+        f"{id}: one cell tagged 'exercise' has to call check, {len(matches)} do"
+    )
+    return matches[0].source, call.search(matches[0].source)[1]
 
 
 def _solution(id):
@@ -68,7 +70,7 @@ def _names(file):
 
 
 def _stub(id, tmp_path):
-    """The answer as the notebook's cell leaves it, made in the namespace of the notebook's set-up cell."""
+    """The answer after running the notebook's cell, in the namespace of the notebook's set-up cell."""
     _, notebook = _notebook(id.split(".")[0])
     setup = next(c.source for c in notebook.cells if "setup" in c.metadata.get("tags", []))
     source, name = _cell(id)
@@ -130,7 +132,7 @@ def test_every_notebook_has_three_exercises_or_more(path):
 
 def test_a_verdict_never_raises(monkeypatch):
     answers = {"raises": ZeroDivisionError("x"), "is wrong": Wrong("y"), "lacks": Skip("z")}
-    found = {}
+    statuses = {}
     for name, error in answers.items():
 
         def checker(answer, error=error):
@@ -139,8 +141,8 @@ def test_a_verdict_never_raises(monkeypatch):
         monkeypatch.setitem(
             exercises._exercises, "99.1", exercises.Exercise("99.1", "t", 1, 1, checker)
         )
-        found[name] = check("99.1", 1).status
-    assert found == {"raises": "wrong", "is wrong": "wrong", "lacks": "skipped"}
+        statuses[name] = check("99.1", 1).status
+    assert statuses == {"raises": "wrong", "is wrong": "wrong", "lacks": "skipped"}
 
 
 def test_an_unknown_exercise_lists_those_there_are():

@@ -1,4 +1,4 @@
-"""The bug museum: each exhibit goes wrong where it says, nowhere smaller, and its fix is right."""
+"""The bug museum: each exhibit goes wrong on its smallest input, on no smaller one, and its fix is right."""
 
 import itertools
 
@@ -29,7 +29,7 @@ def test_it_goes_wrong_on_the_smallest_input_and_passes_on_the_other(exhibit):
 
 
 def smaller_than(exhibit):
-    """Inputs smaller than the smallest known: all of them where they can be counted, else samples."""
+    """Inputs smaller than the smallest known: all of them where they are few, else samples."""
     size = exhibit.size(exhibit.smallest)
     if exhibit.kind.size is abs:
         return [size * f for f in (0.998, 0.9, 0.5, 0.1, 1e-3, 0)]
@@ -50,14 +50,14 @@ def test_nothing_smaller_shows_it(number, exhibit):
     inputs = list(smaller_than(exhibit))
     if number == 10:  # ten of them: each runs all of its threads
         inputs = [(1, 1024), (2, 512), (32, 32), (1, 1)]
-    inputs = [given for given in inputs if is_taken(exhibit, given)]
-    shown = [given for given in inputs[:1500] if exhibit.evidence(given)]
+    inputs = [raw for raw in inputs if is_taken(exhibit, raw)]
+    shown = [raw for raw in inputs[:1500] if exhibit.evidence(raw)]
     assert not shown, f"{shown[:3]} are smaller than {exhibit.smallest}"
 
 
-def is_taken(exhibit, given):
+def is_taken(exhibit, raw):
     try:
-        exhibit.kind.read(given)
+        exhibit.kind.read(raw)
     except ValueError:
         return False
     return True
@@ -126,8 +126,8 @@ def _softmax_slope(x):
 def test_the_fix_is_right(number, exhibit):
     if TRUTH[number] is None:
         return
-    for given in (exhibit.passes, exhibit.smallest):
-        read = exhibit.kind.read(given)
+    for raw in (exhibit.passes, exhibit.smallest):
+        read = exhibit.kind.read(raw)
         with interpreted_launches():
             fixed = exhibit.fixed[-1] if isinstance(exhibit.fixed, tuple) else exhibit.fixed
             got = torch.as_tensor(exhibit.run(fixed, read)).double()
@@ -155,7 +155,7 @@ def test_the_fix_is_shown_and_the_code_does_not_name_it(number):
 
 
 @pytest.mark.parametrize(
-    ("number", "given", "message"),
+    ("number", "raw", "message"),
     [
         (1, [1], "one number"),
         (1, True, "one number"),
@@ -174,8 +174,8 @@ def test_the_fix_is_shown_and_the_code_does_not_name_it(number):
         (12, 2.0, "a whole number"),
     ],
 )
-def test_an_input_that_is_none_gets_a_sentence(number, given, message):
-    assert message in museum.visit(number, given) and museum.visit(number, given)[0] == "✘"
+def test_an_input_that_is_none_gets_a_sentence(number, raw, message):
+    assert message in museum.visit(number, raw) and museum.visit(number, raw)[0] == "✘"
 
 
 def test_a_failed_launch_is_not_laid_at_the_next_visitor_s_door():

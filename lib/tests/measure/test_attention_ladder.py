@@ -1,4 +1,4 @@
-"""Attention's ladder: everybody computes the same, the atomic backward pass is right, and what is drawn."""
+"""Attention's ladder: all rungs compute the same, the atomic backward pass is right, and the plot."""
 
 from lib import machine
 from lib.measure import attention_ladder

@@ -1,4 +1,4 @@
-"""The check itself: it passes what is right and finds each kind of wrong, saying where."""
+"""The check itself: it passes right versions, and finds each kind of mistake and its place."""
 
 from lib.measure.check import CheckError, check_against_float64
 
@@ -16,9 +16,9 @@ def pair(dtype=torch.float32):
 
 
 def test_the_definition_passes_and_errors_are_reported():
-    found = check_against_float64(eager, eager, *pair(torch.bfloat16), name="same")
-    assert found.version_error == found.eager_error > 1e-4
-    assert "same: error" in str(found)
+    check = check_against_float64(eager, eager, *pair(torch.bfloat16), name="same")
+    assert check.version_error == check.eager_error > 1e-4
+    assert "same: error" in str(check)
 
 
 def wrong_value(x, w):
@@ -55,7 +55,7 @@ def changes_its_input(x, w):
 
 
 @pytest.mark.parametrize(
-    ("version", "says"),
+    ("version", "message"),
     [
         (wrong_value, r"output: 1 of 6 elements .* worst at \(4,\)"),
         (low_precision, "output: .* elements differ"),
@@ -67,12 +67,12 @@ def changes_its_input(x, w):
     ],
     ids=lambda v: getattr(v, "__name__", ""),
 )
-def test_wrong_versions_are_found(version, says):
+def test_wrong_versions_are_found(version, message):
     x, w = pair()
     if version is drops_nan:
         with torch.no_grad():
             x[2, 3] = float("nan")
-    with pytest.raises(CheckError, match=says):
+    with pytest.raises(CheckError, match=message):
         check_against_float64(version, eager, x, w)
 
 
@@ -101,7 +101,7 @@ def relu_of_a_sum(x, bias, residual):
 
 
 def rounded_sums(rows=123, cols=781, seed=0):
-    """bfloat16: eager rounds twice, and now and then to the other side of 0, where its error is all of dy."""
+    """bfloat16: eager rounds twice, sometimes to the other side of 0, where its error is all of dy."""
     torch.manual_seed(seed)
     tensors = torch.randn(rows, cols), torch.randn(cols), torch.randn(rows, cols)
     return [t.bfloat16().requires_grad_() for t in tensors]
@@ -125,9 +125,9 @@ def once_rounded(x, bias, residual):
 @pytest.mark.parametrize("seed", range(10))
 def test_one_flipped_sign_does_not_hide_a_gradient_of_zeros(seed):
     tensors = rounded_sums(seed=seed)
-    found = check_against_float64(once_rounded, relu_of_a_sum, *tensors)
-    if found.eager_units > 100:  # in most of these
-        assert "units in the last place: a sign flipped, or digits cancelled" in str(found)
+    check = check_against_float64(once_rounded, relu_of_a_sum, *tensors)
+    if check.eager_units > 100:  # in most of these
+        assert "units in the last place: a sign flipped, or digits cancelled" in str(check)
     with pytest.raises(CheckError, match="gradient of input 0"):
         check_against_float64(NoGradient.apply, relu_of_a_sum, *tensors)
 
@@ -187,7 +187,7 @@ def test_where_most_are_zero_the_others_count():
 
 
 def test_where_rounding_is_all_there_is_the_largest_error_judges():
-    """The gradient of a softmax under equal gradients is zero: eager's, in float32, mostly is too, by luck."""
+    """The gradient of a softmax under equal gradients is zero. By luck eager's float32 mostly is too."""
     logits = torch.randn(1, 37, generator=torch.Generator().manual_seed(1)).requires_grad_()
 
     def summed(x):
@@ -203,7 +203,7 @@ def test_where_rounding_is_all_there_is_the_largest_error_judges():
 
 
 def test_of_few_elements_one_unit_in_the_last_place_is_no_error():
-    """Eager may be exact by luck: what rounds once more on the way is not wrong for it."""
+    """Eager may be exact by luck, so a version that rounds once more is not wrong."""
     x = torch.full((4, 4), 3.484375, dtype=torch.bfloat16)
     check_against_float64(lambda x: x.float().sub(0.025).to(x.dtype), torch.clone, x)
     with pytest.raises(CheckError, match="16 of 16 elements differ"):
@@ -211,7 +211,7 @@ def test_of_few_elements_one_unit_in_the_last_place_is_no_error():
 
 
 def test_what_is_right_where_eager_overflows_passes():
-    """Eager's float16 is infinite and its gradient NaN, and the version's, computed in float32, is neither."""
+    """Eager's float16 is infinite and its gradient NaN; the version computes in float32 and has neither."""
 
     def eager(x):
         return torch.exp(x) / (1 + torch.exp(x))
@@ -226,7 +226,7 @@ def test_what_is_right_where_eager_overflows_passes():
 
 
 @pytest.mark.parametrize(
-    ("version", "eager", "says"),
+    ("version", "eager", "message"),
     [
         (torch.exp, lambda x: (x.exp(), -x), "output 0 is missing; eager gives output 0, output 1"),
         (lambda x: (x.exp(), -x), torch.exp, "output is missing; eager gives output"),
@@ -235,8 +235,8 @@ def test_what_is_right_where_eager_overflows_passes():
         (lambda x: torch.exp(x).long(), torch.exp, "the output has no gradient"),
     ],
 )  # fmt: skip
-def test_versions_that_cannot_be_compared_get_a_sentence(version, eager, says):
-    with pytest.raises(CheckError, match=f"mine: {says}|mine, {says}"):
+def test_versions_that_cannot_be_compared_get_a_sentence(version, eager, message):
+    with pytest.raises(CheckError, match=f"mine: {message}|mine, {message}"):
         check_against_float64(
             version, eager, torch.randn(4, dtype=torch.float64, requires_grad=True), name="mine"
         )

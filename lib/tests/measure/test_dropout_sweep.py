@@ -1,4 +1,4 @@
-"""The sweep: its check refuses wrong versions, its files can be read back, its plot draws what is there."""
+"""The sweep: its check refuses wrong versions, its files can be read back, its plot draws the rows."""
 
 import json
 

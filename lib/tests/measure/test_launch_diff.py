@@ -1,4 +1,4 @@
-"""launch_diff: what it sees of a launch, and that another launch or another kernel is a difference."""
+"""launch_diff: what it records of a launch, and that a changed launch or kernel is a difference."""
 
 from lib import machine
 from lib.measure import launch_diff, registry
@@ -38,14 +38,14 @@ def test_the_registry_of_this_process_is_left_alone(ops):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "found"),
+    ("old", "new", "difference"),
     [
         ("# 128 threads of one 16-byte load each", "# the same", ""),
         ("_tile(n_cols, 2048, 2048, dtype)", "_tile(n_cols, 4096, 2048, dtype)", "before"),
         ("tl.where(z < 0, 0.0, z)", "tl.maximum(z, 0.0)", "PTX"),
     ],
 )
-def test_another_tile_and_another_instruction_are_differences(ops, old, new, found, tmp_path):
+def test_another_tile_and_another_instruction_are_differences(ops, old, new, difference, tmp_path):
     op = ops.find("add_relu")
     few = {"bench_shapes": ((64, 4096),), "odd_shapes": (), "dtypes": (torch.float32,)}
     op = launch_diff.dataclasses.replace(op, versions={"triton": op.versions["triton"]}, **few)
@@ -53,8 +53,8 @@ def test_another_tile_and_another_instruction_are_differences(ops, old, new, fou
     assert text.count(old) == 1
     module = launch_diff._load(text.replace(old, new), tmp_path / "add_relu_changed.py")
     sentences, _ = launch_diff.differences(op, launch_diff._with_module(op, module))
-    assert bool(sentences) == bool(found)
-    assert all(found in sentence for sentence in sentences)
+    assert bool(sentences) == bool(difference)
+    assert all(difference in sentence for sentence in sentences)
 
 
 @pytest.mark.skipif(not (results.ROOT / ".git").exists(), reason="not a git checkout")

@@ -62,7 +62,7 @@ def test_z_is_stored_for_a_gradient_alone(rung):
 @on_hopper
 @rungs
 def test_traffic(rung):
-    """Each piece of a is asked for once in each column of tiles, of b once in each row; y is written once."""
+    """Each piece of a is loaded once per column of tiles, each of b once per row; y is written once."""
     m, k, n = (64, 32, 48) if rung == "naive" else (256, 128, 512)
     a, b, _ = detached((m, k, n), HALF)
     traffic = count_traffic(lambda: RUNGS[rung](a, b))
@@ -109,7 +109,7 @@ def test_tiled_kernels_have_nothing_in_flight(rung):
 
 @pytest.mark.parametrize(("dtype", "kind"), [(torch.float32, "tf32x3"), (HALF, "half")], ids=str)
 def test_naive_kernel_has_no_tensor_cores(dtype, kind):
-    """Triton takes one way to write a sum of products for tl.dot, and then float32 is rounded to tf32."""
+    """Triton recognises one form of a sum of products as tl.dot, and then rounds float32 to tf32."""
     mix = instruction_mix(code_of(plan_of("naive", kind, DEVICE), dtype, kind))
     assert not [op for op in mix if op.startswith(("HGMMA", "HMMA"))]
     assert mix["FFMA"] and not mix.get("SHFL.BFLY"), "a sum over threads instead of in each"

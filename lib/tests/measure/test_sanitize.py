@@ -15,7 +15,7 @@ def operands(device):
 
 
 def products(x, weight, bias):
-    """Each way in which ops ask for one, in place and into memory of their own."""
+    """Each way in which ops call a product, also in place and with out=."""
     total = torch.empty(5, 3, device=x.device)
     return [
         x @ weight.t(),
@@ -32,17 +32,17 @@ def test_products_are_the_same(operands, monkeypatch):
     for name in ("mm", "addmm"):
         product = getattr(torch, name)
 
-        def noted(*args, product=product, **kwargs):
+        def logged(*args, product=product, **kwargs):
             multiplied.append({a.device.type for a in args})
             return product(*args, **kwargs)
 
-        monkeypatch.setattr(torch, name, noted)
+        monkeypatch.setattr(torch, name, logged)
     with ProductsOnTheCpu():
         got = products(*operands)
-    # two were asked for by torch.mm and torch.addmm, and are noted there as well
-    asked_for, on_the_cpu = 2, multiplied.count({"cpu"})
-    assert len(multiplied) == len(want) + asked_for
-    assert on_the_cpu == len(want) + (0 if machine.HAS_GPU else asked_for)
+    # two products come from torch.mm and torch.addmm themselves, and so are logged twice
+    extra, on_the_cpu = 2, multiplied.count({"cpu"})
+    assert len(multiplied) == len(want) + extra
+    assert on_the_cpu == len(want) + (0 if machine.HAS_GPU else extra)
     for a, b in zip(got, want):
         torch.testing.assert_close(a, b)
 

@@ -49,7 +49,7 @@ def _gelu(x):
 
 @triton.jit
 def gelu_sum_kernel(x_ptr, out_ptr, n_cols, BLOCK_SIZE: tl.constexpr):
-    # a helper, libdevice, and tl.sum, each of which the interpreter replaces by something of its own
+    # a helper, libdevice, and tl.sum, each of which the interpreter replaces
     row, cols = tl.program_id(0), tl.arange(0, BLOCK_SIZE)
     x = tl.load(x_ptr + row * n_cols + cols, mask=cols < n_cols, other=0.0)
     tl.store(out_ptr + row, tl.sum(_gelu(x), axis=0))

@@ -1,4 +1,4 @@
-"""CUDA C++ on the CPU: right answers, every planted mistake named, no false alarm, builds that are kept."""
+"""CUDA C++ on the CPU: right answers, every planted mistake reported, no false alarms, cached builds."""
 
 import functools
 import os
@@ -267,7 +267,7 @@ def test_kernel_errors_are_runtime_errors():
 
 
 def test_a_slice_ends_where_it_ends(checked, rand):
-    """The elements behind a slice lie in memory that is there, and in a tensor seen before."""
+    """The elements after a slice lie in valid memory, and in a tensor that an earlier launch used."""
     whole, y = rand(200), torch.zeros(1)
     checked.read_first(whole, y, 200)
     checked.read_first(whole[:100], y, 100)
@@ -331,7 +331,7 @@ def test_a_launch_has_a_time_limit(request, monkeypatch, mode):
 
 
 def test_memory_that_is_not_there_ends_the_kernel_and_not_the_process(plain, rand):
-    """Without the checker, too: the process may be somebody's notebook."""
+    """Without the checker too, because the process may run somebody's notebook."""
     x, y = rand(100), torch.zeros(1)
     with pytest.raises(
         cuda.KernelError, match="touches memory that is not there; with checked=True"
@@ -572,7 +572,7 @@ def test_a_function_that_is_not_there():
 # ---- What is missing -------------------------------------------------------------------------
 
 
-def test_no_compiler_is_said_in_a_sentence(monkeypatch):
+def test_a_missing_compiler_gets_a_sentence(monkeypatch):
     monkeypatch.setattr(cuda, "HAS_GPU", False)
     assert cuda.why_no_cuda() is None
     monkeypatch.delenv("CXX", raising=False)
@@ -586,7 +586,7 @@ def test_no_compiler_is_said_in_a_sentence(monkeypatch):
     assert "CXX=no-such-compiler is not a program" in cuda.why_no_cuda()
 
 
-def test_no_nvcc_is_said_in_a_sentence(monkeypatch):
+def test_a_missing_nvcc_gets_a_sentence(monkeypatch):
     monkeypatch.setattr(cuda, "HAS_GPU", True)
     monkeypatch.delenv("CUDA_HOME", raising=False)
     monkeypatch.delenv("CUDA_PATH", raising=False)

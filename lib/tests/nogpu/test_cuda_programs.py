@@ -1,4 +1,4 @@
-"""CUDA programs of others: each planted mistake is found with its line, each correct program is let alone."""
+"""CUDA programs of others: each planted mistake is found with its line, correct programs pass."""
 
 import re
 from pathlib import Path
@@ -152,7 +152,7 @@ def test_nvcc_compiles_them_too(source):
     assert len(cuda.nvcc_check(source)) >= 25
 
 
-def test_a_name_that_only_a_gpu_has_is_said_to_be_one():
+def test_a_name_that_only_a_gpu_has_gets_a_hint():
     source = "void f() { cudaProfilerStart(); }"
     with pytest.raises(
         RuntimeError, match="If cudaProfilerStart is CUDA's, the CPU build does not"

@@ -1,4 +1,4 @@
-"""The GPU code of torch.compile with no GPU: what is written, that it is right, and that no trace is left."""
+"""The GPU code of torch.compile without a GPU: its text, that it is right, and that nothing stays patched."""
 
 import os
 import subprocess
@@ -268,7 +268,7 @@ def test_tensors_in_lists_and_dictionaries_are_on_the_gpu():
     assert info.kind == "pointwise" and "aten.mul" in info.fused_ops
 
 
-def test_code_for_the_cpu_is_said_to_be_so():
+def test_code_for_the_cpu_is_refused():
     with pytest.raises(ValueError, match=r"this is code for the CPU.*device=x\.device"):
         output_code(lambda n: torch.ones(1000).cumsum(0) * n, 3)
     both = output_code(lambda x: (x + 1, torch.arange(1000).float().exp()), torch.randn(8, 64))
@@ -427,8 +427,10 @@ print(time.process_time() - start)
 
 @no_gpu
 def test_speed_of_the_first_call():
-    done = subprocess.run([sys.executable, "-c", FIRST], capture_output=True, text=True, check=True)
-    assert float(done.stdout) <= yardstick.for_python(5), done.stdout
+    result = subprocess.run(
+        [sys.executable, "-c", FIRST], capture_output=True, text=True, check=True
+    )
+    assert float(result.stdout) <= yardstick.for_python(5), result.stdout
 
 
 # --- TORCH_LOGS -------------------------------------------------------------------------------------------
@@ -544,7 +546,7 @@ for name, (fn, *_) in CASES.items():
 @pytest.mark.gpu
 @pytest.mark.skipif(not HAS_GPU, reason="needs a GPU")
 def test_text_without_a_gpu_is_the_text_of_a_gpu(code_of, tmp_path):
-    """The whole claim, line by line. Only on a Hopper GPU, whose limits the fake one has."""
+    """The text equals a GPU's, line by line. Only on a Hopper GPU, whose limits the fake one has."""
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("the fake GPU is an H200")
     root = os.path.dirname(os.path.dirname(lib.__file__))

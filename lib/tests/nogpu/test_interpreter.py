@@ -242,7 +242,7 @@ def test_libdevice_says_what_has_no_stand_in():
 
 
 def test_several_threads_may_launch():
-    """One after the other: an interpreted launch changes triton.language for its time."""
+    """One after the other, because an interpreted launch patches triton.language while it runs."""
     xs = [torch.full((500,), float(k)) for k in range(4)]
     outs = [torch.zeros(1) for _ in xs]
 
@@ -329,10 +329,10 @@ def test_importing_lib_after_triton_says_what_to_do():
     import os
 
     environment |= {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=environment
     )
-    assert "Restart the kernel and import lib first" in done.stderr
+    assert "Restart the kernel and import lib first" in result.stderr
 
 
 @triton.jit

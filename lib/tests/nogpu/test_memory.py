@@ -28,7 +28,7 @@ def pair(n=1000):
 
 @pytest.mark.skipif(machine.HAS_GPU, reason="about the interpreter")
 @pytest.mark.parametrize(
-    ("shift", "masked", "says"),
+    ("shift", "masked", "message"),
     [
         (
             0,
@@ -39,8 +39,8 @@ def pair(n=1000):
         (-1, True, "load from x_ptr at element -1"),
     ],
 )
-def test_out_of_bounds_is_an_error_that_names_the_place(shift, masked, says):
-    with pytest.raises(OutOfBounds, match=says):
+def test_out_of_bounds_is_an_error_that_names_the_place(shift, masked, message):
+    with pytest.raises(OutOfBounds, match=message):
         copy(*pair(), shift, masked)
 
 
@@ -94,7 +94,7 @@ def test_two_launches_add_up_and_atomics_count_both_ways():
     assert traffic.by_argument["add_one.out_ptr"].stored == 3 * 16
 
 
-def test_views_of_one_storage_are_told_apart():
+def test_views_of_one_storage_are_distinguished():
     both = torch.randn(2000, device=machine.device())
     x, y = both[:1000], both[1000:]
     table = count_traffic(lambda: copy(x, y)).table()

@@ -1,4 +1,4 @@
-"""Output code of functions as users bring them: it is written, runs, and is that of a GPU or says where not."""
+"""Output code of functions as users write them: it runs, and equals a GPU's or says where it differs."""
 
 import itertools
 import os
@@ -70,7 +70,7 @@ def rolled(x):
 
 
 class Block(nn.Module):
-    """A transformer block before attention became one call: everything in it is written out."""
+    """A transformer block with attention written out, as before it was one call."""
 
     def __init__(self, d=64, heads=4):
         super().__init__()
@@ -160,8 +160,8 @@ class _Itself(nn.Module):
 
 
 TABLE = _table()
-# Where the text without a GPU is another, it says so: in these words.
-TOLD = {
+# The remarks where the text without a GPU differs.
+REMARKS = {
     "attention, half": "this attention is one call",
     "attention, float": "this attention is one call",
     "multi-head attention": "this attention is one call",
@@ -181,15 +181,15 @@ NOT_RUN = {"flex attention", "gradient inside"} | {
 def test_the_text_is_written_and_says_where_a_gpus_differs(name):
     function, inputs = TABLE[name]
     code = output_code(function, *inputs)
-    assert ("# On a GPU" in code) == (name in TOLD)
-    assert TOLD.get(name, "") in code
+    assert ("# On a GPU" in code) == (name in REMARKS)
+    assert REMARKS.get(name, "") in code
     assert name in NO_TRITON or any(k.kind != "extern" for k in kernels(code))
     if name not in NOT_RUN:
         _expect_its_result(function, inputs, code)
 
 
 def _expect_its_result(function, inputs, code):
-    """Run on the CPU the text gives what the function gives, its inputs in the order of the graph."""
+    """On the CPU the text returns what the function returns, with the inputs in the graph's order."""
     tensors = torch.utils._pytree.tree_leaves(inputs)
     want = torch.utils._pytree.tree_leaves(function(*inputs))
     for order in itertools.permutations(tensors):
@@ -236,5 +236,5 @@ def test_the_text_is_that_of_a_gpu_or_says_so(tmp_path):
     file = tmp_path / "texts"
     subprocess.run([sys.executable, "-c", WRITE_ALL, file], env=environment, check=True)
     without = pickle.loads(file.read_bytes())
-    written = {name: output_code(f, *xs) for name, (f, xs) in TABLE.items() if name not in TOLD}
+    written = {name: output_code(f, *xs) for name, (f, xs) in TABLE.items() if name not in REMARKS}
     assert [n for n, code in written.items() if normalize(code) != normalize(without[n])] == []

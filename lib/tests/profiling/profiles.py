@@ -26,7 +26,7 @@ def step(end=100.0):
 
 
 def item(start, end, where="", thread=0):
-    """What .item() leaves in a profile made on a GPU: two ops, a copy to pageable memory, the wait for it."""
+    """The events of .item() in a profile on a GPU: two ops, a copy to pageable memory, the wait for it."""
     ops = {"op": "aten::_local_scalar_dense", "outer": "aten::item", "where": where}
     copied = {"copies": PAGEABLE, "bytes": 4}
     return [
@@ -95,7 +95,7 @@ def gpu_trace():
             record("cpu_op", "autograd::engine::evaluate_function: MmBackward0", 50, 40, 2),
             record("cpu_op", "MmBackward0", 51, 38, 2, **{"External id": 6}),
             record("cpu_op", "aten::mm", 52, 8, 2, **{"External id": 7}),
-            # The runtime knows threads by other numbers; the id of the op is what counts.
+            # The runtime numbers threads differently; the id of the op counts.
             record("cuda_driver", "cuLaunchKernelEx", 55, 2, 99, **{"External id": 7, "correlation": 13}),
             record("kernel", "triton_poi_fused_add_0", 60, 50, 7, correlation=13, stream=7),
             record("cuda_runtime", "cudaDeviceSynchronize", 101, 10, **{"correlation": 14}),

@@ -111,11 +111,11 @@ def test_profiled_calls_three_times_and_takes_only_what_can_be_called():
 
 
 def test_a_profile_of_memory_writes_nothing_but_what_others_write(capfd):
-    kept = [torch.ones(64)]
+    tensors = [torch.ones(64)]
 
     def release():
-        kept.clear()  # memory from before the profile: the profiler warns of it
-        kept.append(torch.ones(64))
+        tensors.clear()  # memory from before the profile: the profiler warns of it
+        tensors.append(torch.ones(64))
         os.write(2, b"someone else\n")
 
     profiling.profiled(release, memory=True)

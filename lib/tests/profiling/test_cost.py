@@ -14,7 +14,7 @@ def test_the_bill_of_a_step_on_a_gpu():
     assert bill.bill(gpu_step(), "eager") == {
         "version": "eager",
         "kernels": 2,
-        "host_ops": 3,  # linear, item, mm; what they call is theirs
+        "host_ops": 3,  # linear, item, mm; ops that these call do not count
         "device_us": 61.0,
         "host_us": 92.0,  # 100, less 8 of waiting
         "wall_us": 110.0,
@@ -59,12 +59,12 @@ def test_copies_to_the_device_are_counted_with_their_bytes():
 # --- waits on a GPU -----------------------------------------------------------------------------------------
 
 
-def found(*events):
+def syncs_in(*events):
     return bill.syncs([step(), *events])
 
 
 def test_an_item_is_one_wait_with_its_copy_and_its_line():
-    (row,) = found(*item(10, 30, where="cell:3 step: loss.item()"))
+    (row,) = syncs_in(*item(10, 30, where="cell:3 step: loss.item()"))
     assert row == {
         "op": "aten::item",
         "inside": "aten::_local_scalar_dense",
@@ -76,7 +76,7 @@ def test_an_item_is_one_wait_with_its_copy_and_its_line():
 
 
 def test_waits_of_one_line_are_one_row_and_the_longest_comes_first():
-    rows = found(*item(0, 5, "a"), *item(10, 30, "b"), *item(40, 44, "a"))
+    rows = syncs_in(*item(0, 5, "a"), *item(10, 30, "b"), *item(40, 44, "a"))
     assert [(row["where"], row["times"], row["waited_us"]) for row in rows] == [
         ("b", 1, 20),
         ("a", 2, 9),
@@ -93,7 +93,7 @@ def test_a_wait_outside_of_ops_is_named_by_its_call(name):
 
 def test_nonzero_is_named_with_the_op_around_it():
     ops = {"op": "aten::nonzero", "outer": "aten::index"}
-    (row,) = found(event("runtime", 5, 9, "cudaStreamSynchronize", **ops))
+    (row,) = syncs_in(event("runtime", 5, 9, "cudaStreamSynchronize", **ops))
     assert (row["op"], row["inside"]) == ("aten::index", "aten::nonzero")
 
 
@@ -103,42 +103,42 @@ def copy_call(start, copies, op="aten::copy_", thread=0):
 
 
 def test_a_copy_from_pageable_memory_holds_up_the_host_also_with_no_wait_after_it():
-    (row,) = found(
+    (row,) = syncs_in(
         copy_call(5, TO_DEVICE), event("runtime", 9, 10, "cudaLaunchKernel", op="aten::mul")
     )
     assert row["call"] == "cudaMemcpyAsync (Pageable -> Device)"
     assert (row["op"], row["inside"]) == ("aten::to", "aten::copy_")
-    assert found(copy_call(5, TO_DEVICE))[0]["times"] == 1  # the last call of all
+    assert syncs_in(copy_call(5, TO_DEVICE))[0]["times"] == 1  # the last call of all
 
 
 def test_a_copy_from_pinned_memory_does_not():
-    assert found(copy_call(5, "Memcpy HtoD (Pinned -> Device)")) == []
-    assert found(copy_call(5, "Memcpy DtoD (Device -> Device)")) == []
+    assert syncs_in(copy_call(5, "Memcpy HtoD (Pinned -> Device)")) == []
+    assert syncs_in(copy_call(5, "Memcpy DtoD (Device -> Device)")) == []
 
 
 def test_copies_and_waits_of_different_threads_or_ops_stay_apart():
     sync = event("runtime", 7, 9, "cudaStreamSynchronize", op="aten::copy_", outer="aten::to")
-    assert len(found(copy_call(5, TO_DEVICE), sync)) == 1
-    assert len(found(copy_call(5, TO_DEVICE, thread=1), sync)) == 2
-    assert len(found(copy_call(5, TO_DEVICE, op="aten::other"), sync)) == 2
-    assert found(copy_call(4, TO_DEVICE), copy_call(5, TO_DEVICE), sync)[0]["times"] == 1
+    assert len(syncs_in(copy_call(5, TO_DEVICE), sync)) == 1
+    assert len(syncs_in(copy_call(5, TO_DEVICE, thread=1), sync)) == 2
+    assert len(syncs_in(copy_call(5, TO_DEVICE, op="aten::other"), sync)) == 2
+    assert syncs_in(copy_call(4, TO_DEVICE), copy_call(5, TO_DEVICE), sync)[0]["times"] == 1
 
 
 def test_a_call_between_copy_and_wait_makes_no_second_wait():
     sync = event("runtime", 8, 9, "cudaStreamSynchronize", op="aten::copy_", outer="aten::to")
     between = event("runtime", 7, 8, "cudaEventRecord", op="aten::copy_", outer="aten::to")
-    (row,) = found(copy_call(5, TO_DEVICE), between, sync)
+    (row,) = syncs_in(copy_call(5, TO_DEVICE), between, sync)
     assert row["call"].endswith("+ cudaStreamSynchronize")
 
 
 def test_ops_that_only_look_like_a_wait_are_none_on_a_gpu():
-    # The item of a tensor on the CPU calls nothing of the runtime's.
+    # .item() of a tensor on the CPU makes no runtime call.
     cpu = [e for e in item(10, 30) if e["kind"] == "op"]
-    assert found(*cpu, event("runtime", 40, 41, "cudaLaunchKernel")) == []
+    assert syncs_in(*cpu, event("runtime", 40, 41, "cudaLaunchKernel")) == []
 
 
 def test_the_profiler_waits_at_the_end_and_nobody_pays():
-    assert found(event("runtime", 101, 150, "cudaDeviceSynchronize")) == []
+    assert syncs_in(event("runtime", 101, 150, "cudaDeviceSynchronize")) == []
 
 
 # --- with no GPU --------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The plain events: what is asked of them, and fewer of them that draw the same; on lists written by hand."""
+"""The plain events: queries, and trimmed lists that draw the same timeline; on lists written by hand."""
 
 import json
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 
 @pytest.mark.parametrize(
-    ("bad", "error", "told"),
+    ("bad", "error", "message"),
     [
         (None, TypeError, "list of dictionaries, got NoneType; call events_of"),
         ([1], TypeError, "list of dictionaries"),
@@ -21,12 +21,12 @@ from hypothesis import strategies as st
         ([step(), step()], ValueError, "got 2"),
     ],
 )
-def test_a_list_that_is_none_is_refused(bad, error, told):
-    with pytest.raises(error, match=told):
+def test_what_is_no_list_of_events_is_refused(bad, error, message):
+    with pytest.raises(error, match=message):
         ev.checked(bad)
 
 
-def test_a_good_list_is_given_back():
+def test_a_good_list_is_returned():
     events = gpu_step()
     assert ev.checked(events, whole=True) is events
 
@@ -51,9 +51,9 @@ intervals = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 9)), max_size=
 
 @given(intervals)
 def test_merged_covers_the_same_points(starts_and_lengths):
-    given_ = [(start, start + length) for start, length in starts_and_lengths]
-    joined = ev.merged(given_)
-    covered = {k for start, end in given_ for k in range(start, end)}
+    spans = [(start, start + length) for start, length in starts_and_lengths]
+    joined = ev.merged(spans)
+    covered = {k for start, end in spans for k in range(start, end)}
     assert {k for start, end in joined for k in range(start, end)} == covered
     assert all(a[1] < b[0] for a, b in zip(joined, joined[1:]))
 

@@ -1,4 +1,4 @@
-"""Curves of memory: sizes from a real step, thinning that keeps the peak, panels, what the alt text says."""
+"""Memory curves: sizes from a real step, thinning that keeps the peak, panels, the alt text."""
 
 import json
 
@@ -94,8 +94,8 @@ def test_one_panel_per_version_with_phases_and_peaks(versions):
     figure = memory_plot.plot_memory(versions, "two versions")
     assert [ax.get_ylabel() for ax in figure.axes] == ["eager", "compiled"]
     assert figure.axes[0].get_ylim() == figure.axes[1].get_ylim()
-    told = [[t.get_text().strip() for t in ax.texts] for ax in figure.axes]
-    assert told == [["forward", "backward", "peak 16 MiB"], ["peak 6 MiB"]]
+    labels = [[t.get_text().strip() for t in ax.texts] for ax in figure.axes]
+    assert labels == [["forward", "backward", "peak 16 MiB"], ["peak 6 MiB"]]
     dashed = [line.get_xdata()[0] for line in figure.axes[0].lines if line.get_linestyle() == "--"]
     assert dashed == [0, 40, 90]
 
@@ -107,7 +107,7 @@ def test_names_of_short_phases_do_not_meet():
     assert heights == [0.98, 0.85]
 
 
-def test_showing_tells_peaks_and_phases(versions, monkeypatch):
+def test_the_alt_text_names_peaks_and_phases(versions, monkeypatch):
     shown = []
     monkeypatch.setattr(memory_plot, "show_figure", lambda figure, alt: shown.append(alt))
     memory_plot.show_memory(versions, "two versions")
@@ -169,12 +169,14 @@ def test_a_tensor_kept_for_the_backward_pass_is_held_until_then():
     (_, _, forward_ends), _ = curve["phases"]
     held = [n for us, n in curve["points"] if us <= forward_ends][-1]
     start = curve["points"][0][1]
-    freed = 4 * MIB if curve["device"] == "cuda" else 0  # the old gradient; a CPU's is not watched
+    freed = (
+        4 * MIB if curve["device"] == "cuda" else 0
+    )  # the old gradient; on a CPU it is not recorded
     assert 4 * MIB <= held - start + freed < 4.1 * MIB
 
 
 @pytest.mark.parametrize(
     ("n_bytes", "text"), [(2**17, "0.125"), (16.5 * 2**20, "16.5"), (2100 * 2**20, "2,100")]
 )
-def test_sizes_are_told_without_exponents(n_bytes, text):
+def test_sizes_have_no_exponents(n_bytes, text):
     assert memory_plot._mib(n_bytes) == text

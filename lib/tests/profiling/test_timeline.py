@@ -1,4 +1,4 @@
-"""Timelines: lanes, labels, hatching, what the alt text says; of spans and of events."""
+"""Timelines of spans and of events: lanes, labels, hatching, the alt text."""
 
 import json
 
@@ -53,7 +53,7 @@ def test_one_lane_for_each_of_the_spans():
     figure = timeline.plot_timeline(spans, "title")
     assert lanes(figure) == ["host", "device"]
     assert texts(figure) == ["launch", "k"]
-    assert not bars(figure, "////")  # a drawn example is no place to give gaps away
+    assert not bars(figure, "////")  # a drawn example does not show its gaps
 
 
 def test_the_model_of_a_gpu_can_be_drawn():
@@ -89,7 +89,7 @@ def test_a_step_on_a_gpu_has_four_lanes():
     assert legend(figure) == ["the host waits", "copy", "the device is idle"]
 
 
-def test_gaps_are_hatched_and_their_length_told():
+def test_gaps_are_hatched_and_show_their_length():
     figure = timeline.plot_timeline(gpu_step(), "title")
     assert ends(bars(figure, "////")) == [(0, 8), (18, 21), (22, 60)]
     assert "idle 38" in texts(figure)

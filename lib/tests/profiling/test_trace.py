@@ -1,4 +1,4 @@
-"""From profiles to events: a trace as written on a GPU, and real profiles."""
+"""Converting profiles to events: a trace as written on a GPU, and real profiles."""
 
 import json
 
@@ -108,8 +108,8 @@ def test_a_wait_from_a_thread_nobody_knows_is_of_the_step():
 
 def test_a_trace_of_someone_else_is_a_step_from_first_to_last():
     trace = gpu_trace()
-    keep = ("aten::linear", "aten::addmm", "triton_poi_fused_add_0")
-    trace["traceEvents"] = [r for r in trace["traceEvents"] if r["name"] in keep]
+    names = ("aten::linear", "aten::addmm", "triton_poi_fused_add_0")
+    trace["traceEvents"] = [r for r in trace["traceEvents"] if r["name"] in names]
     events = kineto.from_trace(trace)
     assert ev.step_of(events)["end_us"] == 108
     assert len(events) == 4

@@ -12,7 +12,7 @@ import pytest
 
 NOTEBOOKS = notebooks.notebooks()
 each = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
-# A notebook may stand here between being written and being recorded on a GPU, no longer.
+# Notebooks that are written and not yet recorded on a GPU; only for that time.
 NOT_RECORDED_YET = {"53_scale_out"}
 
 
@@ -48,8 +48,8 @@ def test_outputs_hold_nothing_of_one_machine(path):
             assert output.output_type != "error", cell.source
             data = {k: v for k, v in output.get("data", {}).items() if not k.startswith("image/")}
             text = json.dumps([output.get("text", ""), data])
-            found = re.search(r"(?<![\w.…/])/(tmp|root|home|opt|usr|work|mnt)/\w+", text)
-            assert not found, f"{found[0]} in the output of: {cell.source}"
+            match = re.search(r"(?<![\w.…/])/(tmp|root|home|opt|usr|work|mnt)/\w+", text)
+            assert not match, f"{match[0]} in the output of: {cell.source}"
 
 
 @each
@@ -58,7 +58,7 @@ def test_sources_shown_are_those_of_lib(path):
     assert not old, f"python -m lib.recorded.shown --write: {old}"
 
 
-def test_an_outdated_source_is_seen_and_mended(tmp_path, monkeypatch):
+def test_an_outdated_source_is_found_and_replaced(tmp_path, monkeypatch):
     source = inspect.getsource(notebooks.status)
     cell = nbformat.v4.new_code_cell("show_source(notebooks.status)")
     for text in (source.replace("path", "road", 1), source, "def status(other):\n    return 3"):
@@ -91,7 +91,7 @@ def test_pace(path):
 
 @each
 def test_length(path):
-    """What a reader works through in an hour."""
+    """The limits of what a reader can work through in an hour."""
     cells = read(path).cells
     code = "\n".join(c.source for c in cells if c.cell_type == "code")
     prose = re.sub(r"\]\([^)]*\)", "]", prose_of(path))  # without where links lead
@@ -135,7 +135,7 @@ def test_glossary_and_notebooks_link_each_other():
     assert linked == {anchor(term) for term in terms}
 
 
-# What is no prose: code, links, formulas, headings, the rows of the first table, the line that leads on.
+# Everything but prose: code, links, formulas, headings, the rows of the first table, the link to the next.
 NO_PROSE = re.compile(
     r"```.*?```|`[^`]*`|\[[^\]]*\]\([^)]*\)|\$[^$\n]*\$"
     r"|(?m:^(#|Next: |\| (Before this|Library|Needs|Time) )[^\n]*$)",
@@ -177,7 +177,7 @@ def test_the_hash_is_of_code_cells_alone():
     assert notebooks.code_hash(notebook) != before
 
 
-def test_status_tells_stale_from_recorded(tmp_path):
+def test_status_distinguishes_stale_from_recorded(tmp_path):
     notebook, path = tiny("1 + 1"), tmp_path / "nb.ipynb"
     stamp = {"gpu": "NVIDIA H200", "torch": "2.11.0", "triton": "3.6.0", "date": "2026-11-21"}
     notebook.metadata[notebooks.KEY] = {**stamp, "code_hash": notebooks.code_hash(notebook)}

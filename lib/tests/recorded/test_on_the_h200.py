@@ -1,4 +1,4 @@
-"""The paragraphs that begin "On the H200:" say what is recorded: each number with a unit stands there."""
+"""Paragraphs that begin "On the H200:" state recorded results: each number with a unit was recorded."""
 
 import json
 import re
@@ -16,7 +16,7 @@ RATIO = rf"({NUMBER}) times"
 
 
 def paragraphs(notebook):
-    """The paragraphs of a notebook that begin with "On the H200:", without what is code or a link."""
+    """The paragraphs of a notebook that begin with "On the H200:", without code and links."""
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             for paragraph in re.split(r"\n\s*\n", cell.source):
@@ -36,8 +36,8 @@ def value_of(written):
 
 
 def recorded_numbers(path):
-    """Every number in the outputs of a notebook and in what it measured."""
-    found = []
+    """Every number in the outputs of a notebook and in its recorded measurements."""
+    values = []
     for cell in nbformat.read(path, as_version=4).cells:
         for output in cell.get("outputs", []):
             data = output.get("data", {})
@@ -48,9 +48,9 @@ def recorded_numbers(path):
                 ]
             )
             plain = re.sub(r"<style.*?</style>|<[^>]*>", " ", text, flags=re.S)
-            found += [value_of(n) for n in re.findall(rf"(?<![\w.]){NUMBER}", plain)]
+            values += [value_of(n) for n in re.findall(rf"(?<![\w.]){NUMBER}", plain)]
     record = results.load(f"notebook_{path.stem}")
-    return found + list(_numbers_in(record["rows"] if record else []))
+    return values + list(_numbers_in(record["rows"] if record else []))
 
 
 def _numbers_in(value):
@@ -64,14 +64,14 @@ def _numbers_in(value):
 
 
 def is_among(written, unit, recorded):
-    """Whether a recorded number, rounded as the written one is, is that number."""
+    """Whether a recorded number, rounded like the written one, equals it."""
     digits, value = len(written.partition(".")[2]), value_of(written)
     scales = SCALES.get(unit, (1, 1e-3, 1e3, 1e-6, 1e-9))
     return any(abs(n * scale - value) <= 0.5001 * 10**-digits for n in recorded for scale in scales)
 
 
 def is_a_ratio(written, values):
-    """Whether "2.1 times" is the ratio of two numbers of the paragraph, as rounded there."""
+    """Whether "2.1 times" is the ratio of two numbers of the paragraph, within their rounding."""
     digits, value = len(written.partition(".")[2]), value_of(written)
     room = 0.51 * 10**-digits + 0.02 * value  # the two are rounded themselves
     return any(b and abs(a / b - value) <= room for a in values for b in values)
@@ -82,20 +82,20 @@ def test_numbers_are_those_that_are_recorded(path):
     recorded = recorded_numbers(path)
     wrong = []
     for paragraph in paragraphs(nbformat.read(path, as_version=4)):
-        given = list(numbers_with_units(paragraph))
-        wrong += [f"{w} {unit}" for w, _, unit in given if not is_among(w, unit, recorded)]
-        values = [value for _, value, _ in given]
+        numbers = list(numbers_with_units(paragraph))
+        wrong += [f"{w} {unit}" for w, _, unit in numbers if not is_among(w, unit, recorded)]
+        values = [value for _, value, _ in numbers]
         wrong += [f"{w} times" for w in re.findall(RATIO, paragraph) if not is_a_ratio(w, values)]
     assert not wrong, f"in no output of this notebook, nor in data/results: {wrong}"
 
 
-def test_a_number_that_is_not_recorded_is_seen(tmp_path):
+def test_a_number_that_is_not_recorded_is_found(tmp_path):
     table = {"text/html": "<td>1,012.4</td><td>93.2</td>"}
     cell = nbformat.v4.new_code_cell("x", outputs=[nbformat.v4.new_output("display_data", table)])
     nbformat.write(nbformat.v4.new_notebook(cells=[cell]), tmp_path / "99_test.ipynb")
     recorded = recorded_numbers(tmp_path / "99_test.ipynb")
     assert json.dumps(recorded) == "[1012.4, 93.2]"
     text = "On the H200: eager takes 1.01 ms, ours 93 µs, 10.9 times less; not 94 or 95 µs."
-    given = list(numbers_with_units(text))
-    assert [w for w, _, unit in given if not is_among(w, unit, recorded)] == ["94", "95"]
+    numbers = list(numbers_with_units(text))
+    assert [w for w, _, unit in numbers if not is_among(w, unit, recorded)] == ["94", "95"]
     assert is_a_ratio("10.9", [1010, 93]) and not is_a_ratio("12.9", [1010, 93])

@@ -1,4 +1,4 @@
-"""Recorded results: what they carry, and that they are never mistaken for something else."""
+"""Recorded results: their contents, and that they are never mistaken for something else."""
 
 import json
 
@@ -114,7 +114,7 @@ def test_recorded_results_belong_to_this_code(op):
     for row in record["rows"]:
         note = row.get("note", "")
         if row["version"] == "compiled" and "time_us" not in row and note:
-            # not our code: where the check refuses what torch.compile makes of eager, it has no time
+            # not our code: a compiled version that the check refuses has no time
             assert note.startswith("✘ not timed: compiled, "), row
             continue
         assert not note or note.startswith("unsteady: "), row

@@ -1,4 +1,4 @@
-"""Wrong answers, plausible ones, to the exercises of each notebook: each must be rejected."""
+"""Plausible wrong answers to the exercises of each notebook: each must be rejected."""
 
 import importlib.util
 import itertools

@@ -221,10 +221,10 @@ def is_honest__input_not_compared(candidate, reference, make_inputs):
 
 def is_honest__new_tensors_only(candidate, reference, make_inputs):
     for shape in _SHAPES:
-        kept = []
+        tensors = []
         for _ in range(2):
-            kept.append(make_inputs(shape))
-            x = kept[-1]
+            tensors.append(make_inputs(shape))
+            x = tensors[-1]
             before, want = x.clone(), reference(x)
             if not _close(candidate(x), want) or not _close(x, before):
                 return False

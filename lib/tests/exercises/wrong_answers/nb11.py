@@ -156,12 +156,12 @@ class OnDevice__attribute_still_copied(nn.Module):
 class OnDevice__kept_by_the_first_call(nn.Module):
     def __init__(self, mean, deviation):
         super().__init__()
-        self.numbers, self.kept = (mean, deviation), {}
+        self.numbers, self.cache = (mean, deviation), {}
 
     def forward(self, dense):
-        if dense.device not in self.kept:
-            self.kept[dense.device] = [torch.tensor(n, device=dense.device) for n in self.numbers]
-        mean, deviation = self.kept[dense.device]
+        if dense.device not in self.cache:
+            self.cache[dense.device] = [torch.tensor(n, device=dense.device) for n in self.numbers]
+        mean, deviation = self.cache[dense.device]
         return ((dense - mean) / deviation).clamp(-5.0, 5.0)
 
 

@@ -142,16 +142,16 @@ def _slope_kernel(
 
 
 class _Squared(torch.autograd.Function):
-    """keep: 'z' (a fourth pass forward) or 'x' (a fifth backward); flaw: what is wrong in backward."""
+    """saved: 'z' (a fourth pass forward) or 'x' (a fifth backward); flaw: what is wrong in backward."""
 
     @staticmethod
-    def forward(ctx, x, delta, bias, scale, keep, flaw):
+    def forward(ctx, x, delta, bias, scale, saved, flaw):
         y, n = torch.empty_like(x), x.numel()
-        z = torch.empty_like(x) if keep == "z" else None
+        z = torch.empty_like(x) if saved == "z" else None
         _squared_kernel[(triton.cdiv(n, 1024),)](
             x, delta, bias, y, z, float(scale), n, x.shape[1], BLOCK_SIZE=1024
         )
-        ctx.save_for_backward(*((z,) if keep == "z" else (x, delta, bias)))
+        ctx.save_for_backward(*((z,) if saved == "z" else (x, delta, bias)))
         ctx.scale, ctx.flaw = scale, flaw
         return y
 

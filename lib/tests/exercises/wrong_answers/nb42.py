@@ -67,7 +67,7 @@ class _Detached(_right.EagerLoRA):
 
 
 class _NoGradientOfX(_right.EagerLoRA):
-    """W needs no gradient, but what comes before x does."""
+    """W needs no gradient, but the layers before x do."""
 
     def forward(self, x):
         with torch.no_grad():
@@ -247,7 +247,7 @@ def lora_many__one_launch_for_each_adapter(x, weight, lora_a, lora_b, bias, adap
 
 
 def lora_many__u_by_pytorch(x, weight, lora_a, lora_b, bias, adapter, scale):
-    """A launch, of which the low-rank part is none: that is added by PyTorch."""
+    """One launch without the low-rank part, which PyTorch adds."""
     rows = adapter.long().repeat_interleave(16)[: x.shape[0]]
     z = _many(x, weight, 0 * lora_a, lora_b, bias, adapter, scale, "relu")
     u = torch.einsum("mk,mrk->mr", x, lora_a[rows])

@@ -121,9 +121,9 @@ def capped_dq__by_autograd(q, k, v, o, lse, do, cap):
 
 def window_attention__eager(q, k, v, left):
     i = torch.arange(q.shape[1], device=q.device)
-    seen = (i[None, :] <= i[:, None]) & (i[None, :] >= i[:, None] - left)
+    visible = (i[None, :] <= i[:, None]) & (i[None, :] >= i[:, None] - left)
     scores = q @ k.mT * q.shape[-1] ** -0.5
-    return torch.softmax(scores.masked_fill(~seen, -INF), -1) @ v
+    return torch.softmax(scores.masked_fill(~visible, -INF), -1) @ v
 
 
 def window_attention__no_window(q, k, v, left):
