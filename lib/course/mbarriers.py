@@ -118,15 +118,15 @@ def _act(name, action, slots, landing, reading, steps):
     if action.kind == "arrive":
         action.barrier.arrive()
     elif action.kind == "load":
-        for other, held in reading.items():
-            if slot in held:
+        for other, slots_read in reading.items():
+            if slot in slots_read:
                 raise Overwritten(f"slot {slot}: step {step} is loaded while {other} still reads")
         slots[slot] = None
         landing.append(action)
     elif action.kind == "multiply":
         if slots.get(slot) != step:
-            holds = slots.get(slot)
-            has = "nothing yet" if holds is None else f"step {holds}"
-            raise Overwritten(f"slot {slot}: {name} reads step {step}, and it holds {has}")
+            held_step = slots.get(slot)
+            content = "nothing yet" if held_step is None else f"step {held_step}"
+            raise Overwritten(f"slot {slot}: {name} reads step {step}, and it holds {content}")
         reading[name].append(slot)
         steps[name].append(step)

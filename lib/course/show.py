@@ -43,15 +43,15 @@ _FORMATS = {
 
 def show_ladder(table):
     """Display a ladder (lib.measure.bench.ladder) as a table and a plot of time against the ceiling."""
-    shown = table.rename(columns=_HEADINGS)
-    shown["p20–p80"] = [_range(r.p20_us, r.p80_us) for r in table.itertuples()]
+    ladder = table.rename(columns=_HEADINGS)
+    ladder["p20–p80"] = [_range(r.p20_us, r.p80_us) for r in table.itertuples()]
     # show the rate that sets the limit, the host's time where measured, and notes where there are any
-    left_out = {"GB/s" if "flops" in table.attrs else "TFLOP/s"}
-    left_out |= {_HEADINGS[c] for c in ("gpu_us", "host_us") if table[c].isna().all()}
-    left_out |= set() if table["note"].fillna("").any() else {"note"}
-    shown = shown[[c for c in _HEADINGS.values() if c not in left_out]]
-    formats = {c: _FORMATS.get(c) for c in shown}  # None: as it is, escaped
-    style = style_table(shown).format(formats, na_rep="–", escape="html")
+    hidden = {"GB/s" if "flops" in table.attrs else "TFLOP/s"}
+    hidden |= {_HEADINGS[c] for c in ("gpu_us", "host_us") if table[c].isna().all()}
+    hidden |= set() if table["note"].fillna("").any() else {"note"}
+    ladder = ladder[[c for c in _HEADINGS.values() if c not in hidden]]
+    formats = {c: _FORMATS.get(c) for c in ladder}  # None: as it is, escaped
+    style = style_table(ladder).format(formats, na_rep="–", escape="html")
     style = style.set_properties(**{"white-space": "nowrap"})
     display(style.set_caption(_caption(table)))
     if table["time_us"].notna().any():
@@ -117,11 +117,11 @@ def show_figure(figure, alt):
     if figure is None:
         print(f"○ Nothing to draw yet. To come: {alt}")
         return
-    drawn, buffer = io.BytesIO(), io.BytesIO()
-    figure.savefig(drawn, format="png", dpi=160)
+    raw, buffer = io.BytesIO(), io.BytesIO()
+    figure.savefig(raw, format="png", dpi=160)
     plt.close(figure)
     # 32 colours are enough for a plot, and a third of the bytes
-    picture = Image.open(drawn).convert("RGB").quantize(32)
+    picture = Image.open(raw).convert("RGB").quantize(32)
     picture.save(buffer, format="png", optimize=True)
     image = base64.b64encode(buffer.getvalue()).decode()
     bundle = {"image/png": image, "text/plain": alt}

@@ -160,12 +160,12 @@ def measure(what, version, model, batch):
     want = results_of(what, module, model, batch)  # cuBLAS takes its workspace here
     _give_back()
     before = torch.cuda.memory_reserved()
-    made = version_of(version, module)
-    if made is not module:
-        expect_close(results_of(what, made, model, batch), want)
-    call = forward_call(made, batch)
+    variant = version_of(version, module)
+    if variant is not module:
+        expect_close(results_of(what, variant, model, batch), want)
+    call = forward_call(variant, batch)
     if what == "training":
-        call = training_call(made, model.parameters(), batch)
+        call = training_call(variant, model.parameters(), batch)
     for _ in range(3):  # records the CUDA graph, replays it
         call()
     _give_back()
@@ -213,17 +213,17 @@ _PICTURES = {
 
 def case(what, version, size):
     """(row, picture or None) of one pass, version and batch size; the row's note reports a failure."""
-    row, drawn = {"batch": size, "pass": what, "version": version}, None
+    row, picture_row = {"batch": size, "pass": what, "version": version}, None
     # One model at a time: its tables take 2.2 GB, and their gradients as much again.
     model = default_model(dlrm.LARGE, sparse_gradients="sparse" in version)
     try:
         row, call = measure(what, version, model, batch_of(size, machine.device()))
         if size == PICTURED and (what, version) in _PICTURES:
-            drawn = picture(what, version, call)
+            picture_row = picture(what, version, call)
     except Exception as error:  # of any kind: the other versions are still to be measured
         message = next(iter(str(error).splitlines()), "")[:200]
         row["note"] = f"✘ {type(error).__name__}: {message}"
-    return row, drawn
+    return row, picture_row
 
 
 def run(batches=BATCHES):
@@ -233,9 +233,9 @@ def run(batches=BATCHES):
     with tqdm(cases, unit="case", desc="dlrm") as progress:
         for what, version, size in progress:
             progress.set_postfix_str(f"{what} {version} {size}")
-            row, drawn = case(what, version, size)
+            row, picture_row = case(what, version, size)
             rows.append(row)
-            pictures += [drawn] if drawn else []
+            pictures += [picture_row] if picture_row else []
             _fresh()
     return rows, pictures
 

@@ -97,8 +97,8 @@ def clip_and_wait(gradients, max_norm):
 def _gradients(scale):
     generator = torch.Generator().manual_seed(0)
     shapes = [(3,), (2, 5), (4, 4)]
-    made = [scale * torch.randn(shape, generator=generator) for shape in shapes]
-    return [g.to(machine.device()) for g in made]
+    gradients = [scale * torch.randn(shape, generator=generator) for shape in shapes]
+    return [g.to(machine.device()) for g in gradients]
 
 
 @exercise("11.2", "Clip without looking", minutes=10, level=2)

@@ -122,11 +122,11 @@ def check_short_relu6(kernel):
     x = torch.empty(4096)
     compiled = _compiled(kernel, x, x)
     _expect_values(kernel, lambda x: torch.clamp(x, 0, 6), _special)
-    n_mine = sum(instruction_mix(compiled).values())
+    n_answer = sum(instruction_mix(compiled).values())
     n_wheres = sum(instruction_mix(_compiled(_two_wheres_kernel, x, x)).values())
     expect(
-        n_mine <= n_wheres - 8,
-        f"the values are right, in {n_mine} instructions; two wheres take {n_wheres}, and one fewer for "
+        n_answer <= n_wheres - 8,
+        f"the values are right, in {n_answer} instructions; two wheres take {n_wheres}, and one fewer for "
         f"each of a thread's 8 elements is at most {n_wheres - 8}",
     )
 

@@ -31,13 +31,13 @@ def check_bytes_requested(answer):
         expect_number(got, (of_a + of_b + m * n) * s, what, rel=1e-12)
 
 
-def _never_made(tiles_m, tiles_n, group=8):
+def _missing_tiles(tiles_m, tiles_n, group=8):
     """Tiles of y that place_broken leaves out."""
-    made = set()
+    computed = set()
     for tile in range(tiles_m * tiles_n):
         first, rest = tile // (group * tiles_n) * group, tile % (group * tiles_n)
-        made.add((first + rest % group, rest // group))
-    return sorted(set(itertools.product(range(tiles_m), range(tiles_n))) - made)
+        computed.add((first + rest % group, rest // group))
+    return sorted(set(itertools.product(range(tiles_m), range(tiles_n))) - computed)
 
 
 @exercise("40.2", "The smallest grid that shows it", minutes=10, level=2)
@@ -50,7 +50,7 @@ def check_smallest_grid(grid):
     )
     tiles_m, tiles_n = grid
     expect(tiles_m * tiles_n <= 10**6, "give a grid of fewer tiles, at most a million")
-    missing = _never_made(tiles_m, tiles_n)
+    missing = _missing_tiles(tiles_m, tiles_n)
     expect(missing, f"with {tiles_m}×{tiles_n} tiles each one is computed")
     expect(
         tiles_m * tiles_n <= 2,

@@ -166,9 +166,9 @@ def _many(sizes, dtype):
 
 
 def _many_eager(x, weight, lora_a, lora_b, bias, adapter, scale):
-    mine = adapter.long().repeat_interleave(16)[: x.shape[0]]
-    u = torch.einsum("mk,mrk->mr", x, lora_a[mine])
-    delta = torch.einsum("mr,mnr->mn", u, lora_b[mine])
+    of_row = adapter.long().repeat_interleave(16)[: x.shape[0]]
+    u = torch.einsum("mk,mrk->mr", x, lora_a[of_row])
+    delta = torch.einsum("mr,mnr->mn", u, lora_b[of_row])
     return torch.relu(F.linear(x, weight, bias) + scale * delta)
 
 

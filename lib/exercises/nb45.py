@@ -128,8 +128,8 @@ def _window(q, k, v, left):
 def check_window_attention(answer):
     def inputs(shape, dtype):
         generator = torch.Generator().manual_seed(0)
-        drawn = (torch.randn(shape, generator=generator) for _ in range(3))
-        return tuple(t.to(machine.device(), dtype) for t in drawn)
+        tensors = (torch.randn(shape, generator=generator) for _ in range(3))
+        return tuple(t.to(machine.device(), dtype) for t in tensors)
 
     for left in (0, 5, 32, 40, 1000):
         shapes = ((1, 1, 16), (1, 8, 16), (2, 33, 16), (1, 64, 16), (2, 100, 32))

@@ -43,8 +43,10 @@ def _expect_rows(got, budget, n_rows, n_cols, itemsize):
     expect(whole, f"{at}: {got} is neither a multiple of {STEP} nor all rows")
     stride = -(-n_cols * itemsize // ALIGNMENT) * ALIGNMENT
     too_many = got > STEP and got * stride > budget
-    taken = f"rows of {n_cols * itemsize:,} bytes at addresses that are multiples of {ALIGNMENT}"
-    expect(not too_many, f"{at}: {got} rows take {got * stride:,} bytes; {taken}")
+    alignment = (
+        f"rows of {n_cols * itemsize:,} bytes at addresses that are multiples of {ALIGNMENT}"
+    )
+    expect(not too_many, f"{at}: {got} rows take {got * stride:,} bytes; {alignment}")
     more = (got // STEP + 1) * STEP
     room = got < n_rows and (more <= STEP or more * stride <= budget)
     why = "fewer than one step are allowed only where there are no more rows"

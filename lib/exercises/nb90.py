@@ -535,9 +535,9 @@ def ladder(gradients=False, course=True, **rungs):
     versions = bench.versions_of(OP)
     if not course:
         del versions["triton"]
-    mine = {name.replace("_", " "): version for name, version in rungs.items()}
-    empty = {name: _why_empty(version, gradients) for name, version in mine.items()}
-    versions |= {name: version for name, version in mine.items() if not empty[name]}
+    reader_versions = {name.replace("_", " "): version for name, version in rungs.items()}
+    empty = {name: _why_empty(version, gradients) for name, version in reader_versions.items()}
+    versions |= {name: version for name, version in reader_versions.items() if not empty[name]}
     table = bench.ladder(OP, SHAPE, torch.bfloat16, gradients, versions)
     notes = [{"version": name, "where": "–", "note": note} for name, note in empty.items() if note]
     attrs = table.attrs

@@ -78,8 +78,8 @@ def _bars(ax, versions, labels, groups):
 
 def _draw_op(ax, op, groups, record):
     labels = [f"{dtype}\n{'forward + backward' if grad else 'forward'}" for dtype, grad in groups]
-    shown = set().union(*groups.values())
-    _bars(ax, [version for version in STYLES if version in shown], labels, list(groups.values()))
+    versions = set().union(*groups.values())
+    _bars(ax, [version for version in STYLES if version in versions], labels, list(groups.values()))
     shape = "×".join(map(str, op.bench_shapes[0]))
     # float32 products on tensor cores exceed the ceiling, which is that of the float32 units
     highest = max(max(group.values()) for group in groups.values())

@@ -243,8 +243,8 @@ def _tile(size_hints, rows_of_a_program=None, n_elements=1 << 14):
     tile = {}
     for dimension in ("r1_", "r0_", "x", "y", "z"):
         longest = TRITON_MAX_BLOCK[dimension.upper()]
-        left = n_elements // math.prod(tile.values())
-        length = max(1, min(size_hints.get(dimension, 1), longest, left))
+        budget = n_elements // math.prod(tile.values())
+        length = max(1, min(size_hints.get(dimension, 1), longest, budget))
         tile[f"{dimension.upper()}BLOCK"] = 1 << (length - 1).bit_length()
     if rows_of_a_program:
         largest_power_of_2 = rows_of_a_program & -rows_of_a_program

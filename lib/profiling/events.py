@@ -119,9 +119,9 @@ def phases(events):
     regions = [e for e in events if e["kind"] == "region" and not e.get("thread")]
     named = [e for e in regions if not e["name"].startswith("Optimizer.")]  # not torch's own
     levels = [[e for e in named if e.get("depth", 0) == depth] for depth in (0, 1)]
-    shown = levels[1] if len(levels[0]) == 1 and len(levels[1]) > 1 else levels[0]
-    if shown:
-        return [(e["name"], e["start_us"], e["end_us"]) for e in shown]
+    level = levels[1] if len(levels[0]) == 1 and len(levels[1]) > 1 else levels[0]
+    if level:
+        return [(e["name"], e["start_us"], e["end_us"]) for e in level]
     nodes, parts = [e for e in events if e["kind"] == "engine"], []
     if nodes:
         first, last = min(e["start_us"] for e in nodes), max(e["end_us"] for e in nodes)

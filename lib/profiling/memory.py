@@ -127,12 +127,12 @@ def _mib(n_bytes):
 
 def _names(ax, phases, wall_us):
     """Names of phases over their middles, inside the panel; one line lower where two would overlap."""
-    taken = [0.0, 0.0]  # where the text of each of two lines ends, as a share of the width
+    ends = [0.0, 0.0]  # where the text of each of two lines ends, as a share of the width
     for name, start, end in phases:
         half = 0.006 * len(name) + 0.005
         middle = min(max((start + end) / 2 / wall_us, half), 1 - half)
-        line = 0 if middle - half >= taken[0] else 1
-        taken[line] = middle + half
+        line = 0 if middle - half >= ends[0] else 1
+        ends[line] = middle + half
         ax.text(middle, (0.98, 0.85)[line], name, transform=ax.transAxes, **_PHASE)
 
 

@@ -137,23 +137,23 @@ def _plot_events(events, title):
 
 def _name_above(ax, narrow):
     """Name regions that are too narrow for it above the lane, inside the plot and without overlaps."""
-    total, taken = ax.get_xlim()[1], -1.0
+    total, end = ax.get_xlim()[1], -1.0
     for span in narrow:
         width, late = len(span.name) / _ROOM * total, span.start_us > total / 2
         left = span.end_us - width if late else span.start_us
-        if left >= taken:
+        if left >= end:
             edge = span.end_us if late else span.start_us
             ax.text(edge, -0.34, span.name, ha="right" if late else "left", va="bottom", fontsize=8)
-            taken = left + width
+            end = left + width
 
 
 _NO_DEVICE = "no GPU in this profile: nothing ran on a device"
 
 
 def _legend(figure, lanes):
-    drawn = [style for bars in lanes.values() for _, style, _ in bars]
+    used = [style for bars in lanes.values() for _, style, _ in bars]
     styles = {"the host waits": _WAIT, "copy": _COPY, "the device is idle": _IDLE}
-    patches = [Patch(label=text, **style) for text, style in styles.items() if style in drawn]
+    patches = [Patch(label=text, **style) for text, style in styles.items() if style in used]
     if patches:
         plain = {"loc": "outside lower center", "ncols": 3, "frameon": False, "fontsize": 8}
         figure.legend(handles=patches, **plain)

@@ -230,12 +230,12 @@ def line_of(record):
         if record["cat"] != "python_function" or not place or not is_readers(place[1]):
             return ""
     file, line, function = place.groups()
-    shown = file.removeprefix(_ROOT)
+    path = file.removeprefix(_ROOT)
     if re.search(r"ipykernel_\d+/|<ipython-input", file):
-        shown = "cell"
-    elif shown.startswith("/"):
-        shown = Path(file).name
-    return f"{shown}:{line} {function}{after}"
+        path = "cell"
+    elif path.startswith("/"):
+        path = Path(file).name
+    return f"{path}:{line} {function}{after}"
 
 
 # --- names ----------------------------------------------------------------------------------------------------

@@ -80,8 +80,8 @@ def main(argv=None):
         n_old += len(stale)
         for output, text, now in stale:
             print(f"{path.name}: {text.strip().splitlines()[0]} ... has changed")
-            shown = output.data["text/markdown"]
-            output.data["text/markdown"] = shown.replace(text, now.strip("\n"))
+            markdown = output.data["text/markdown"]
+            output.data["text/markdown"] = markdown.replace(text, now.strip("\n"))
         if options.write and stale:
             path.write_text(nbformat.writes(notebook) + "\n")
     return 1 if n_old and not options.write else 0
