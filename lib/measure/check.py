@@ -7,9 +7,9 @@ Largest error: at most twice eager's, plus 1e-6 of the largest value (or of 1, i
 float32 sum in another order changes that much. Eager's error counts as at least one unit in the last place of
 the largest value, because eager may be exact by luck where there are few elements.
 
-Typical error: the median of a row or of a column is at most four times eager's there, or eager's in the median
-row if that is more, plus 1e-6 of the largest value. Eager's error counts as at least half a unit in the last
-place of the element. The rule leaves out zeros that should be zeros, rows of fewer than 32 other elements, and
+Typical error: the median of a row or of a column is at most four times eager's there (or in eager's median row,
+if that is more), plus 1e-6 of the largest value. Eager's error counts as at least half a unit in the last place
+of the element. The rule leaves out zeros that should be zeros, rows of fewer than 32 other elements, and
 tensors whose largest value is below eager's largest error, where everything is rounding. A sign that flips
 before a product spoils a whole row, and each version flips other signs. So where eager has such rows, a version
 may have three times as many, plus three.
