@@ -27,6 +27,11 @@ def pick(gpu, cpu):
     return gpu if HAS_GPU else cpu
 
 
+def has_gpus(n):
+    """Whether this machine has a GPU, and n of them or more."""
+    return HAS_GPU and (n == 1 or torch.cuda.device_count() >= n)
+
+
 @dataclasses.dataclass(frozen=True)
 class Stamp:
     """Where and when something was measured."""

@@ -6,8 +6,10 @@ Backward  the gradients of the embeddings go to the owners: a third. Those of th
 Equal to  one process with the whole batch. Its loss is the mean of the ranks' losses, so the gradients that
           reach a table from all ranks are divided by the number of ranks.
 Backend   NCCL with a GPU for each rank, else gloo on the CPU.
+Fused     with fused=True lookups and interaction are those of lib.ops, and the tables' gradients are sparse.
 
-    torchrun --standalone --nproc-per-node 2 -m lib.dlrm.sharded [--steps 20]
+    torchrun --standalone --nproc-per-node 2 -m lib.dlrm.sharded [--steps 20] [--fused]
+    torchrun --standalone --nproc-per-node 2 -m lib.dlrm.sharded --measure 65536      needs two GPUs
 """
 
 import argparse
@@ -21,11 +23,14 @@ import statistics
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from lib.dlrm import criteo
 from lib.dlrm import model as dlrm
 from lib.dlrm.bench import batch_of
 from lib.dlrm.train import train_step
+from lib.ops.embedding_hash import EmbeddingHash
+from lib.ops.interaction import interaction_triton
 
 import torch
 import torch.distributed as dist
@@ -34,22 +39,31 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn.parallel import DistributedDataParallel
 
 LEARNING_RATE = 0.5
+ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 60  # how long a rank waits for a missing one
 
 sent_bytes = collections.Counter()  # what this rank has sent to others: ids, embeddings, gradients
 
 
-def place(num_rows, world_size):
+def place(num_rows, world_size, most=None):
     """The rank of each table, so that ranks have about as many rows: the largest table first.
 
     num_rows: rows of each table. At most 4/3 of the best possible largest share (Graham, 1969).
+    most: how many tables a rank may have, as each costs a lookup for every row of the batch.
     """
     if world_size < 1:
         raise ValueError(f"world_size must be at least 1, got {world_size}")
-    load, ranks = [0] * world_size, [0] * len(num_rows)
+    most = len(num_rows) if most is None else most
+    if most * world_size < len(num_rows):
+        raise ValueError(
+            f"{len(num_rows)} tables on {world_size} ranks: most must be larger, got {most}"
+        )
+    load, room, ranks = [0] * world_size, [most] * world_size, [0] * len(num_rows)
     for table in sorted(range(len(num_rows)), key=lambda k: -num_rows[k]):
-        ranks[table] = load.index(min(load))
-        load[ranks[table]] += num_rows[table]
+        rank = min((r for r in range(world_size) if room[r]), key=load.__getitem__)
+        ranks[table] = rank
+        load[rank] += num_rows[table]
+        room[rank] -= 1
     return ranks
 
 
@@ -79,60 +93,118 @@ class _Exchange(torch.autograd.Function):
         return dx / dist.get_world_size(), None, None
 
 
+class _InOrder(torch.autograd.Function):
+    """The ranks' embeddings, each rank's (b, its tables, D) after the other's → (b, T, D), tables in order."""
+
+    @staticmethod
+    def forward(ctx, x, tables, b, dim):
+        ctx.tables = tables
+        y = x.new_empty(b, sum(map(len, tables)), dim)
+        for columns, part in zip(tables, _InOrder.parts(x, tables, b, dim)):
+            y.index_copy_(1, columns, part)
+        return y
+
+    @staticmethod
+    def backward(ctx, dy):  # autograd's own would add to zeros
+        b, _, dim = dy.shape
+        dx = dy.new_empty(dy.numel())
+        for columns, part in zip(ctx.tables, _InOrder.parts(dx, ctx.tables, b, dim)):
+            torch.index_select(dy, 1, columns, out=part)
+        return dx, None, None, None
+
+    @staticmethod
+    def parts(x, tables, b, dim):
+        """What is of each rank in x, as (b, its tables, D)."""
+        sizes = [b * len(columns) * dim for columns in tables]
+        return [part.view(b, len(t), dim) for part, t in zip(x.split(sizes), tables)]
+
+
 class ShardedSparseArch(nn.Module):
     """SparseArch whose tables are spread over the ranks: rows (b, T) of my batch → embeddings (b, T, D).
 
     sparse_arch: the whole SparseArch, equal on all ranks; tables of other ranks are dropped.
+    most: as place has it.   fused: an EmbeddingHash for the tables; it takes ids and not rows.
     All ranks have to call with the same b.
     """
 
-    def __init__(self, sparse_arch):
+    def __init__(self, sparse_arch, most=None, fused=False):
         super().__init__()
         rank, world_size = dist.get_rank(), dist.get_world_size()
-        owners = place([table.num_embeddings for table in sparse_arch.tables], world_size)
-        by_owner = sorted(range(len(owners)), key=lambda table: (owners[table], table))
-        self.register_buffer("by_owner", torch.tensor(by_owner), persistent=False)
-        self.register_buffer("back", torch.tensor(by_owner).argsort(), persistent=False)
-        self.n_owned = [owners.count(r) for r in range(world_size)]
-        self.tables = nn.ModuleList(
-            sparse_arch.tables[k] for k in by_owner if owners[k] == rank
-        )  # may be none
+        owners = place([table.num_embeddings for table in sparse_arch.tables], world_size, most)
+        owned = [[k for k, owner in enumerate(owners) if owner == r] for r in range(world_size)]
+        for r, tables in enumerate(owned):
+            self.register_buffer(f"owned_{r}", torch.tensor(tables).long(), persistent=False)
+        self.n_owned, self.n_mine = [len(tables) for tables in owned], len(owned[rank])
+        mine = [sparse_arch.tables[k] for k in owned[rank]]  # may be none
+        self.fused = fused and self.n_mine > 0
+        self.tables = EmbeddingHash.from_tables(mine, True) if self.fused else nn.ModuleList(mine)
         self.dim = sparse_arch.tables[0].embedding_dim
 
     def forward(self, rows):
-        b, n_mine = rows.shape[0], len(self.tables)
-        asked = rows.T[self.by_owner].flatten()  # (T, b), the first rank's tables first
-        mine = _all_to_all(
-            asked, [n * b for n in self.n_owned], [n_mine * b] * len(self.n_owned), "ids"
-        )
-        ids = mine.view(len(self.n_owned), n_mine, b)  # from rank, table, row
-        found = [table(ids[:, k]) for k, table in enumerate(self.tables)]
-        embedded = torch.stack(found, 1) if found else self._nothing(len(self.n_owned), b)
-        answers = _Exchange.apply(
-            embedded.flatten(),
-            [n_mine * b * self.dim] * len(self.n_owned),
-            [n * b * self.dim for n in self.n_owned],
-        )
-        return answers.view(-1, b, self.dim)[self.back].transpose(0, 1)
+        b, world_size = rows.shape[0], len(self.n_owned)
+        if world_size == 1:
+            return self._lookup(rows)
+        owned = [self.get_buffer(f"owned_{r}") for r in range(world_size)]
+        asked = torch.cat([rows.index_select(1, columns).flatten() for columns in owned])
+        send, receive = [b * n for n in self.n_owned], [b * self.n_mine] * world_size
+        mine = _all_to_all(asked, send, receive, "ids").view(world_size * b, self.n_mine)
+        sizes = [[n * self.dim for n in count] for count in (receive, send)]
+        answers = _Exchange.apply(self._lookup(mine).flatten(), *sizes)
+        return _InOrder.apply(answers, owned, b, self.dim)
 
-    def _nothing(self, world_size, b):
-        return torch.empty(world_size, 0, b, self.dim, device=self.back.device, requires_grad=True)
+    def _lookup(self, rows):
+        if self.fused:
+            return self.tables(rows)
+        found = [table(rows[:, k]) for k, table in enumerate(self.tables)]
+        return torch.stack(found, 1) if found else self._nothing(rows)
+
+    def _nothing(self, rows):
+        return torch.empty(len(rows), 0, self.dim, device=rows.device, requires_grad=True)
 
 
 class ShardedDLRM(nn.Module):
-    """A DLRM that is equal on all ranks, spread over them: dense (b, 13), sparse (b, T) → logits (b,)."""
+    """A DLRM that is equal on all ranks, spread over them: dense (b, 13), sparse (b, T) → logits (b,).
 
-    def __init__(self, model, device):
+    most, fused: as ShardedSparseArch has them; fused takes the interaction of lib.ops, too.
+    """
+
+    def __init__(self, model, device, most=None, fused=False):
         super().__init__()
-        self.hashing, self.interaction = model.hashing.to(device), model.interaction.to(device)
+        # EmbeddingHash hashes where the table is
+        self.hashing = nn.Identity() if fused else model.hashing.to(device)
         # Spread first, moved then: no device ever holds the tables of another.
-        self.sparse_arch = ShardedSparseArch(model.sparse_arch).to(device)
-        self.dense_arch = DistributedDataParallel(model.dense_arch.to(device))
-        self.prediction = DistributedDataParallel(model.prediction.to(device))
+        self.sparse_arch = ShardedSparseArch(model.sparse_arch, most, fused).to(device)
+        self.interaction = interaction_triton if fused else model.interaction.to(device)
+        self.dense_arch = _averaged(model.dense_arch.to(device))
+        self.prediction = _averaged(model.prediction.to(device))
 
     def forward(self, dense, sparse):
         embedded = self.sparse_arch(self.hashing(sparse))
         return self.prediction(self.interaction(self.dense_arch(dense), embedded))
+
+
+def _averaged(module):
+    return DistributedDataParallel(module) if dist.get_world_size() > 1 else module
+
+
+class RowSGD(torch.optim.Optimizer):
+    """SGD; of a sparse gradient only the rows that it holds are touched, and those of one row added in turn."""
+
+    def __init__(self, parameters, learning_rate):
+        super().__init__(parameters, {"lr": learning_rate})
+
+    @torch.no_grad()
+    def step(self):
+        """Add -lr times the gradient to every parameter that has one."""
+        for group in self.param_groups:
+            given = [p for p in group["params"] if p.grad is not None]
+            dense = [p for p in given if not p.grad.is_sparse]
+            if dense:
+                torch._foreach_add_(dense, [p.grad for p in dense], alpha=-group["lr"])
+            for p in given:
+                if p.grad.is_sparse:  # torch.optim.SGD sorts the rows, and waits for the GPU
+                    rows, values = p.grad._indices()[0], p.grad._values()
+                    p.index_add_(0, rows, values, alpha=-group["lr"])
 
 
 def my_rows(batch):
@@ -151,12 +223,15 @@ def start():
     rank, local, world_size = (
         int(os.environ.get(n, d)) for n, d in (("RANK", 0), ("LOCAL_RANK", 0), ("WORLD_SIZE", 1))
     )
-    on_gpus = torch.cuda.is_available() and torch.cuda.device_count() >= world_size
+    on_gpus = dist.is_nccl_available() and torch.cuda.device_count() >= world_size
     device = torch.device("cuda", local) if on_gpus else torch.device("cpu")
-    if on_gpus:
-        torch.cuda.set_device(device)
     # alone, without torchrun, there is nobody to meet
     how = {} if "MASTER_PORT" in os.environ else {"store": dist.HashStore()}
+    if on_gpus:
+        torch.cuda.set_device(device)
+        how["device_id"] = (
+            device  # NCCL connects now, within the time-out, and not at the first collective
+        )
     dist.init_process_group(
         "nccl" if on_gpus else "gloo",
         rank=rank, world_size=world_size, timeout=datetime.timedelta(seconds=TIMEOUT_S), **how,
@@ -170,12 +245,11 @@ def small_model(n_tables):
     return dlrm.DLRM(dlrm.ModulusHash(criteo.capped(limit=10_000)[:n_tables]), dlrm.SMALL)
 
 
-def train_here(steps, batch_size, n_tables, die_at=None):
+def train_here(device, steps, batch_size, n_tables, fused=False, die_at=None):
     """Train on this rank. Returns the results as a dictionary; its losses are those of all rows."""
-    device = start()
-    model = ShardedDLRM(small_model(n_tables), device)
+    model = ShardedDLRM(small_model(n_tables), device, fused=fused)
     # Not Adagrad: it takes no notice of the size of gradients, nor of a factor that is missing from them.
-    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    optimizer = RowSGD(model.parameters(), LEARNING_RATE)
     batch, losses, times = my_rows(batch_of(batch_size, device)), [], []
     batch = batch._replace(sparse=batch.sparse[:, :n_tables])
     for step in range(steps):
@@ -192,9 +266,88 @@ def train_here(steps, batch_size, n_tables, die_at=None):
         "device": device.type,
         "losses": losses,
         "step_ms": statistics.median(times) * 1e3,
-        "sent_bytes": {what: n // steps for what, n in sent_bytes.items()},  # of rank 0, a step
+        # of rank 0, a step
+        "sent_bytes": {w: sent_bytes[w] // steps for w in ("ids", "embeddings", "gradients")},
         "table_bytes": parameter_bytes["sparse_arch"],
     }
+
+
+# --- the clock, on GPUs --------------------------------------------------------------------------------------
+
+
+def slowest_us(call, n_calls=20, n_rounds=7):
+    """Median µs of a call that all ranks make together, on the slowest rank, and the spread of the rounds."""
+    times = []
+    for _ in range(n_rounds + 2):  # two to warm up
+        dist.barrier()
+        start_event, end_event = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start_event.record()
+        for _ in range(n_calls):
+            call()
+        end_event.record()
+        torch.cuda.synchronize()
+        times.append(start_event.elapsed_time(end_event) / n_calls * 1e3)
+    slowest = torch.tensor(times[2:], device="cuda")
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    low, median, high = slowest.quantile(slowest.new_tensor([0.2, 0.5, 0.8])).tolist()
+    return {"µs": round(median, 1), "p20": round(low, 1), "p80": round(high, 1)}
+
+
+def exchange_row(mib):
+    """An all-to-all of a tensor of that many MiB on each rank: MB that leave a rank, µs, GB/s.
+
+    GB/s is what NCCL's own tests call bus bandwidth: bytes that leave a GPU in a second.
+    """
+    world_size = dist.get_world_size()
+    share = mib * 2**18 // world_size  # float32
+    x = torch.ones(share * world_size, device="cuda")
+    y = torch.empty_like(x)
+    time = slowest_us(lambda: dist.all_to_all_single(y, x))
+    left = share * (world_size - 1) * 4
+    return {"MiB": mib, "MB sent": left / 1e6, **time, "GB/s": round(left / time["µs"] / 1e3, 1)}
+
+
+def step_row(device, b, fused):
+    """A training step with b rows on each rank, full tables of which no rank has more than its share."""
+    torch.manual_seed(0)
+    world_size, n_tables = dist.get_world_size(), len(criteo.CARDINALITIES)
+    with device:
+        hashing = dlrm.ModulusHash(criteo.CARDINALITIES)
+        model = dlrm.DLRM(hashing, dlrm.LARGE, sparse_gradients=True)
+    model = ShardedDLRM(model, device, most=-(-n_tables // world_size), fused=fused)
+    optimizer = RowSGD(model.parameters(), 1e-4)
+    batch = my_rows(batch_of(b * world_size, device))
+    batch = type(batch)(*(t.contiguous() for t in batch))
+    sent_bytes.clear()
+    loss = train_step(model, optimizer, batch)
+    sent = sum(sent_bytes.values())
+    if not loss.isfinite():
+        raise RuntimeError(f"the loss is {loss.item()}")
+    time = slowest_us(lambda: train_step(model, optimizer, batch), n_calls=10)
+    rate = world_size * b / time["µs"]
+    row = {"GPUs": world_size, "rows a GPU": b, "parts": "fused" if fused else "eager"}
+    return row | time | {"million rows/s": round(rate, 2), "MB sent": round(sent / 1e6, 1)}
+
+
+def measure_here(device, batch_sizes):
+    """{exchange, steps}: rows of the all-to-all and of training steps on GPUs, equal on all ranks."""
+    if device.type != "cuda":
+        n_gpus, world_size = torch.cuda.device_count(), dist.get_world_size()
+        raise RuntimeError(
+            f"a time needs NCCL and a GPU for each of {world_size} ranks; there are {n_gpus} GPUs, "
+            f"and {'NCCL' if dist.is_nccl_available() else 'no NCCL in this PyTorch'}"
+        )
+    steps = [step_row(device, b, fused) for fused in (False, True) for b in batch_sizes]
+    alone = dist.get_world_size() == 1
+    return {"exchange": [] if alone else [exchange_row(m) for m in (1, 8, 64, 512)], "steps": steps}
+
+
+# --- all ranks -----------------------------------------------------------------------------------------------
+
+
+def measure(world_size, *batch_sizes):
+    """measure_here on that many GPUs of this machine."""
+    return launch(world_size, 1, 512, "--measure", *batch_sizes)
 
 
 def launch(world_size, steps=20, batch_size=512, *options, timeout_s=180):
@@ -208,7 +361,8 @@ def launch(world_size, steps=20, batch_size=512, *options, timeout_s=180):
     command = [sys.executable, *run, *what, *map(str, options)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     env = os.environ | {"OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, env=env, start_new_session=True, **pipes) as job:
+    # from the project's folder, so that each finds lib, installed or not
+    with subprocess.Popen(command, cwd=ROOT, env=env, start_new_session=True, **pipes) as job:
         try:
             printed, log = job.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
@@ -233,9 +387,17 @@ def main(argv=None):
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--batch-size", type=int, default=512, help="of all ranks together")
     parser.add_argument("--tables", type=int, default=len(criteo.CARDINALITIES))
+    parser.add_argument("--fused", action="store_true", help="lookups and interaction of lib.ops")
     parser.add_argument("--die-at", type=int, help="the step at which the last rank leaves")
+    what = "time all-to-alls and steps with so many rows a rank"
+    parser.add_argument("--measure", type=int, nargs="+", metavar="ROWS", help=what)
     options = parser.parse_args(argv)
-    result = train_here(options.steps, options.batch_size, options.tables, options.die_at)
+    device = start()
+    if options.measure:
+        result = measure_here(device, options.measure)
+    else:
+        how = options.steps, options.batch_size, options.tables, options.fused, options.die_at
+        result = train_here(device, *how)
     if dist.get_rank() == 0:
         print(json.dumps(result))
     dist.destroy_process_group()

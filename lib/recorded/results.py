@@ -137,14 +137,15 @@ class Measurement:
         return f"{self.value} ({self.where})"
 
 
-def measured_or_recorded(key, measure):
+def measured_or_recorded(key, measure, n_gpus=1):
     """`measure()` on a machine with a GPU; elsewhere the value recorded under `key` by `make record`.
 
     key: '<notebook>.<what>', as '01_measure_time.no_sync'; the value must survive JSON.
+    n_gpus: how many GPUs `measure` needs.
     """
     notebook, what = key.split(".", 1)
     name = f"notebook_{notebook}"
-    if not machine.HAS_GPU:
+    if not machine.has_gpus(n_gpus):
         record = load(name)
         rows = {row["key"]: row["value"] for row in record["rows"]} if record else {}
         return Measurement(rows.get(what), where(record) if what in rows else NOT_RECORDED)

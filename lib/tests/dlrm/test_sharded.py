@@ -40,6 +40,39 @@ def test_ranks_together_learn_as_one_process_does(world_size, n_tables):
     assert result["table_bytes"] == sum(n for n, r in zip(rows, owners) if r == 0) * dim * 4
 
 
+@pytest.mark.parametrize(("world_size", "n_tables"), [(1, 5), (2, 5), (3, 2)])
+def test_fused_ranks_learn_as_one_process_does(world_size, n_tables, monkeypatch):
+    if torch.cuda.device_count() < world_size:
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+    result = sharded.launch(world_size, STEPS, ROWS, "--tables", n_tables, "--fused")
+    assert result["losses"] == pytest.approx(losses_of_one_process(n_tables), rel=1e-5)
+
+
+two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+
+
+@two_gpus
+def test_ranks_meet_on_gpus():
+    assert sharded.launch(2, STEPS, ROWS)["device"] == "cuda"
+
+
+@two_gpus
+def test_all_to_alls_and_steps_are_timed():
+    result = sharded.measure(2, 256)
+    assert [row["MB sent"] for row in result["exchange"][:2]] == [0.524288, 4.194304]
+    assert {row["parts"] for row in result["steps"]} == {"eager", "fused"}
+    rows = [*result["exchange"], *result["steps"]]
+    assert all(0 < row["p20"] <= row["µs"] <= row["p80"] for row in rows)
+
+
+def test_a_time_without_gpus_is_refused():
+    n_gpus = torch.cuda.device_count()
+    with pytest.raises(
+        RuntimeError, match=f"a GPU for each of {n_gpus + 1} ranks; there are {n_gpus} GPUs"
+    ):
+        sharded.measure(n_gpus + 1, 256)
+
+
 def test_a_job_that_takes_too_long_is_ended():
     with pytest.raises(RuntimeError, match="2 ranks took longer than 2 s"):
         sharded.launch(2, STEPS, ROWS, timeout_s=2)
@@ -73,3 +106,10 @@ def test_tables_are_spread_evenly():
         assert largest(rows, sharded.place(rows, world_size), world_size) <= 4 / 3 * best
     with pytest.raises(ValueError, match="at least 1"):
         sharded.place([1], 0)
+
+
+def test_no_rank_has_more_tables_than_it_may():
+    assert sharded.place([9, 1, 1, 1], 2) == [0, 1, 1, 1]
+    assert sharded.place([9, 1, 1, 1], 2, most=2) == [0, 1, 1, 0]
+    with pytest.raises(ValueError, match="5 tables on 2 ranks: most must be larger, got 2"):
+        sharded.place([1] * 5, 2, most=2)
