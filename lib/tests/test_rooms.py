@@ -16,7 +16,7 @@ MAY_IMPORT = {
     "course": "machine nogpu recorded",
     "profiling": "machine course",
     "measure": "machine nogpu ops recorded profiling",
-    "dlrm": "machine recorded profiling measure",
+    "dlrm": "machine ops recorded profiling measure",
     "exercises": "machine nogpu ops course profiling measure dlrm",
 }
 LIB = ROOT / "lib"
