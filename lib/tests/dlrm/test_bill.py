@@ -76,3 +76,27 @@ def test_a_bill_as_a_table_and_as_rows():
 def test_a_ladder_in_words():
     row = {"pass": "forward", "rows": 2048, "eager": 646.9, "ours + graph": 100.0}
     assert bill.ladder_text([row]) == "2,048 rows: eager 647, ours + graph 100"
+
+
+def test_the_hosts_time_is_taken_before_any_profile():
+    order = []
+
+    def rows_of(meter):
+        order.append(meter)
+        costs = {"host µs": 3.0} if meter is bill.on_host else {"GPU µs": 5.0}
+        return [{"step": name} | costs for name in "ab"]
+
+    rows = bill.measured(rows_of)
+    assert order == [bill.on_host, bill.timed]
+    assert rows == [{"step": name, "GPU µs": 5.0, "host µs": 3.0} for name in "ab"]
+
+
+def test_the_update_of_a_bill_reads_gradients_of_their_own(monkeypatch):
+    """Parameters as their own gradients would come from memory once."""
+    given = []
+    monkeypatch.setattr(bill, "sgd", lambda p, g, learning_rate: given.append((p, g)))
+    bill.bill(*on_meta(64, (5, 7)))
+    for parameters, gradients in given:
+        assert [g.shape for g in gradients] == [p.shape for p in parameters]
+        assert not any(g is p for p, g in zip(parameters, gradients))
+    assert given
