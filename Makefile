@@ -13,7 +13,9 @@ FIND_PYTHON = for p in python3 python3.12 python3.11; do \
 HAS_GPU = command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1
 
 ifdef PY
-READY :=
+# Said here, and not by a shell or by Python in the middle of a target.
+HAS_PACKAGES = $(shell $(PY) -c "import importlib.util as u; print(all(map(u.find_spec, ('torch', 'nbformat'))))" 2>/dev/null)
+READY = $(if $(filter True,$(HAS_PACKAGES)),,$(error PY=$(PY) is no Python with this course's packages; make one from environment.yml, or leave PY out))
 else
 PY    := $(VENV)/bin/python
 READY := $(STAMP)

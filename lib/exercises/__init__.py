@@ -113,7 +113,8 @@ def _judge(exercise, answer):
     except NotImplementedError:
         return Verdict(exercise.id, "open", "not attempted yet")
     except Exception as error:  # the reader's code may raise anything; the verdict shows it
-        return Verdict(exercise.id, "wrong", f"raised {type(error).__name__}: {str(error)[:400]}")
+        says = str(error).partition("\n\nfrom user code")[0][:400]  # Dynamo adds a page on itself
+        return Verdict(exercise.id, "wrong", f"raised {type(error).__name__}: {says}")
     return Verdict(exercise.id, "right", "right")
 
 

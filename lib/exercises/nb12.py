@@ -28,6 +28,8 @@ def _(options):
         isinstance(options, dict) and options,
         f"give a dictionary, {{'name of the option': value}}, got {options!r}",
     )
+    for name in options:
+        expect(name in torch._inductor.list_options(), f"Inductor has no option {name!r}")
     for n_tables in (9, 26):
         found = len(_lookup_kernels(n_tables, options))
         expect(found == 1, f"{n_tables} tables: should be 1 kernel, is {found}")

@@ -95,7 +95,7 @@ def steady_us(fn, n_tries=3):
 def in_turns_us(calls, n_rounds=5, rep_ms=100):
     """{name: µs} of `calls`, {name: closure}, timed in turns: for each the median of its n_rounds medians.
 
-    For comparing products: a GPU that multiplies for long lowers its clock, and who comes later would lose.
+    For comparing products: a GPU that multiplies for long lowers its clock, so later ones would look slower.
     """
     for call in calls.values():
         call()  # compiles here, so that no round has a pause in which the GPU cools
@@ -149,7 +149,7 @@ def kernels_launched(fn):
     RuntimeError when the profiler sees nothing, as where the GPU's counters are another tool's.
     """
     _require_gpu("kernels_launched")
-    # Else what listens to launches stays after the first profile, and each launch costs the host more.
+    # Otherwise CUPTI stays attached after the first profile, and slows every launch.
     os.environ.setdefault("TEARDOWN_CUPTI", "1")
     fn()
     for _ in range(5):
@@ -195,7 +195,7 @@ def peak_mib(fn):
 def versions_of(op):
     """{'eager': …, 'compiled': …, then the op's own versions}: the rungs of its ladder, in order.
 
-    In-place versions are no rung: each run would have another x, or a copy to pay.
+    In-place versions are not timed: each run would need a fresh copy of x.
     """
     return {"eager": op.eager, "compiled": _compiled(op.eager), **op.versions}
 

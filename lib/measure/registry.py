@@ -159,7 +159,7 @@ class Op:
     def configured(self, label=None):
         """The op with one configuration bound, the first unless `label` names another; ValueError lists them.
 
-        An op configured already stays as it is.
+        Idempotent.
         """
         label = next(iter(self.configurations)) if label is None else label
         if label not in self.configurations:

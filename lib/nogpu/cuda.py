@@ -196,7 +196,7 @@ def _load_inline_on_cpu(
 
     own = namespaces_of(cpp_source + "\n" + cuda_source)
     namespace = _namespace(name, (cpp_source, cuda_source, flags), names, checked, "inline")
-    cpp = "".join(
+    cpp = "#include <torch/types.h>\n" + "".join(  # PyTorch's own begins so
         f'#line 1 "{name}.{suffix}"\n{translate(text.replace(_PYBIND_HEADER, _PLAIN_HEADER), name)}\n'
         for suffix, text in (("cpp", cpp_source), ("cu", cuda_source))
     )

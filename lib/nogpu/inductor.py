@@ -232,6 +232,10 @@ def _write_on_fake_gpu(fn, inputs, options, dynamic):
             except DataDependentOutputException:
                 if codes:
                     codes[-1] += _ENDS_HERE
+            except torch.AcceleratorError as error:
+                if not codes:
+                    raise ValueError(f"output_code: {_LEFT_TO_EAGER}") from error
+                codes[-1] += f"\n# The text ends here: {_LEFT_TO_EAGER}\n"
     if codes and odd:
         codes[-1] += _on_padding(odd)
     # Each backward graph was written with its forward; on a GPU they come in the order in which they run.
@@ -242,6 +246,10 @@ def _write_on_fake_gpu(fn, inputs, options, dynamic):
 _ENDS_HERE = """
 # The text ends here: what follows depends on a tensor's value, and without a GPU nothing is computed.
 """
+
+_LEFT_TO_EAGER = (
+    "Dynamo leaves what follows to eager, as it does nn.LSTM, and there is no GPU for that."
+)
 
 
 def _load_nothing(key, path, linemap=None, attrs=None, **_):

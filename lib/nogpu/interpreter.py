@@ -23,6 +23,7 @@ import ctypes
 import functools
 import sys
 import types
+import warnings
 
 from lib.nogpu import interpreter_cost, libdevice
 
@@ -52,6 +53,10 @@ def install():
     _remember_dtypes()
     _skip_copy_back()
     interpreter_cost.shorten()
+    # inf - inf is NaN on a GPU without a word. NumPy warns of it, in the name of a file of triton's.
+    warnings.filterwarnings(
+        "ignore", category=RuntimeWarning, module=r"triton\.runtime\.interpreter"
+    )
     # The compiler lists triton.language's functions when it is imported. An interpreted launch replaces some,
     # tl.static_assert among them, so a first import during a launch would miss these.
     import triton.compiler.code_generator  # noqa: F401

@@ -189,8 +189,8 @@ def _plan(n_cols, dtype):
 def _plan_backward(n_cols, dtype, aligned):
     """(BLOCK_M, BLOCK_N, strips): tall tiles, rows of 128 elements.
 
-    aligned: four 16-byte loads of dy and of y in flight in each of 256 threads; else smaller tiles, as loads of
-    single elements are too many to keep in flight.
+    aligned: four 16-byte loads of dy and of y in flight in each of 256 threads; else smaller tiles: unaligned
+    rows load one element per instruction, and cp.async cannot pipeline that.
     """
     block_m, block_n = _tile(n_cols, 16384 if aligned else 8192, 128 * dtype.itemsize, dtype)
     # About 8192 programs fill any GPU; each sums as many rows as that leaves it, and at most 1024 strips

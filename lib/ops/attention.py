@@ -45,7 +45,7 @@ _LONGEST = 256  # D: rows of q, k, v and o lie in the registers and the shared m
 
 
 class Tile(NamedTuple):
-    """m queries and n keys: a piece of the scores; and who works on it."""
+    """m queries and n keys: a piece of the scores; its warps and stages."""
 
     m: int
     n: int

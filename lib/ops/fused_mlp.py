@@ -44,7 +44,7 @@ _FINALS = {"sigmoid": torch.sigmoid, "relu": torch.relu, "identity": lambda z: z
 
 
 class Tile(NamedTuple):
-    """A piece of the hidden layer, m rows x h units, made in steps of k; and who works on it."""
+    """A piece of the hidden layer, m rows x h units, made in steps of k; its warps and stages."""
 
     m: int
     h: int

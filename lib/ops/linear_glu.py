@@ -53,7 +53,7 @@ _GATES = ("first", "second")
 
 
 class Tile(NamedTuple):
-    """A piece of y, m x n, made of pieces of x, m x k, and of W, twice n x k; and who works on it."""
+    """A piece of y, m x n, made of pieces of x, m x k, and of W, twice n x k; its warps and stages."""
 
     m: int
     n: int

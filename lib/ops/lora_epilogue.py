@@ -7,7 +7,7 @@ Shapes    x, delta, y: (..., N), with any strides, y contiguous; bias: (N,); sca
 Act       identity, relu, gelu (erf), gelu_tanh, silu or sigmoid.
 Dtypes    float32, float16 and bfloat16 (computed in float32), also mixed, y then as their sum; and float64.
 Traffic   M rows of N elements of s bytes. Forward: eager moves 2 + 3 + 2 + 2 = 9MNs (identity 7MNs), fused
-          3MNs, in place too. Backward: dy in, dx and ddelta out are 3MNs, and on top comes what tells act'(z),
+          3MNs, in place too. Backward: dy in, dx and ddelta out are 3MNs, and what act'(z) is computed from,
           z = x + scale·delta + bias:
             identity        nothing, and dx is dy itself             backward 2MNs
             relu, sigmoid   y                                        backward 4MNs

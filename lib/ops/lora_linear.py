@@ -66,7 +66,7 @@ _OF_Z = ("gelu", "gelu_tanh", "silu")  # their slope is taken from z; relu's and
 
 
 class Tile(NamedTuple):
-    """A piece of y, m x n, made of pieces of x, m x k, and of W, n x k; and who works on it."""
+    """A piece of y, m x n, made of pieces of x, m x k, and of W, n x k; its warps and stages."""
 
     m: int
     n: int

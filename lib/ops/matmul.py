@@ -49,7 +49,7 @@ _OF_Z = ("gelu", "gelu_tanh", "silu")  # their slope is taken from z; relu's and
 
 
 class Tile(NamedTuple):
-    """A piece of y, m x n, made of pieces of a, m x k, and of b, k x n; and who works on it."""
+    """A piece of y, m x n, made of pieces of a, m x k, and of b, k x n; its warps and stages."""
 
     m: int
     n: int

@@ -433,6 +433,20 @@ def test_load_inline_builds_for_the_cpu(plain, rand, monkeypatch):
     assert torch.equal(plain.add_relu(x, x), torch.relu(x + x))  # the other library kept its own
 
 
+def test_load_inline_needs_no_include(monkeypatch):
+    """As with PyTorch's own, a declaration is enough, also before any headers are precompiled."""
+    cuda.install()
+    from torch.utils.cpp_extension import load_inline
+
+    monkeypatch.setattr(cuda_build, "_precompiled_header", lambda flags: [])
+    declared = "torch::Tensor plus_one(torch::Tensor x)"
+    module = load_inline(
+        "bare", cpp_sources=f"{declared};", cuda_sources=f"{declared} {{ return x + 1; }}",
+        functions=["plus_one"],
+    )  # fmt: skip
+    assert module.plus_one(torch.ones(3)).tolist() == [2, 2, 2]
+
+
 def test_load_inline_without_cuda_sources_is_pytorchs(monkeypatch):
     calls = []
     extension = types.SimpleNamespace(

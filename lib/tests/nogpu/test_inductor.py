@@ -368,6 +368,12 @@ def test_options_that_need_a_gpu(option):
 
 
 @no_gpu
+def test_what_dynamo_leaves_to_eager_gets_a_sentence():
+    with pytest.raises(ValueError, match="leaves what follows to eager, as it does nn.LSTM"):
+        output_code(torch.nn.LSTM(8, 8), torch.randn(3, 2, 8))
+
+
+@no_gpu
 def test_unsupported_version(monkeypatch):
     monkeypatch.setattr(torch, "__version__", "2.20.0")
     with pytest.raises(
