@@ -27,10 +27,7 @@ from pathlib import Path
 
 from lib.dlrm import criteo
 from lib.dlrm import model as dlrm
-from lib.dlrm.bench import batch_of
-from lib.dlrm.train import train_step
-from lib.ops.embedding_hash import EmbeddingHash
-from lib.ops.interaction import interaction_triton
+from lib.dlrm.train import ParquetBatches, train_step
 
 import torch
 import torch.distributed as dist
@@ -124,12 +121,13 @@ class ShardedSparseArch(nn.Module):
 
     sparse_arch: the whole SparseArch, equal on all ranks; tables of other ranks are dropped.
     most: as place has it.   fused: an EmbeddingHash for the tables; it takes ids and not rows.
+    ranks: (mine, how many), for one that works alone while others are there.
     All ranks have to call with the same b.
     """
 
-    def __init__(self, sparse_arch, most=None, fused=False):
+    def __init__(self, sparse_arch, most=None, fused=False, ranks=None):
         super().__init__()
-        rank, world_size = dist.get_rank(), dist.get_world_size()
+        rank, world_size = ranks or (dist.get_rank(), dist.get_world_size())
         owners = place([table.num_embeddings for table in sparse_arch.tables], world_size, most)
         owned = [[k for k, owner in enumerate(owners) if owner == r] for r in range(world_size)]
         for r, tables in enumerate(owned):
@@ -137,7 +135,7 @@ class ShardedSparseArch(nn.Module):
         self.n_owned, self.n_mine = [len(tables) for tables in owned], len(owned[rank])
         mine = [sparse_arch.tables[k] for k in owned[rank]]  # may be none
         self.fused = fused and self.n_mine > 0
-        self.tables = EmbeddingHash.from_tables(mine, True) if self.fused else nn.ModuleList(mine)
+        self.tables = _fused_tables(mine) if self.fused else nn.ModuleList(mine)
         self.dim = sparse_arch.tables[0].embedding_dim
 
     def forward(self, rows):
@@ -162,29 +160,60 @@ class ShardedSparseArch(nn.Module):
         return torch.empty(len(rows), 0, self.dim, device=rows.device, requires_grad=True)
 
 
+# Of lib.ops what is asked for: each process imports anew, and theirs take a second or more.
+
+
+def _fused_tables(tables):
+    from lib.ops.embedding_hash import EmbeddingHash
+
+    return EmbeddingHash.from_tables(tables, sparse=True)
+
+
+def _fused_interaction():
+    from lib.ops.interaction import interaction_triton
+
+    return interaction_triton
+
+
 class ShardedDLRM(nn.Module):
     """A DLRM that is equal on all ranks, spread over them: dense (b, 13), sparse (b, T) → logits (b,).
 
-    most, fused: as ShardedSparseArch has them; fused takes the interaction of lib.ops, too.
+    most, fused, ranks: as ShardedSparseArch has them; fused takes the interaction of lib.ops, too.
+    On GPUs lookups and exchanges have a stream of their own, beside the bottom MLP. A backward pass keeps to
+    the streams of its forward pass, so the gradients' exchange runs beside that MLP's gradients.
     """
 
-    def __init__(self, model, device, most=None, fused=False):
+    def __init__(self, model, device, most=None, fused=False, ranks=None):
         super().__init__()
+        world_size = ranks[1] if ranks else dist.get_world_size()
         # EmbeddingHash hashes where the table is
         self.hashing = nn.Identity() if fused else model.hashing.to(device)
         # Spread first, moved then: no device ever holds the tables of another.
-        self.sparse_arch = ShardedSparseArch(model.sparse_arch, most, fused).to(device)
-        self.interaction = interaction_triton if fused else model.interaction.to(device)
-        self.dense_arch = _averaged(model.dense_arch.to(device))
-        self.prediction = _averaged(model.prediction.to(device))
+        self.sparse_arch = ShardedSparseArch(model.sparse_arch, most, fused, ranks).to(device)
+        self.interaction = _fused_interaction() if fused else model.interaction.to(device)
+        self.dense_arch = _averaged(model.dense_arch.to(device), world_size)
+        self.prediction = _averaged(model.prediction.to(device), world_size)
+        on_gpus = device.type == "cuda" and world_size > 1
+        self.beside = torch.cuda.Stream(device) if on_gpus else None
 
     def forward(self, dense, sparse):
-        embedded = self.sparse_arch(self.hashing(sparse))
-        return self.prediction(self.interaction(self.dense_arch(dense), embedded))
+        if self.beside is None:
+            first, embedded = self.dense_arch(dense), self.sparse_arch(self.hashing(sparse))
+            return self.prediction(self.interaction(first, embedded))
+        stream = torch.cuda.current_stream()
+        self.beside.wait_stream(stream)
+        first = self.dense_arch(dense)
+        with torch.cuda.stream(self.beside):
+            embedded = self.sparse_arch(self.hashing(sparse))
+        stream.wait_stream(self.beside)
+        embedded.record_stream(stream)  # its memory is of the other stream
+        return self.prediction(self.interaction(first, embedded))
 
 
-def _averaged(module):
-    return DistributedDataParallel(module) if dist.get_world_size() > 1 else module
+def _averaged(module, world_size):
+    return (
+        DistributedDataParallel(module, gradient_as_bucket_view=True) if world_size > 1 else module
+    )
 
 
 class RowSGD(torch.optim.Optimizer):
@@ -205,6 +234,12 @@ class RowSGD(torch.optim.Optimizer):
                 if p.grad.is_sparse:  # torch.optim.SGD sorts the rows, and waits for the GPU
                     rows, values = p.grad._indices()[0], p.grad._values()
                     p.index_add_(0, rows, values, alpha=-group["lr"])
+
+
+def batch_of(size, device):
+    """As lib.dlrm.bench has it, without all that it imports."""
+    rows = next(ParquetBatches(criteo.SAMPLE_TRAIN, size, device).in_order())
+    return rows.rows(torch.arange(size, device=device) % len(rows.labels))
 
 
 def my_rows(batch):
@@ -275,11 +310,15 @@ def train_here(device, steps, batch_size, n_tables, fused=False, die_at=None):
 # --- the clock, on GPUs --------------------------------------------------------------------------------------
 
 
-def slowest_us(call, n_calls=20, n_rounds=7):
-    """Median µs of a call that all ranks make together, on the slowest rank, and the spread of the rounds."""
+def slowest_us(call, n_calls=20, n_rounds=5, alone=False):
+    """Median µs of a call that all ranks make together, on the slowest rank, and the spread of the rounds.
+
+    alone: only this rank calls, and none waits for another.
+    """
     times = []
-    for _ in range(n_rounds + 2):  # two to warm up
-        dist.barrier()
+    for _ in range(n_rounds + 1):  # one to warm up
+        if not alone:
+            dist.barrier()
         start_event, end_event = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start_event.record()
         for _ in range(n_calls):
@@ -287,8 +326,9 @@ def slowest_us(call, n_calls=20, n_rounds=7):
         end_event.record()
         torch.cuda.synchronize()
         times.append(start_event.elapsed_time(end_event) / n_calls * 1e3)
-    slowest = torch.tensor(times[2:], device="cuda")
-    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    slowest = torch.tensor(times[1:], device="cuda")
+    if not alone:
+        dist.all_reduce(slowest, dist.ReduceOp.MAX)
     low, median, high = slowest.quantile(slowest.new_tensor([0.2, 0.5, 0.8])).tolist()
     return {"µs": round(median, 1), "p20": round(low, 1), "p80": round(high, 1)}
 
@@ -304,49 +344,65 @@ def exchange_row(mib):
     y = torch.empty_like(x)
     time = slowest_us(lambda: dist.all_to_all_single(y, x))
     left = share * (world_size - 1) * 4
-    return {"MiB": mib, "MB sent": left / 1e6, **time, "GB/s": round(left / time["µs"] / 1e3, 1)}
+    return {
+        "GPUs": world_size,
+        "MiB": mib,
+        "MB sent": left / 1e6,
+        **time,
+        "GB/s": round(left / time["µs"] / 1e3, 1),
+    }
 
 
-def step_row(device, b, fused):
-    """A training step with b rows on each rank, full tables of which no rank has more than its share."""
+def step_row(device, b, fused, alone):
+    """A training step with b rows on each rank, full tables of which no rank has more than its share.
+
+    alone: of this rank without the others, which has all tables.
+    """
     torch.manual_seed(0)
-    world_size, n_tables = dist.get_world_size(), len(criteo.CARDINALITIES)
+    rank, world_size = (0, 1) if alone else (dist.get_rank(), dist.get_world_size())
     with device:
         hashing = dlrm.ModulusHash(criteo.CARDINALITIES)
         model = dlrm.DLRM(hashing, dlrm.LARGE, sparse_gradients=True)
-    model = ShardedDLRM(model, device, most=-(-n_tables // world_size), fused=fused)
+    most = -(-len(criteo.CARDINALITIES) // world_size)
+    model = ShardedDLRM(model, device, most, fused, (rank, world_size))
     optimizer = RowSGD(model.parameters(), 1e-4)
-    batch = my_rows(batch_of(b * world_size, device))
+    batch = batch_of(b * world_size, device).rows(slice(rank, None, world_size))
     batch = type(batch)(*(t.contiguous() for t in batch))
     sent_bytes.clear()
     loss = train_step(model, optimizer, batch)
     sent = sum(sent_bytes.values())
     if not loss.isfinite():
         raise RuntimeError(f"the loss is {loss.item()}")
-    time = slowest_us(lambda: train_step(model, optimizer, batch), n_calls=10)
+    time = slowest_us(lambda: train_step(model, optimizer, batch), n_calls=10, alone=alone)
     rate = world_size * b / time["µs"]
     row = {"GPUs": world_size, "rows a GPU": b, "parts": "fused" if fused else "eager"}
     return row | time | {"million rows/s": round(rate, 2), "MB sent": round(sent / 1e6, 1)}
 
 
 def measure_here(device, batch_sizes):
-    """{exchange, steps}: rows of the all-to-all and of training steps on GPUs, equal on all ranks."""
+    """{exchange, steps}: rows of all-to-alls, and of steps of all ranks together and of rank 0 alone."""
+    world_size = dist.get_world_size()
     if device.type != "cuda":
-        n_gpus, world_size = torch.cuda.device_count(), dist.get_world_size()
         raise RuntimeError(
-            f"a time needs NCCL and a GPU for each of {world_size} ranks; there are {n_gpus} GPUs, "
-            f"and {'NCCL' if dist.is_nccl_available() else 'no NCCL in this PyTorch'}"
+            f"a time needs NCCL and a GPU for each of {world_size} ranks; there are "
+            f"{torch.cuda.device_count()} GPUs, and {'' if dist.is_nccl_available() else 'no '}NCCL"
         )
-    steps = [step_row(device, b, fused) for fused in (False, True) for b in batch_sizes]
-    alone = dist.get_world_size() == 1
-    return {"exchange": [] if alone else [exchange_row(m) for m in (1, 8, 64, 512)], "steps": steps}
+    cases = [(b, fused) for b in batch_sizes for fused in (False, True)]
+    exchange, steps = [], []
+    if world_size > 1:
+        exchange = [exchange_row(mib) for mib in (1, 8, 64, 512)]
+        steps = [step_row(device, *case, alone=False) for case in cases]
+    if dist.get_rank() == 0:
+        steps += [step_row(device, *case, alone=True) for case in cases]
+    dist.barrier()
+    return {"exchange": exchange, "steps": steps}
 
 
 # --- all ranks -----------------------------------------------------------------------------------------------
 
 
 def measure(world_size, *batch_sizes):
-    """measure_here on that many GPUs of this machine."""
+    """What measure_here gives for that many GPUs of this machine, and for one of them."""
     return launch(world_size, 1, 512, "--measure", *batch_sizes)
 
 

@@ -60,7 +60,9 @@ def test_ranks_meet_on_gpus():
 def test_all_to_alls_and_steps_are_timed():
     result = sharded.measure(2, 256)
     assert [row["MB sent"] for row in result["exchange"][:2]] == [0.524288, 4.194304]
-    assert {row["parts"] for row in result["steps"]} == {"eager", "fused"}
+    steps = {(row["GPUs"], row["parts"]): row["MB sent"] for row in result["steps"]}
+    assert steps.keys() == {(n, parts) for n in (1, 2) for parts in ("eager", "fused")}
+    assert steps[1, "fused"] == 0 < steps[2, "fused"]
     rows = [*result["exchange"], *result["steps"]]
     assert all(0 < row["p20"] <= row["µs"] <= row["p80"] for row in rows)
 
