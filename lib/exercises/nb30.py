@@ -90,12 +90,6 @@ def check_fixed_source(source):
     expect(isinstance(source, str), "fixed_source has to be the source, a string")
     if missing := cuda.cuda_build.why_no_compiler():
         raise Skip(missing)
-    code = re.sub(r"//[^\n]*|/\*.*?\*/", "", source, flags=re.S)
-    behind = code.rpartition(">>>")[2]
-    expect(
-        "LAUNCH_CHECK" in behind or "cudaGetLastError" in behind,
-        "no launch check behind the launch",
-    )
     fixed = cuda.load_cuda_on_cpu(source, ["add_relu"], name="fixed", checked=True)
     for shape in [(1, 1), (8, 8), (5, 7), (17, 33), (64, 16), (3, 2000), (1500, 2)]:
         x, bias = (torch.randn(shape), torch.randn(shape[1]))
@@ -107,3 +101,9 @@ def check_fixed_source(source):
             raise Wrong(str(error)) from None
         except RuntimeError as error:
             raise Wrong(f"{at}: {str(error).splitlines()[0]}") from None
+    code = re.sub(r"//[^\n]*|/\*.*?\*/", "", source, flags=re.S)
+    behind = code.rpartition(">>>")[2]
+    expect(
+        "LAUNCH_CHECK" in behind or "cudaGetLastError" in behind,
+        "no launch check behind the launch",
+    )
