@@ -173,32 +173,38 @@ def _cdiv(a, b):
     return -(-a // b)  # triton.cdiv is the same, and costs 2 µs a call on the host
 
 
-_launched = {}  # the compiled kernel, and its arguments after the tensors, of each kind of launch
+_launched = {}  # of each kind of launch, what runs its compiled kernel, and the arguments around the tensors
 
 
 def _run(kernel, grid, tensors, *sizes, **options):
-    """kernel[grid](*tensors, *sizes, **options) on the tensors' GPU; the second time, at half the host's time.
+    """kernel[grid](*tensors, *sizes, **options) on the tensors' GPU; the second time, at a third of the time.
 
     Triton looks at every argument of every launch to find the kernel compiled for its like. A launch that
     differs from an earlier one in nothing but memory finds it here, if pointers are aligned to 16 bytes.
     """
-    kinds = [None if t is None else t.dtype for t in tensors]
+    device, addresses, kinds, hooks = tensors[0].get_device(), 0, [], triton.knobs.runtime
+    for t in tensors:
+        addresses |= 0 if t is None else t.data_ptr()
+        kinds.append(t if t is None else t.dtype)
     how = kernel.fn, type(kernel).run  # tools that watch launches put another `run` in its place
-    key = (*how, grid, sizes, (*options.items(),), tensors[0].device, *kinds)
-    aligned = not any([t is not None and t.data_ptr() % 16 for t in tensors])
-    launch = _launched.get(key) if aligned else None
-    if launch and torch.cuda.current_device() == tensors[0].get_device():
-        launch[0](*tensors, *launch[1])
+    key = (*how, device, grid, sizes, *options.items(), *kinds)
+    hooked = hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls  # as profilers do
+    launch = None if hooked or addresses % 16 else _launched.get(key)
+    if launch and torch.cuda.current_device() == device:
+        run, blocks, stream_of, handles, given = launch
+        run(*blocks, stream_of(device), *handles, *tensors, *given)
         return
     with torch.cuda.device_of(tensors[0]):  # else the launch goes to the current GPU, not to theirs
         compiled = kernel[grid](*tensors, *sizes, **options)
-    if compiled and aligned:  # the interpreter compiles nothing
+    if compiled and addresses % 16 == 0:  # the interpreter compiles nothing
         named = {name: value for name, value in options.items() if name in kernel.arg_names}
         given = kernel.signature.bind(*tensors, *sizes, **named)
         given.apply_defaults()
         if len(_launched) >= 4096:
             _launched.clear()  # sizes that never come again
-        _launched[key] = compiled[(*grid, 1, 1)[:3]], given.args[len(tensors) :]
+        handles = compiled.function, compiled.packed_metadata, None, None, None  # no hooks
+        around = (*grid, 1, 1)[:3], triton.runtime.driver.active.get_current_stream, handles
+        _launched[key] = compiled.run, *around, given.args[len(tensors) :]
 
 
 def _compute_dtype(dtype):
@@ -241,14 +247,17 @@ def _launch(plan, x, residual, weight, h, y, eps):
     )  # fmt: skip
 
 
-def _launch_backward(plan, dy, dh, h, weight, dx, eps, has_dweight):
-    """Write dx unless it is None. Returns what each strip of rows adds to dweight, (strips, N), or None."""
+def _launch_backward(plan, dy, dh, h, weight, dx, eps, dtype):
+    """Write dx unless it is None. Returns what each strip of rows adds to dweight, (strips, N), or None.
+
+    dtype: that of dweight, None where it is not needed. Of one strip that is dweight itself, in this dtype.
+    """
     n_rows, n_cols = h.shape
     block_m, num_warps, strips = plan and plan.backward or _plan_backward(n_cols)
     rows_per_program = _cdiv(_cdiv(n_rows, strips), block_m) * block_m
     strips = _cdiv(n_rows, rows_per_program)
     wide = torch.float64 if h.dtype == torch.float64 else torch.float32
-    partial = torch.empty((strips, n_cols), dtype=wide, device=h.device) if has_dweight else None
+    partial = h.new_empty((strips, n_cols), dtype=dtype if strips == 1 else wide) if dtype else None
     kernel, how = _add_rms_norm_bwd_wide_kernel, {}
     if n_cols <= _READ_AGAIN_ABOVE:
         how = {"NUM_STAGES": _num_stages(n_cols, h.element_size(), block_m), "BLOCK_M": block_m}
@@ -261,13 +270,16 @@ def _launch_backward(plan, dy, dh, h, weight, dx, eps, has_dweight):
     return partial
 
 
-def _sum_rows(partial, dtype):
-    """partial summed over its rows, in one launch and in a fixed order: the same bits in every run."""
-    out = torch.empty(partial.shape[1], dtype=dtype, device=partial.device)
-    with torch.cuda.device_of(partial):
-        _sum_rows_kernel[(_cdiv(partial.shape[1], 32),)](
-            partial, out, *partial.shape, BLOCK_M=64, BLOCK_N=32, num_warps=8
-        )
+def _summed(partial, dtype):
+    """What the strips add up to, in one launch and in a fixed order: the same bits in every run."""
+    n_strips, n_cols = partial.shape
+    if n_strips == 1:
+        return partial.view(n_cols)  # in this dtype already
+    out = partial.new_empty(n_cols, dtype=dtype)
+    _run(
+        _sum_rows_kernel, (_cdiv(n_cols, 32),), (partial, out), n_strips, n_cols,
+        BLOCK_M=64, BLOCK_N=32, num_warps=8,
+    )  # fmt: skip
     return out
 
 
@@ -310,8 +322,9 @@ def _backward(dy, dh, h, weight, eps, needs_grad=(True, True), plan=None):
         return dx, torch.zeros_like(weight) if has_dweight else None
     # y.sum().backward() sends a dy of strides 0, which is read as it is
     dy, dh, h, out = _rows_of(dy), _rows_of(dh), _rows_of(h), _rows_of(dx)
-    partial = _launch_backward(plan, dy, dh, h, weight.contiguous(), out, eps, has_dweight)
-    return dx, _sum_rows(partial, weight.dtype) if has_dweight else None
+    dtype = weight.dtype if has_dweight else None
+    partial = _launch_backward(plan, dy, dh, h, weight.contiguous(), out, eps, dtype)
+    return dx, _summed(partial, dtype) if has_dweight else None
 
 
 class _Undifferentiable(torch.autograd.Function):

@@ -302,6 +302,40 @@ def _power_of_2(n):
     return 1 << max(0, n - 1).bit_length()  # so is triton.next_power_of_2
 
 
+_launched = {}  # of each kind of launch, what runs its compiled kernel, and the arguments around the tensors
+
+
+def _run(kernel, grid, tensors, *sizes, **options):
+    """kernel[grid](*tensors, *sizes, **options) on the tensors' GPU; the second time, at a third of the time.
+
+    Triton looks at every argument of every launch to find the kernel compiled for its like. A launch that
+    differs from an earlier one in nothing but memory finds it here, if pointers are aligned to 16 bytes.
+    """
+    device, addresses, kinds, hooks = tensors[0].get_device(), 0, [], triton.knobs.runtime
+    for t in tensors:
+        addresses |= 0 if t is None else t.data_ptr()
+        kinds.append(t if t is None else t.dtype)
+    how = kernel.fn, type(kernel).run  # tools that watch launches put another `run` in its place
+    key = (*how, device, grid, sizes, *options.items(), *kinds)
+    hooked = hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls  # as profilers do
+    launch = None if hooked or addresses % 16 else _launched.get(key)
+    if launch and torch.cuda.current_device() == device:
+        run, blocks, stream_of, handles, given = launch
+        run(*blocks, stream_of(device), *handles, *tensors, *given)
+        return
+    with torch.cuda.device_of(tensors[0]):  # else the launch goes to the current GPU, not to theirs
+        compiled = kernel[grid](*tensors, *sizes, **options)
+    if compiled and addresses % 16 == 0:  # the interpreter compiles nothing
+        named = {name: value for name, value in options.items() if name in kernel.arg_names}
+        given = kernel.signature.bind(*tensors, *sizes, **named)
+        given.apply_defaults()
+        if len(_launched) >= 4096:
+            _launched.clear()  # sizes that never come again
+        handles = compiled.function, compiled.packed_metadata, None, None, None  # no hooks
+        around = (*grid, 1, 1)[:3], triton.runtime.driver.active.get_current_stream, handles
+        _launched[key] = compiled.run, *around, given.args[len(tensors) :]
+
+
 def _compute_dtype(dtype):
     return tl.float64 if dtype == torch.float64 else tl.float32
 
@@ -374,18 +408,17 @@ def _launch(plan, y, x, w1, b1, w2, b2, final, kind):
     split = plan.n_splits > 1
     wide = torch.float64 if kind == "double" else torch.float32
     out = x.new_empty((plan.n_splits, *y.shape), dtype=wide) if split else y
-    with torch.cuda.device_of(x):  # else the launch goes to the current GPU, not to x's
-        _fused_mlp_fwd_kernel[(plan.n_tiles, plan.n_splits)](
-            x, w1, b1, w2, None if split else b2, out, n_rows, n_inner, n_hidden, n_cols,
-            *x.stride(), *w1.stride(), *w2.stride(), plan.units,
-            FINAL="identity" if split else final, PRECISION=plan.precision,
-            COMPUTE=compute, **plan.blocks, **plan.warps,
+    _run(
+        _fused_mlp_fwd_kernel, (plan.n_tiles, plan.n_splits), (x, w1, b1, w2, None if split else b2, out),
+        n_rows, n_inner, n_hidden, n_cols, *x.stride(), *w1.stride(), *w2.stride(), plan.units,
+        FINAL="identity" if split else final, PRECISION=plan.precision,
+        COMPUTE=compute, **plan.blocks, **plan.warps,
+    )  # fmt: skip
+    if split:
+        _run(
+            _fused_mlp_sum_kernel, (_cdiv(y.numel(), 512),), (out, b2, y),
+            y.numel(), n_cols, plan.n_splits, FINAL=final, BLOCK_SIZE=512, num_warps=4,
         )  # fmt: skip
-        if split:
-            _fused_mlp_sum_kernel[(_cdiv(y.numel(), 512),)](
-                out, b2, y, y.numel(), n_cols, plan.n_splits,
-                FINAL=final, BLOCK_SIZE=512, num_warps=4,
-            )  # fmt: skip
 
 
 def _launch_backward(plan, dy, x, w1, b1, w2, y, final, kind, needs_grad):
@@ -397,29 +430,32 @@ def _launch_backward(plan, dy, x, w1, b1, w2, y, final, kind, needs_grad):
     dz2 = x.new_empty(n_rows, n_cols) if has_dw2 else None
     partial, wide = None, torch.float64 if kind == "double" else torch.float32
     if has_db1 or has_db2:
+        wide = x.dtype if plan.n_tiles == 1 else wide
         partial = x.new_empty((plan.n_tiles, n_hidden + n_cols), dtype=wide)
-    with torch.cuda.device_of(x):
-        _fused_mlp_bwd_kernel[(plan.n_tiles * plan.n_splits,)](
-            # y.sum().backward() sends a dy of strides 0, which is read as it is
-            dy, y, x, w1, b1.contiguous(), w2, hidden, dz1, dz2, partial,
-            n_rows, n_inner, n_hidden, n_cols, *dy.stride(), *x.stride(), *w1.stride(), *w2.stride(),
-            FINAL=final, PRECISION=plan.precision,
-            COMPUTE=compute, **plan.blocks, **plan.warps,
-        )  # fmt: skip
+    _run(
+        _fused_mlp_bwd_kernel, (plan.n_tiles * plan.n_splits,),
+        # y.sum().backward() sends a dy of strides 0, which is read as it is
+        (dy, y, x, w1, b1.contiguous(), w2, hidden, dz1, dz2, partial),
+        n_rows, n_inner, n_hidden, n_cols, *dy.stride(), *x.stride(), *w1.stride(), *w2.stride(),
+        FINAL=final, PRECISION=plan.precision, COMPUTE=compute, **plan.blocks, **plan.warps,
+    )  # fmt: skip
     if partial is None:
         return dz1, dz2, hidden, None, None
-    db1, db2 = _sum_rows(partial, x.dtype).split((n_hidden, n_cols))
+    db1, db2 = _summed(partial, x.dtype).split((n_hidden, n_cols))
     db2 = db2.clone()  # with memory of its own: the one may outlive the other
     return dz1, dz2, hidden, db1, db2
 
 
-def _sum_rows(partial, dtype):
-    """partial summed over its rows, in one launch and in a fixed order: the same bits in every run."""
-    out = torch.empty(partial.shape[1], dtype=dtype, device=partial.device)
-    with torch.cuda.device_of(partial):
-        _sum_rows_kernel[(_cdiv(partial.shape[1], 32),)](
-            partial, out, *partial.shape, BLOCK_M=64, BLOCK_N=32, num_warps=8
-        )
+def _summed(partial, dtype):
+    """What the strips add up to, in one launch and in a fixed order: the same bits in every run."""
+    n_strips, n_cols = partial.shape
+    if n_strips == 1:
+        return partial.view(n_cols)  # in this dtype already
+    out = partial.new_empty(n_cols, dtype=dtype)
+    _run(
+        _sum_rows_kernel, (_cdiv(n_cols, 32),), (partial, out), n_strips, n_cols,
+        BLOCK_M=64, BLOCK_N=32, num_warps=8,
+    )  # fmt: skip
     return out
 
 

@@ -376,6 +376,40 @@ def _cdiv(a, b):
     return -(-a // b)  # triton.cdiv is the same, and costs 2 µs a call on the host
 
 
+_launched = {}  # of each kind of launch, what runs its compiled kernel, and the arguments around the tensors
+
+
+def _run(kernel, grid, tensors, *sizes, **options):
+    """kernel[grid](*tensors, *sizes, **options) on the tensors' GPU; the second time, at a third of the time.
+
+    Triton looks at every argument of every launch to find the kernel compiled for its like. A launch that
+    differs from an earlier one in nothing but memory finds it here, if pointers are aligned to 16 bytes.
+    """
+    device, addresses, kinds, hooks = tensors[0].get_device(), 0, [], triton.knobs.runtime
+    for t in tensors:
+        addresses |= 0 if t is None else t.data_ptr()
+        kinds.append(t if t is None else t.dtype)
+    how = kernel.fn, type(kernel).run  # tools that watch launches put another `run` in its place
+    key = (*how, device, grid, sizes, *options.items(), *kinds)
+    hooked = hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls  # as profilers do
+    launch = None if hooked or addresses % 16 else _launched.get(key)
+    if launch and torch.cuda.current_device() == device:
+        run, blocks, stream_of, handles, given = launch
+        run(*blocks, stream_of(device), *handles, *tensors, *given)
+        return
+    with torch.cuda.device_of(tensors[0]):  # else the launch goes to the current GPU, not to theirs
+        compiled = kernel[grid](*tensors, *sizes, **options)
+    if compiled and addresses % 16 == 0:  # the interpreter compiles nothing
+        named = {name: value for name, value in options.items() if name in kernel.arg_names}
+        given = kernel.signature.bind(*tensors, *sizes, **named)
+        given.apply_defaults()
+        if len(_launched) >= 4096:
+            _launched.clear()  # sizes that never come again
+        handles = compiled.function, compiled.packed_metadata, None, None, None  # no hooks
+        around = (*grid, 1, 1)[:3], triton.runtime.driver.active.get_current_stream, handles
+        _launched[key] = compiled.run, *around, given.args[len(tensors) :]
+
+
 def _power_of_2(n):
     return 1 << max(0, n - 1).bit_length()  # so is triton.next_power_of_2
 
@@ -493,9 +527,9 @@ def _launch(plan, y, z, a, b, bias, activation, kind):
     parts = torch.empty((n_parts, *y.shape), dtype=wide, device=y.device)
     _launch_tiles(plan, inner_per_part, parts, None, a, b, None, "identity", kind)
     (n_rows, n_cols), block_m, block_n = y.shape, 8, min(128, _power_of_2(y.shape[1]))
-    _sum_parts_kernel[(_cdiv(n_rows, block_m) * _cdiv(n_cols, block_n),)](
-        parts, bias, y, z, n_rows, n_cols, n_parts,
-        ACTIVATION=activation, BLOCK_M=block_m, BLOCK_N=block_n, num_warps=4,
+    _run(
+        _sum_parts_kernel, (_cdiv(n_rows, block_m) * _cdiv(n_cols, block_n),), (parts, bias, y, z),
+        n_rows, n_cols, n_parts, ACTIVATION=activation, BLOCK_M=block_m, BLOCK_N=block_n, num_warps=4,
     )  # fmt: skip
 
 
@@ -503,8 +537,9 @@ def _launch_tiles(plan, inner_per_part, y, z, a, b, bias, activation, kind):
     """One program for each tile of y; y may be (parts, M, N)."""
     tile, (*parts, n_rows, n_cols), n_inner = plan.tile, y.shape, a.shape[1]
     tensor_cores = "tf32" in kind and _generation(a.device) >= 8  # as to float32
-    _matmul_kernel[(_cdiv(n_rows, tile.m) * _cdiv(n_cols, tile.n), *(parts or (1,)))](
-        a, b, bias, y, z, n_rows, n_cols, n_inner, *a.stride(), *b.stride(), inner_per_part,
+    _run(
+        _matmul_kernel, (_cdiv(n_rows, tile.m) * _cdiv(n_cols, tile.n), *(parts or (1,))),
+        (a, b, bias, y, z), n_rows, n_cols, n_inner, *a.stride(), *b.stride(), inner_per_part,
         ACTIVATION=activation, DOT=plan.way != "naive", PRECISION=kind if tensor_cores else "ieee",
         COMPUTE=_compute_dtype(a.dtype), GROUP=plan.group, HALVES=tile.n >= _HALVES_FROM,
         BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k,
@@ -539,25 +574,28 @@ def _launch_backward(plan, dy, saved, dz, has_dbias, activation):
     block_m, block_n, strips = plan or _plan_backward(n_cols, dy.dtype)
     rows_per_program = _cdiv(_cdiv(n_rows, strips), block_m) * block_m
     strips, n_tiles = _cdiv(n_rows, rows_per_program), _cdiv(n_cols, block_n)
-    wide = torch.float64 if dy.dtype == torch.float64 else torch.float32
-    partial = torch.empty((strips, n_cols), dtype=wide, device=dy.device) if has_dbias else None
+    wide = dy.dtype if strips == 1 or dy.dtype == torch.float64 else torch.float32
+    partial = dy.new_empty((strips, n_cols), dtype=wide) if has_dbias else None
     aligned = n_cols % 16 == 0 and dy.stride(1) == 1
-    with torch.cuda.device_of(dy):
-        _dz_kernel[(strips * n_tiles,)](
-            dy, saved, dz, partial, n_rows, n_cols, *dy.stride(), rows_per_program,
-            ACTIVATION=activation, NUM_STAGES=3 if aligned else 1, COMPUTE=_compute_dtype(dy.dtype),
-            BLOCK_M=block_m, BLOCK_N=block_n, num_warps=8,
-        )  # fmt: skip
+    _run(
+        _dz_kernel, (strips * n_tiles,), (dy, saved, dz, partial),
+        n_rows, n_cols, *dy.stride(), rows_per_program,
+        ACTIVATION=activation, NUM_STAGES=3 if aligned else 1, COMPUTE=_compute_dtype(dy.dtype),
+        BLOCK_M=block_m, BLOCK_N=block_n, num_warps=8,
+    )  # fmt: skip
     return partial
 
 
-def _sum_rows(partial, dtype):
-    """partial summed over its rows, in one launch and in a fixed order: the same bits in every run."""
-    out = torch.empty(partial.shape[1], dtype=dtype, device=partial.device)
-    with torch.cuda.device_of(partial):
-        _sum_rows_kernel[(_cdiv(partial.shape[1], 32),)](
-            partial, out, *partial.shape, BLOCK_M=64, BLOCK_N=32, num_warps=8
-        )
+def _summed(partial, dtype):
+    """What the strips add up to, in one launch and in a fixed order: the same bits in every run."""
+    n_strips, n_cols = partial.shape
+    if n_strips == 1:
+        return partial.view(n_cols)  # in this dtype already
+    out = partial.new_empty(n_cols, dtype=dtype)
+    _run(
+        _sum_rows_kernel, (_cdiv(n_cols, 32),), (partial, out), n_strips, n_cols,
+        BLOCK_M=64, BLOCK_N=32, num_warps=8,
+    )  # fmt: skip
     return out
 
 
@@ -608,7 +646,7 @@ def _dz(dy, saved, activation, has_dz, has_dbias, plan=None):
     if dy.numel() == 0 or not (has_dbias or dz is not None):
         return result, dy.new_zeros(dy.shape[1]) if has_dbias else None
     partial = _launch_backward(plan, dy, saved, dz, has_dbias, activation)
-    return result, _sum_rows(partial, dy.dtype) if has_dbias else None
+    return result, _summed(partial, dy.dtype) if has_dbias else None
 
 
 class _Undifferentiable(torch.autograd.Function):

@@ -109,13 +109,13 @@ def _rotate_tile(
 
 @triton.jit(do_not_specialize=["n_tokens", "n_seq", "position_offset", "n_positions"])
 def _rope_kernel(
-    q_ptr, k_ptr, q_out_ptr, k_out_ptr, cos_ptr, sin_ptr, n_tokens, n_seq, position_offset,
+    q_ptr, k_ptr, q_out_ptr, k_out_ptr, cos_ptr, sin_ptr, positions_ptr, n_tokens, n_seq, position_offset,
     n_q_heads, n_k_heads, stride_qb, stride_qs, stride_qh, stride_kb, stride_ks, stride_kh,
     stride_qob, stride_qos, stride_qoh, stride_kob, stride_kos, stride_koh,
     R: tl.constexpr, D: tl.constexpr, BACK: tl.constexpr, INTERLEAVED: tl.constexpr,
     COPY_REST: tl.constexpr, COMPUTE: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_REST: tl.constexpr,
-    positions_ptr=None, n_positions=None, stride_pb=None, stride_ps=None,
+    n_positions=None, stride_pb=None, stride_ps=None,
 ):  # fmt: skip
     # One program handles BLOCK_T tokens of BLOCK_H heads, of q or of k. Neighbours take the other heads of the
     # same tokens: in memory they follow, and their cos and sin are in the cache.
@@ -167,6 +167,40 @@ def _power_of_2(n):
     return 1 << max(0, n - 1).bit_length()  # so is triton.next_power_of_2
 
 
+_launched = {}  # of each kind of launch, what runs its compiled kernel, and the arguments around the tensors
+
+
+def _run(kernel, grid, tensors, *sizes, **options):
+    """kernel[grid](*tensors, *sizes, **options) on the tensors' GPU; the second time, at a third of the time.
+
+    Triton looks at every argument of every launch to find the kernel compiled for its like. A launch that
+    differs from an earlier one in nothing but memory finds it here, if pointers are aligned to 16 bytes.
+    """
+    device, addresses, kinds, hooks = tensors[0].get_device(), 0, [], triton.knobs.runtime
+    for t in tensors:
+        addresses |= 0 if t is None else t.data_ptr()
+        kinds.append(t if t is None else t.dtype)
+    how = kernel.fn, type(kernel).run  # tools that watch launches put another `run` in its place
+    key = (*how, device, grid, sizes, *options.items(), *kinds)
+    hooked = hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls  # as profilers do
+    launch = None if hooked or addresses % 16 else _launched.get(key)
+    if launch and torch.cuda.current_device() == device:
+        run, blocks, stream_of, handles, given = launch
+        run(*blocks, stream_of(device), *handles, *tensors, *given)
+        return
+    with torch.cuda.device_of(tensors[0]):  # else the launch goes to the current GPU, not to theirs
+        compiled = kernel[grid](*tensors, *sizes, **options)
+    if compiled and addresses % 16 == 0:  # the interpreter compiles nothing
+        named = {name: value for name, value in options.items() if name in kernel.arg_names}
+        given = kernel.signature.bind(*tensors, *sizes, **named)
+        given.apply_defaults()
+        if len(_launched) >= 4096:
+            _launched.clear()  # sizes that never come again
+        handles = compiled.function, compiled.packed_metadata, None, None, None  # no hooks
+        around = (*grid, 1, 1)[:3], triton.runtime.driver.active.get_current_stream, handles
+        _launched[key] = compiled.run, *around, given.args[len(tensors) :]
+
+
 @functools.cache
 def _plan(fewest_heads, rotary_dim, itemsize):
     """Tokens and heads whose first halves are one 16-byte load for each of 64 threads."""
@@ -186,21 +220,20 @@ def _launch(plan, q, k, q_out, k_out, cos, sin, positions, how, back):
         return
     given = {}
     if positions is not None:
-        steps = dict(zip(("stride_pb", "stride_ps"), positions.stride()))
-        given = {"positions_ptr": positions, "n_positions": len(cos)} | steps
+        given = dict(zip(("stride_pb", "stride_ps"), positions.stride()), n_positions=len(cos))
     fewest_heads = min(n_q_heads, n_k_heads) or max(n_q_heads, n_k_heads)  # q may be alone
     block_t, block_h = plan or _plan(fewest_heads, rotary_dim, q.itemsize)
     n_groups = _cdiv(n_q_heads, block_h) + _cdiv(n_k_heads, block_h)
-    with torch.cuda.device_of(q):  # else the launch goes to the current GPU, not to q's
-        _rope_kernel[(_cdiv(n_tokens, block_t) * n_groups,)](
-            q, k, q_out, k_out, cos, sin, n_tokens, n_seq, position_offset, n_q_heads, n_k_heads,
-            *q.stride()[:3], *k.stride()[:3], *q_out.stride()[:3], *k_out.stride()[:3],
-            R=rotary_dim, D=head_dim, BACK=back, INTERLEAVED=interleaved,
-            COPY_REST=rotary_dim < head_dim and not in_place,
-            COMPUTE=tl.float64 if q.dtype == torch.float64 else tl.float32,
-            BLOCK_T=block_t, BLOCK_H=block_h, BLOCK_R=_power_of_2(rotary_dim // 2),
-            BLOCK_REST=_power_of_2(head_dim - rotary_dim), num_warps=2, **given,
-        )  # fmt: skip
+    _run(
+        _rope_kernel, (_cdiv(n_tokens, block_t) * n_groups,), (q, k, q_out, k_out, cos, sin, positions),
+        n_tokens, n_seq, position_offset, n_q_heads, n_k_heads,
+        *q.stride()[:3], *k.stride()[:3], *q_out.stride()[:3], *k_out.stride()[:3],
+        R=rotary_dim, D=head_dim, BACK=back, INTERLEAVED=interleaved,
+        COPY_REST=rotary_dim < head_dim and not in_place,
+        COMPUTE=tl.float64 if q.dtype == torch.float64 else tl.float32,
+        BLOCK_T=block_t, BLOCK_H=block_h, BLOCK_R=_power_of_2(rotary_dim // 2),
+        BLOCK_REST=_power_of_2(head_dim - rotary_dim), num_warps=2, **given,
+    )  # fmt: skip
 
 
 # --- forward and backward ------------------------------------------------------------------------------------

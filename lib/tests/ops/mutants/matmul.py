@@ -127,8 +127,8 @@ MUTANTS = [
         "a part with nothing in it",
     ),
     Mutant(
-        "parts, bias, y, z, n_rows, n_cols, n_parts,",
-        "parts, None, y, z, n_rows, n_cols, n_parts,",
+        "(parts, bias, y, z),",
+        "(parts, None, y, z),",
         "split-K without the bias",
     ),
     Mutant(
