@@ -306,7 +306,12 @@ ADD_RELU = Op(
     flops=lambda shape, gradients: (4 if gradients else 2) * _numel(shape),
     bench_shapes=((65536, 4096), (8192, 32768), (1048576, 64), (524288, 781)),
     small_shape=(65, 781),
-    plans={"two strips of several tiles": (add_relu.Plan(16, 8, (16, 8, 2)), [(70, 11), (64, 16)])},
+    plans={
+        "two strips of several tiles": (
+            add_relu.Plan(16, 8, (16, 8, 2)),
+            [(70, 11), (64, 16), (1030, 11)],
+        )
+    },
     sources=("lib/ops/add_relu.py", "lib/ops/add_relu.cu"),
 )
 
@@ -365,7 +370,10 @@ LORA_EPILOGUE = Op(
         "gelu": (_LORA_SUM, {"scale": _LORA_SCALE, "activation": "gelu"}),
     },
     plans={
-        "two strips of several tiles": (lora_epilogue.Plan(16, 8, (16, 8, 2)), [(70, 11), (64, 16)])
+        "two strips of several tiles": (
+            lora_epilogue.Plan(16, 8, (16, 8, 2)),
+            [(70, 11), (64, 16), (1030, 11)],
+        )
     },  # fmt: skip
     sources=("lib/ops/lora_epilogue.py", "lib/ops/lora_epilogue.cu"),
 )
@@ -432,7 +440,7 @@ BIAS_GELU_DROPOUT_ADD = Op(
     plans={
         "two strips of several tiles": (
             bias_gelu_dropout_add.Plan(16, 8, (16, 8, 2)),
-            [(70, 11), (64, 16)],
+            [(70, 11), (64, 16), (1030, 11)],
         )
     },
     random=("seed",),

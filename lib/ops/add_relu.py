@@ -40,27 +40,26 @@ def add_relu_eager(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
 
 
 @triton.jit
-def _bias_columns(pid_n, n_cols, FOLD: tl.constexpr, BLOCK_N: tl.constexpr):
-    # The columns of the bias for a tile of rows that are FOLD rows on end. A remainder for every element costs
-    # some percent of the kernel: a tile no wider than the bias passes its end once at most.
+def _bias_columns(pid_n, n_cols, FOLD: tl.constexpr, NARROW: tl.constexpr, BLOCK_N: tl.constexpr):
+    # The columns of the bias for a tile of rows that are FOLD rows on end. A tile no wider than the bias passes
+    # its end once at most, which costs less than remainders; NARROW: the bias is the narrower one.
     n_bias = n_cols // FOLD
     cols = pid_n * BLOCK_N % n_bias + tl.arange(0, BLOCK_N)
-    if n_bias < BLOCK_N:
-        cols = cols % n_bias
-    return tl.where(cols < n_bias, cols, cols - n_bias)
+    return cols % n_bias if NARROW else tl.where(cols < n_bias, cols, cols - n_bias)
 
 
 @triton.jit
 def _add_relu_fwd_tile(
     x_ptr, bias_ptr, y_ptr, row, pid_n, end_row, end_col, n_cols, stride_xm, stride_xn,
-    FOLD: tl.constexpr, COMPUTE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    FOLD: tl.constexpr, NARROW: tl.constexpr,
+    COMPUTE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     rows = row + tl.arange(0, BLOCK_M)
     cols = pid_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     mask = (rows < end_row)[:, None] & (cols < end_col)[None, :]
 
     x = tl.load(x_ptr + rows[:, None] * stride_xm + cols[None, :] * stride_xn, mask=mask)
-    bias_cols = cols if FOLD == 1 else _bias_columns(pid_n, n_cols, FOLD, BLOCK_N)
+    bias_cols = cols if FOLD == 1 else _bias_columns(pid_n, n_cols, FOLD, NARROW, BLOCK_N)
     bias = tl.load(bias_ptr + bias_cols, mask=cols < end_col)
     z = x.to(COMPUTE) + bias.to(COMPUTE)[None, :]
     y = tl.where(z < 0, 0.0, z)  # tl.maximum(z, 0) would turn NaN into 0
@@ -71,7 +70,8 @@ def _add_relu_fwd_tile(
 @triton.jit(do_not_specialize=["n_rows"])
 def _add_relu_fwd_kernel(
     x_ptr, bias_ptr, y_ptr, n_rows, n_cols, stride_xm, stride_xn,
-    COMPUTE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, FOLD: tl.constexpr = 1,
+    COMPUTE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    FOLD: tl.constexpr = 1, NARROW: tl.constexpr = False,
 ):  # fmt: skip
     # One program handles a tile of x, (BLOCK_M, BLOCK_N). Neighbours take neighbouring columns, so that
     # together they read whole rows in order: the other way round costs 5 % on an H200.
@@ -84,14 +84,14 @@ def _add_relu_fwd_kernel(
     if whole:  # two calls: a mask that may end anywhere splits 16-byte loads
         _add_relu_fwd_tile(
             x_ptr, bias_ptr, y_ptr, row, pid_n, wide_rows, n_cols, n_cols, stride_xm, stride_xn,
-            FOLD, COMPUTE, BLOCK_M, BLOCK_N,
+            FOLD, NARROW, COMPUTE, BLOCK_M, BLOCK_N,
         )  # fmt: skip
     else:
         pid_n = tl.program_id(0) - tl.cdiv(wide_rows, BLOCK_M) * n_tiles
         row, end_col = wide_rows.to(tl.int64), n_rows % FOLD * (n_cols // FOLD)
         _add_relu_fwd_tile(
             x_ptr, bias_ptr, y_ptr, row, pid_n, row + 1, end_col, n_cols, stride_xm, stride_xn,
-            FOLD, COMPUTE, BLOCK_M, BLOCK_N,
+            FOLD, NARROW, COMPUTE, BLOCK_M, BLOCK_N,
         )  # fmt: skip
 
 
@@ -255,7 +255,8 @@ def _launch(plan, x, bias, y):
     _run(
         _add_relu_fwd_kernel, (n_programs,), (x, bias, y),
         n_rows, wide_cols, *(x.stride() if fold == 1 else (wide_cols, 1)),
-        COMPUTE=_compute_dtype(x.dtype), BLOCK_M=block_m, BLOCK_N=block_n, FOLD=fold, num_warps=4,
+        COMPUTE=_compute_dtype(x.dtype), BLOCK_M=block_m, BLOCK_N=block_n,
+        FOLD=fold, NARROW=fold > 1 and n_cols < block_n, num_warps=4,
     )  # fmt: skip
 
 

@@ -145,20 +145,18 @@ def _philox(seed, counter):
 
 
 @triton.jit
-def _bias_columns(pid_n, n_cols, FOLD: tl.constexpr, BLOCK_N: tl.constexpr):
-    # The columns of the bias for a tile of rows that are FOLD rows on end. A remainder for every element costs
-    # some percent of the kernel: a tile no wider than the bias passes its end once at most.
+def _bias_columns(pid_n, n_cols, FOLD: tl.constexpr, NARROW: tl.constexpr, BLOCK_N: tl.constexpr):
+    # The columns of the bias for a tile of rows that are FOLD rows on end. A tile no wider than the bias passes
+    # its end once at most, which costs less than remainders; NARROW: the bias is the narrower one.
     n_bias = n_cols // FOLD
     cols = pid_n * BLOCK_N % n_bias + tl.arange(0, BLOCK_N)
-    if n_bias < BLOCK_N:
-        cols = cols % n_bias
-    return tl.where(cols < n_bias, cols, cols - n_bias)
+    return cols % n_bias if NARROW else tl.where(cols < n_bias, cols, cols - n_bias)
 
 
 @triton.jit
 def _bias_gelu_dropout_add_fwd_tile(
     x_ptr, bias_ptr, residual_ptr, y_ptr, seed_ptr, first, threshold, row, pid_n, end_row, end_col, n_cols,
-    stride_xm, stride_xn, stride_rm, stride_rn, FOLD: tl.constexpr,
+    stride_xm, stride_xn, stride_rm, stride_rn, FOLD: tl.constexpr, NARROW: tl.constexpr,
     SOME_DROPPED: tl.constexpr, ALL_DROPPED: tl.constexpr, EIGHTS: tl.constexpr, COMPUTE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -171,7 +169,7 @@ def _bias_gelu_dropout_add_fwd_tile(
     residual = tl.load(
         residual_ptr + rows[:, None] * stride_rm + cols[None, :] * stride_rn, mask=mask
     )
-    bias_cols = cols if FOLD == 1 else _bias_columns(pid_n, n_cols, FOLD, BLOCK_N)
+    bias_cols = cols if FOLD == 1 else _bias_columns(pid_n, n_cols, FOLD, NARROW, BLOCK_N)
     bias = tl.load(bias_ptr + bias_cols, mask=cols < end_col)
     z = x.to(COMPUTE) + bias.to(COMPUTE)[None, :]
     y = _gelu_fast(z)
@@ -189,7 +187,7 @@ def _bias_gelu_dropout_add_fwd_tile(
 @triton.jit(do_not_specialize=["n_rows", "first", "threshold"])
 def _bias_gelu_dropout_add_fwd_kernel(
     x_ptr, bias_ptr, residual_ptr, y_ptr, seed_ptr, n_rows, n_cols, first, threshold,
-    stride_xm, stride_xn, stride_rm, stride_rn, FOLD: tl.constexpr,
+    stride_xm, stride_xn, stride_rm, stride_rn, FOLD: tl.constexpr, NARROW: tl.constexpr,
     SOME_DROPPED: tl.constexpr, ALL_DROPPED: tl.constexpr, EIGHTS: tl.constexpr, COMPUTE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -204,7 +202,7 @@ def _bias_gelu_dropout_add_fwd_kernel(
         _bias_gelu_dropout_add_fwd_tile(
             x_ptr, bias_ptr, residual_ptr, y_ptr, seed_ptr, first, threshold,
             row, pid_n, wide_rows, n_cols, n_cols, stride_xm, stride_xn, stride_rm, stride_rn,
-            FOLD, SOME_DROPPED, ALL_DROPPED, EIGHTS, COMPUTE, BLOCK_M, BLOCK_N,
+            FOLD, NARROW, SOME_DROPPED, ALL_DROPPED, EIGHTS, COMPUTE, BLOCK_M, BLOCK_N,
         )  # fmt: skip
     else:
         pid_n = tl.program_id(0) - tl.cdiv(wide_rows, BLOCK_M) * n_tiles
@@ -212,7 +210,7 @@ def _bias_gelu_dropout_add_fwd_kernel(
         _bias_gelu_dropout_add_fwd_tile(
             x_ptr, bias_ptr, residual_ptr, y_ptr, seed_ptr, first, threshold,
             row, pid_n, row + 1, end_col, n_cols, stride_xm, stride_xn, stride_rm, stride_rn,
-            FOLD, SOME_DROPPED, ALL_DROPPED, EIGHTS, COMPUTE, BLOCK_M, BLOCK_N,
+            FOLD, NARROW, SOME_DROPPED, ALL_DROPPED, EIGHTS, COMPUTE, BLOCK_M, BLOCK_N,
         )  # fmt: skip
 
 
@@ -220,14 +218,14 @@ def _bias_gelu_dropout_add_fwd_kernel(
 def _bias_gelu_dropout_add_bwd_strip(
     dy_ptr, x_ptr, bias_ptr, dx_ptr, partial_ptr, seed_ptr, first, threshold, strip, steps, pid_n,
     end_row, end_col, n_cols, stride_dym, stride_dyn, stride_xm, stride_xn, rows_per_program,
-    FOLD: tl.constexpr, HAS_DX: tl.constexpr, HAS_DBIAS: tl.constexpr,
+    FOLD: tl.constexpr, NARROW: tl.constexpr, HAS_DX: tl.constexpr, HAS_DBIAS: tl.constexpr,
     SOME_DROPPED: tl.constexpr, ALL_DROPPED: tl.constexpr, EIGHTS: tl.constexpr,
     NUM_STAGES: tl.constexpr, COMPUTE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     # rows from steps * rows_per_program on
     first_col = pid_n.to(tl.int64) * BLOCK_N
     cols = first_col + tl.arange(0, BLOCK_N)
-    bias_cols = cols if FOLD == 1 else _bias_columns(pid_n, n_cols, FOLD, BLOCK_N)
+    bias_cols = cols if FOLD == 1 else _bias_columns(pid_n, n_cols, FOLD, NARROW, BLOCK_N)
     bias = tl.load(bias_ptr + bias_cols, mask=cols < end_col).to(COMPUTE)
     total = tl.zeros((BLOCK_M, BLOCK_N), dtype=COMPUTE)
 
@@ -258,7 +256,7 @@ def _bias_gelu_dropout_add_bwd_strip(
 def _bias_gelu_dropout_add_bwd_kernel(
     dy_ptr, x_ptr, bias_ptr, dx_ptr, partial_ptr, seed_ptr, n_rows, n_cols, first, threshold,
     stride_dym, stride_dyn, stride_xm, stride_xn, rows_per_program,
-    FOLD: tl.constexpr, HAS_DX: tl.constexpr, HAS_DBIAS: tl.constexpr,
+    FOLD: tl.constexpr, NARROW: tl.constexpr, HAS_DX: tl.constexpr, HAS_DBIAS: tl.constexpr,
     SOME_DROPPED: tl.constexpr, ALL_DROPPED: tl.constexpr, EIGHTS: tl.constexpr,
     NUM_STAGES: tl.constexpr, COMPUTE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -273,7 +271,8 @@ def _bias_gelu_dropout_add_bwd_kernel(
         _bias_gelu_dropout_add_bwd_strip(
             dy_ptr, x_ptr, bias_ptr, dx_ptr, partial_ptr, seed_ptr, first, threshold, pid_m, pid_m, pid_n,
             wide_rows, n_cols, n_cols, stride_dym, stride_dyn, stride_xm, stride_xn, rows_per_program,
-            FOLD, HAS_DX, HAS_DBIAS, SOME_DROPPED, ALL_DROPPED, EIGHTS, NUM_STAGES, COMPUTE, BLOCK_M, BLOCK_N,
+            FOLD, NARROW, HAS_DX, HAS_DBIAS, SOME_DROPPED, ALL_DROPPED, EIGHTS,
+            NUM_STAGES, COMPUTE, BLOCK_M, BLOCK_N,
         )  # fmt: skip
     else:
         pid_n = tl.program_id(0) - strips * n_tiles
@@ -281,7 +280,7 @@ def _bias_gelu_dropout_add_bwd_kernel(
         _bias_gelu_dropout_add_bwd_strip(
             dy_ptr, x_ptr, bias_ptr, dx_ptr, partial_ptr, seed_ptr, first, threshold, strips, wide_rows, pid_n,
             wide_rows + 1, end_col, n_cols, stride_dym, stride_dyn, stride_xm, stride_xn, 1,
-            FOLD, HAS_DX, HAS_DBIAS, SOME_DROPPED, ALL_DROPPED, EIGHTS, 1, COMPUTE, BLOCK_M, BLOCK_N,
+            FOLD, NARROW, HAS_DX, HAS_DBIAS, SOME_DROPPED, ALL_DROPPED, EIGHTS, 1, COMPUTE, BLOCK_M, BLOCK_N,
         )  # fmt: skip
 
 
@@ -387,7 +386,8 @@ def _launch(plan, x, bias, residual, y, p, seed, first=0):
     n_programs = _cdiv(wide_rows, block_m) * _cdiv(wide_cols, block_n) + _cdiv(left, block_n)
     _run(
         _bias_gelu_dropout_add_fwd_kernel, (n_programs,), (x, bias, residual, y, seed),
-        n_rows, wide_cols, first, threshold, *strides[0], *strides[1], FOLD=fold,
+        n_rows, wide_cols, first, threshold, *strides[0], *strides[1],
+        FOLD=fold, NARROW=fold > 1 and n_cols < block_n,
         SOME_DROPPED=threshold > 0, ALL_DROPPED=threshold == 65536, EIGHTS=wide_cols % 8 == 0,
         COMPUTE=_compute_dtype(x.dtype), BLOCK_M=block_m, BLOCK_N=block_n, num_warps=2,
     )  # fmt: skip
@@ -411,9 +411,9 @@ def _launch_backward(plan, dy, x, dx, bias, p, seed, dtype, first=0):
         _bias_gelu_dropout_add_bwd_kernel, (strips * _cdiv(wide_cols, block_n) + _cdiv(left, block_n),),
         (dy, x, bias, dx, partial, seed), n_rows, wide_cols, first, threshold,
         *strides[0], *strides[1], rows_per_program,
-        FOLD=fold, HAS_DX=dx is not None, HAS_DBIAS=partial is not None, SOME_DROPPED=threshold > 0,
-        ALL_DROPPED=threshold == 65536, EIGHTS=wide_cols % 8 == 0,
-        NUM_STAGES=3, COMPUTE=_compute_dtype(x.dtype), BLOCK_M=block_m, BLOCK_N=block_n, num_warps=4,
+        FOLD=fold, NARROW=fold > 1 and n_cols < block_n, HAS_DX=dx is not None,
+        HAS_DBIAS=partial is not None, SOME_DROPPED=threshold > 0, ALL_DROPPED=threshold == 65536,
+        EIGHTS=wide_cols % 8 == 0, NUM_STAGES=3, COMPUTE=_compute_dtype(x.dtype), BLOCK_M=block_m, BLOCK_N=block_n, num_warps=4,
     )  # fmt: skip
     return partial
 

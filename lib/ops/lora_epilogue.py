@@ -153,20 +153,18 @@ def _sum_of(x, delta, bias, scale, COMPUTE: tl.constexpr):
 
 
 @triton.jit
-def _bias_columns(pid_n, n_cols, FOLD: tl.constexpr, BLOCK_N: tl.constexpr):
-    # The columns of the bias for a tile of rows that are FOLD rows on end. A remainder for every element costs
-    # some percent of the kernel: a tile no wider than the bias passes its end once at most.
+def _bias_columns(pid_n, n_cols, FOLD: tl.constexpr, NARROW: tl.constexpr, BLOCK_N: tl.constexpr):
+    # The columns of the bias for a tile of rows that are FOLD rows on end. A tile no wider than the bias passes
+    # its end once at most, which costs less than remainders; NARROW: the bias is the narrower one.
     n_bias = n_cols // FOLD
     cols = pid_n * BLOCK_N % n_bias + tl.arange(0, BLOCK_N)
-    if n_bias < BLOCK_N:
-        cols = cols % n_bias
-    return tl.where(cols < n_bias, cols, cols - n_bias)
+    return cols % n_bias if NARROW else tl.where(cols < n_bias, cols, cols - n_bias)
 
 
 @triton.jit
 def _lora_epilogue_fwd_tile(
     x_ptr, delta_ptr, bias_ptr, y_ptr, z_ptr, scale, row, pid_n, end_row, end_col, n_cols,
-    stride_xm, stride_xn, stride_dm, stride_dn, stride_ym, stride_yn, FOLD: tl.constexpr,
+    stride_xm, stride_xn, stride_dm, stride_dn, stride_ym, stride_yn, FOLD: tl.constexpr, NARROW: tl.constexpr,
     ACTIVATION: tl.constexpr, COMPUTE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     rows = row + tl.arange(0, BLOCK_M)
@@ -175,7 +173,7 @@ def _lora_epilogue_fwd_tile(
 
     x = tl.load(x_ptr + rows[:, None] * stride_xm + cols[None, :] * stride_xn, mask=mask)
     delta = tl.load(delta_ptr + rows[:, None] * stride_dm + cols[None, :] * stride_dn, mask=mask)
-    bias_cols = cols if FOLD == 1 else _bias_columns(pid_n, n_cols, FOLD, BLOCK_N)
+    bias_cols = cols if FOLD == 1 else _bias_columns(pid_n, n_cols, FOLD, NARROW, BLOCK_N)
     bias = tl.load(bias_ptr + bias_cols, mask=cols < end_col)
     z = _sum_of(x, delta, bias, scale, COMPUTE)
     y = _activate(z, ACTIVATION)
@@ -190,7 +188,7 @@ def _lora_epilogue_fwd_kernel(
     x_ptr, delta_ptr, bias_ptr, y_ptr, z_ptr, scale: tl.float64, n_rows, n_cols,
     stride_xm, stride_xn, stride_dm, stride_dn, stride_ym, stride_yn,
     ACTIVATION: tl.constexpr, COMPUTE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    FOLD: tl.constexpr = 1,
+    FOLD: tl.constexpr = 1, NARROW: tl.constexpr = False,
 ):  # fmt: skip
     # One program handles a tile of x, (BLOCK_M, BLOCK_N). Neighbours take neighbouring columns. In place, y_ptr
     # is x_ptr: no program, and no thread, reads an element that another one writes.
@@ -204,7 +202,7 @@ def _lora_epilogue_fwd_kernel(
         _lora_epilogue_fwd_tile(
             x_ptr, delta_ptr, bias_ptr, y_ptr, z_ptr, scale, row, pid_n, wide_rows, n_cols, n_cols,
             stride_xm, stride_xn, stride_dm, stride_dn, stride_ym, stride_yn,
-            FOLD, ACTIVATION, COMPUTE, BLOCK_M, BLOCK_N,
+            FOLD, NARROW, ACTIVATION, COMPUTE, BLOCK_M, BLOCK_N,
         )  # fmt: skip
     else:
         pid_n = tl.program_id(0) - tl.cdiv(wide_rows, BLOCK_M) * n_tiles
@@ -212,7 +210,7 @@ def _lora_epilogue_fwd_kernel(
         _lora_epilogue_fwd_tile(
             x_ptr, delta_ptr, bias_ptr, y_ptr, z_ptr, scale, row, pid_n, row + 1, end_col, n_cols,
             stride_xm, stride_xn, stride_dm, stride_dn, stride_ym, stride_yn,
-            FOLD, ACTIVATION, COMPUTE, BLOCK_M, BLOCK_N,
+            FOLD, NARROW, ACTIVATION, COMPUTE, BLOCK_M, BLOCK_N,
         )  # fmt: skip
 
 
@@ -220,14 +218,15 @@ def _lora_epilogue_fwd_kernel(
 def _lora_epilogue_bwd_strip(
     dy_ptr, saved_ptr, delta_ptr, bias_ptr, dx_ptr, ddelta_ptr, partial_ptr, scale, strip, steps, pid_n,
     end_row, end_col, n_cols, stride_dym, stride_dyn, stride_sm, stride_sn, stride_dm, stride_dn,
-    rows_per_program, FOLD: tl.constexpr, ACTIVATION: tl.constexpr, NUM_STAGES: tl.constexpr,
+    rows_per_program, FOLD: tl.constexpr, NARROW: tl.constexpr,
+    ACTIVATION: tl.constexpr, NUM_STAGES: tl.constexpr,
     COMPUTE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     # rows from steps * rows_per_program on
     cols = pid_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     total = tl.zeros((BLOCK_M, BLOCK_N), dtype=COMPUTE)
     if delta_ptr is not None:
-        bias_cols = cols if FOLD == 1 else _bias_columns(pid_n, n_cols, FOLD, BLOCK_N)
+        bias_cols = cols if FOLD == 1 else _bias_columns(pid_n, n_cols, FOLD, NARROW, BLOCK_N)
         bias = tl.load(bias_ptr + bias_cols, mask=cols < end_col)
 
     for start in tl.range(0, rows_per_program, BLOCK_M, num_stages=NUM_STAGES):
@@ -260,7 +259,8 @@ def _lora_epilogue_bwd_kernel(
     dy_ptr, saved_ptr, delta_ptr, bias_ptr, dx_ptr, ddelta_ptr, partial_ptr, scale: tl.float64,
     n_rows, n_cols, stride_dym, stride_dyn, stride_sm, stride_sn, stride_dm, stride_dn, rows_per_program,
     ACTIVATION: tl.constexpr, NUM_STAGES: tl.constexpr,
-    COMPUTE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, FOLD: tl.constexpr = 1,
+    COMPUTE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    FOLD: tl.constexpr = 1, NARROW: tl.constexpr = False,
 ):  # fmt: skip
     # One program handles rows_per_program rows of BLOCK_N columns, BLOCK_M rows at a time, and adds
     # them up on the way: its row of partial, (programs down, n_cols), is its share of dbias.
@@ -275,7 +275,7 @@ def _lora_epilogue_bwd_kernel(
             dy_ptr, saved_ptr, delta_ptr, bias_ptr, dx_ptr, ddelta_ptr, partial_ptr, scale,
             pid_m, pid_m, pid_n, wide_rows, n_cols, n_cols,
             stride_dym, stride_dyn, stride_sm, stride_sn, stride_dm, stride_dn, rows_per_program,
-            FOLD, ACTIVATION, NUM_STAGES, COMPUTE, BLOCK_M, BLOCK_N,
+            FOLD, NARROW, ACTIVATION, NUM_STAGES, COMPUTE, BLOCK_M, BLOCK_N,
         )  # fmt: skip
     else:
         pid_n = tl.program_id(0) - strips * n_tiles
@@ -284,7 +284,7 @@ def _lora_epilogue_bwd_kernel(
             dy_ptr, saved_ptr, delta_ptr, bias_ptr, dx_ptr, ddelta_ptr, partial_ptr, scale,
             strips, wide_rows, pid_n, wide_rows + 1, end_col, n_cols,
             stride_dym, stride_dyn, stride_sm, stride_sn, stride_dm, stride_dn, 1,
-            FOLD, ACTIVATION, 1, COMPUTE, BLOCK_M, BLOCK_N,
+            FOLD, NARROW, ACTIVATION, 1, COMPUTE, BLOCK_M, BLOCK_N,
         )  # fmt: skip
 
 
@@ -391,7 +391,7 @@ def _launch(plan, x, bias, delta, y, z, scale, activation):
         _lora_epilogue_fwd_kernel, (n_programs,), (x, delta, bias, y, z),
         float(scale), n_rows, wide_cols, *strides[0], *strides[1], *strides[2],
         ACTIVATION=activation, COMPUTE=_compute_dtype(x.dtype),
-        BLOCK_M=block_m, BLOCK_N=block_n, FOLD=fold, num_warps=4,
+        BLOCK_M=block_m, BLOCK_N=block_n, FOLD=fold, NARROW=fold > 1 and n_cols < block_n, num_warps=4,
     )  # fmt: skip
 
 
@@ -421,7 +421,8 @@ def _launch_backward(plan, dy, saved, delta, dx, ddelta, bias, scale, activation
         (dy, saved, delta, bias, dx, ddelta, partial),
         float(scale), n_rows, wide_cols, *strides[0], *strides[1], *strides[2], rows_per_program,
         ACTIVATION=activation, NUM_STAGES=3 if aligned else 1,
-        COMPUTE=_compute_dtype(dy.dtype), BLOCK_M=block_m, BLOCK_N=block_n, FOLD=fold, num_warps=8,
+        COMPUTE=_compute_dtype(dy.dtype), BLOCK_M=block_m, BLOCK_N=block_n,
+        FOLD=fold, NARROW=fold > 1 and n_cols < block_n, num_warps=8,
     )  # fmt: skip
     return partial
 

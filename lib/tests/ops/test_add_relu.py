@@ -1,6 +1,7 @@
 """What is particular to add_relu: traffic, launches, the shape of its CUDA code."""
 
 import contextlib
+import importlib
 import inspect
 import re
 from types import SimpleNamespace
@@ -119,6 +120,23 @@ def test_the_cuda_code_says_what_is_wrong():
     ]:
         with pytest.raises(ValueError, match=message):
             forward(*bad)
+
+
+@pytest.mark.parametrize("op", ["add_relu", "lora_epilogue", "bias_gelu_dropout_add"])
+def test_folded_rows_are_stored_sixteen_bytes_at_a_time(op):
+    """Unless the compiler takes the ends of both calls for one, and what it knew of the mask is lost."""
+    module, x = importlib.import_module(f"lib.ops.{op}"), torch.empty(64, 16)
+    kernel, wide = getattr(module, f"_{op}_fwd_kernel"), 16 * 781
+    names = inspect.signature(kernel.fn).parameters
+    values = {n: x if n.endswith("_ptr") else 1030 for n in names}
+    values |= {n: wide if n.endswith("m") else 1 for n in values if n.startswith("stride")}
+    values |= {"n_cols": wide, "COMPUTE": tl.float32, "BLOCK_M": 1, "BLOCK_N": 512, "FOLD": 16}
+    values |= {"NARROW": False, "scale": 0.5, "ACTIVATION": "relu", "first": 0, "threshold": 99}
+    values |= {"SOME_DROPPED": True, "ALL_DROPPED": False, "EIGHTS": True, "z_ptr": None}
+    if op == "bias_gelu_dropout_add":
+        values["seed_ptr"] = torch.zeros(1, dtype=torch.int64)
+    signature = signature_of(kernel, **{n: values[n] for n in names})
+    assert "STG.E.128" in instruction_mix(compile_for(kernel, signature, arch=90))
 
 
 class StandIn:

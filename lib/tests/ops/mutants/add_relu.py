@@ -43,13 +43,13 @@ MUTANTS = [
         "a strided bias read as if contiguous",
     ),
     Mutant(
-        "return tl.where(cols < n_bias, cols, cols - n_bias)",
-        "return tl.minimum(cols, n_bias - 1)",
+        "else tl.where(cols < n_bias, cols, cols - n_bias)",
+        "else tl.minimum(cols, n_bias - 1)",
         "folded rows: the end of the bias instead of its beginning",
     ),
     Mutant(
-        "        cols = cols % n_bias\n",
-        "        cols = cols % (n_bias // 2 + 1)\n",
+        "return cols % n_bias if NARROW",
+        "return cols % (n_bias // 2 + 1) if NARROW",
         "folded rows narrower than a tile: half of the bias",
     ),
     Mutant(
@@ -121,11 +121,6 @@ MUTANTS = [
         "launch_enter_hook.calls or hooks.launch_exit_hook.calls",
         "launch_enter_hook.calls",
         "launches whose end no hook hears of",
-    ),
-    Mutant(
-        "dtype=dtype if n_sums == 1 else wide) if dtype",
-        "dtype=wide) if dtype",
-        "dbias of one strip in float32, whatever its dtype",
     ),
     Mutant(
         "    how = kernel.fn, type(kernel).run",

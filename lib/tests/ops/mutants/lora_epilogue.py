@@ -131,13 +131,13 @@ MUTANTS = [
         "        total += dx\n", "        total = dx\n", "only the last rows of a program summed"
     ),
     Mutant(
-        "return tl.where(cols < n_bias, cols, cols - n_bias)",
-        "return tl.minimum(cols, n_bias - 1)",
+        "else tl.where(cols < n_bias, cols, cols - n_bias)",
+        "else tl.minimum(cols, n_bias - 1)",
         "folded rows: the end of the bias instead of its beginning",
     ),
     Mutant(
-        "        cols = cols % n_bias\n",
-        "        cols = cols % (n_bias // 2 + 1)\n",
+        "return cols % n_bias if NARROW",
+        "return cols % (n_bias // 2 + 1) if NARROW",
         "folded rows narrower than a tile: half of the bias",
     ),
     Mutant(
