@@ -412,8 +412,9 @@ def _launch_backward(plan, dy, x, dx, bias, p, seed, dtype, first=0):
         (dy, x, bias, dx, partial, seed), n_rows, wide_cols, first, threshold,
         *strides[0], *strides[1], rows_per_program,
         FOLD=fold, NARROW=fold > 1 and n_cols < block_n, HAS_DX=dx is not None,
-        HAS_DBIAS=partial is not None, SOME_DROPPED=threshold > 0, ALL_DROPPED=threshold == 65536,
-        EIGHTS=wide_cols % 8 == 0, NUM_STAGES=3, COMPUTE=_compute_dtype(x.dtype), BLOCK_M=block_m, BLOCK_N=block_n, num_warps=4,
+        HAS_DBIAS=partial is not None, SOME_DROPPED=threshold > 0,
+        ALL_DROPPED=threshold == 65536, EIGHTS=wide_cols % 8 == 0, NUM_STAGES=3,
+        COMPUTE=_compute_dtype(x.dtype), BLOCK_M=block_m, BLOCK_N=block_n, num_warps=4,
     )  # fmt: skip
     return partial
 
