@@ -19,10 +19,10 @@ OWN -= {"_refuse"}  # the same in all files
 CLASSES = {"_Undifferentiable"}
 MOST_LINES = 600
 LONGER = {
-    "lora_linear": 1014,
-    "matmul": 924,
+    "lora_linear": 1067,
+    "matmul": 961,
     "fused_mlp": 745,
-    "linear_glu": 872,
+    "linear_glu": 1161,
     "lora_epilogue": 752,
     "softmax": 743,
     "bias_gelu_dropout_add": 617,
