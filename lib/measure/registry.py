@@ -681,6 +681,7 @@ _MATMUL_PLANS = {
         matmul.Plan(matmul.Tile(16, 16, 16, 2, 3), n_parts=3),
         [(17, 33, 21), (20, 150, 24)],
     ),
+    "cublas": (matmul.Plan(matmul.Tile(16, 16, 16, 2, 3), "cublas"), [(17, 33, 21)]),
     "aligned copies": (
         matmul.Plan(matmul.Tile(32, 32, 32, 4, 3), copies=True),
         [(35, 38, 37)],

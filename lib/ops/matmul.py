@@ -12,6 +12,7 @@ Work      2MNK FLOPs forward, 4MNK backward. Traffic: at least (MK + KN + MN)s b
           with tiles of BM x BN the SMs ask L2 for MNK(1/BM + 1/BN) elements of a and b.
 Ways      tiles: one program for each tile of y; cp.async brings the next pieces of a and b meanwhile.
           split-K: few tiles and a long K, which programs share; a second kernel sums their parts in order.
+          cublas: a product of 16 bits that is neither large nor followed by an activation: nothing to fuse.
           tma: a large product of 16 bits on Hopper; one program for each SM goes from tile to tile.
 Backward  dz = dy·act'(z), z = a b + bias, in one kernel that sums dbias too; da = dz bᵀ and db = aᵀ dz by the
           kernels above, which read through strides. Saves a, b, and y (relu, sigmoid) or z (others).
@@ -62,7 +63,9 @@ class Plan(NamedTuple):
     """How one call is launched. backward: (BLOCK_M, BLOCK_N, strips) of dz, or None to have it chosen."""
 
     tile: Tile
-    way: str = "tiles"  # or "tma", which is "tiles" where it cannot be, or "naive": no tensor cores
+    way: str = (
+        "tiles"  # or "tma", which is "tiles" where it cannot be; "cublas"; "naive": no tensor cores
+    )
     n_parts: int = 1  # split-K from 2 on
     group: int = 8  # rows of tiles that programs go down together
     copies: bool = False  # whether a and b are copied if their rows are not aligned
@@ -347,8 +350,9 @@ def _sum_rows_kernel(
 # What was tuned, on an H200. The tiles, from large to small, by what multiplies: tensor cores on 16 bits
 # ("half"), on TF32 or on three times TF32, or on float64 ("double"). _choose says which one is taken.
 _TILES = {
-    "half": (Tile(128, 256, 64, 8, 3), Tile(128, 128, 64, 8, 4), Tile(64, 64, 64, 4, 4),
-             Tile(64, 16, 128, 4, 4), Tile(16, 64, 128, 4, 4), Tile(16, 16, 128, 2, 4)),
+    "half": (Tile(128, 256, 64, 8, 3), Tile(128, 128, 64, 8, 4), Tile(64, 128, 128, 4, 3),
+             Tile(64, 64, 128, 4, 3), Tile(64, 16, 128, 4, 4), Tile(16, 64, 128, 4, 4),
+             Tile(16, 16, 128, 2, 4)),
     "tf32": (Tile(128, 128, 32, 8, 3), Tile(64, 64, 32, 4, 3),
              Tile(64, 16, 64, 4, 3), Tile(16, 64, 64, 4, 3), Tile(16, 16, 64, 2, 3)),
     "tf32x3": (Tile(128, 64, 32, 4, 3), Tile(64, 64, 32, 4, 3),
@@ -366,6 +370,7 @@ _TILES = {
 _HALVES_FROM = 256  # tiles this wide are stored in halves: fewer registers, less shared memory
 # M·N·K from which descriptors, and copies with aligned rows, cost less than they save
 _LARGE = 2**32
+_CUBLAS_UP_TO = 2**35  # M·N·K from which a kernel of ours is as fast as cuBLAS's
 _ENOUGH = 0.75  # of the SMs have a tile: no smaller one is tried
 _MOST_PARTS, _LEAST_STEPS = 32, 8  # split-K: parts at most, and steps in each at least
 _RESIDENT = {"tf32x3": 2}  # programs that an SM needs, where it is not one, to be busy
@@ -450,14 +455,22 @@ def _choose(m, n, k, kind, device, aligned=True):
     tiles = _tiles(kind, _generation(device), aligned)
     n_programs = n_multiprocessors * _RESIDENT.get(kind, 1)
     chosen, sizes = (tiles[-1], 1), (_power_of_2(m), _power_of_2(n))
-    for tile in tiles:
-        # in m and n neither mostly empty nor needlessly many
-        if all(min(64, size) // 2 <= t <= max(16, size) for t, size in zip(tile[:2], sizes)):
-            n_tiles = _cdiv(m, tile.m) * _cdiv(n, tile.n)
-            parts = min(_MOST_PARTS, k // (_LEAST_STEPS * tile.k), n_programs // n_tiles)
-            chosen = tile, max(1, parts)
-            if n_tiles * max(1, parts) >= _ENOUGH * n_multiprocessors:
-                break
+    # in m and n neither mostly empty nor needlessly many
+    fit = [
+        tile
+        for tile in tiles
+        if all(min(64, size) // 2 <= t <= max(16, size) for t, size in zip(tile[:2], sizes))
+    ]
+    for tile in fit if tiles is _TILES["half"] else []:
+        # a smaller tile rather than parts of K, which are written and read again
+        if _cdiv(m, tile.m) * _cdiv(n, tile.n) >= _ENOUGH * n_multiprocessors:
+            return tile, 1
+    for tile in fit:
+        n_tiles = _cdiv(m, tile.m) * _cdiv(n, tile.n)
+        parts = min(_MOST_PARTS, k // (_LEAST_STEPS * tile.k), n_programs // n_tiles)
+        chosen = tile, max(1, parts)
+        if n_tiles * max(1, parts) >= _ENOUGH * n_multiprocessors:
+            break
     return chosen
 
 
@@ -467,10 +480,14 @@ def _is_aligned(t):
     return pitch % 16 == t.data_ptr() % 16 == 0
 
 
-def _plan(a, b, kind):
+def _plan(a, b, kind, activation="identity"):
     (m, k), n = a.shape, b.shape[1]
     large = m * n * k >= _LARGE
-    aligned = large or _is_aligned(a) and _is_aligned(b)
+    aligned = _is_aligned(a) and _is_aligned(b)
+    bare = kind == "half" and activation == "identity" and not _ON_CPU
+    if bare and aligned and m * n * k < _CUBLAS_UP_TO:  # it is slow at odd rows
+        return Plan(_TILES["half"][0], "cublas")
+    aligned = large or aligned
     tile, n_parts = _choose(m, n, k, kind, a.device, aligned)
     by_tma = large and n_parts == 1 and tile.m >= 64 and tile.n >= 64
     return Plan(tile, "tma" if by_tma else "tiles", n_parts, copies=large)
@@ -511,6 +528,9 @@ def _for_tma(t):
 
 def _launch(plan, y, z, a, b, bias, activation, kind):
     """Write y, and z = a b + bias unless it is None."""
+    if plan.way == "cublas":
+        _launch_bare(a, b, bias, y, z, activation)
+        return
     tile, n_inner = plan.tile, a.shape[1]
     if plan.way == "tma" and kind == "half" and n_inner > 0 and 9 <= _generation(a.device) < 12:
         _launch_persistent(plan, y, z, a, b, bias, activation)
@@ -531,6 +551,23 @@ def _launch(plan, y, z, a, b, bias, activation, kind):
         _sum_parts_kernel, (_cdiv(n_rows, block_m) * _cdiv(n_cols, block_n),), (parts, bias, y, z),
         n_rows, n_cols, n_parts, ACTIVATION=activation, BLOCK_M=block_m, BLOCK_N=block_n, num_warps=4,
     )  # fmt: skip
+
+
+def _for_cublas(t):
+    """t; a copy where rows or columns begin 2 GiB apart, at which cuBLAS reads memory that is not t's."""
+    return t.contiguous() if any(s * t.itemsize >= 2**31 for s in t.stride()) else t
+
+
+def _launch_bare(a, b, bias, y, z, activation):
+    """The product by cuBLAS, then the activation of what it has rounded."""
+    total = y if z is None else z
+    a, b = _for_cublas(a), _for_cublas(b)
+    if bias is None:
+        torch.mm(a, b, out=total)
+    else:
+        torch.addmm(bias, a, b, out=total)
+    if activation != "identity":
+        y.copy_(_ACTIVATIONS[activation](total))
 
 
 def _launch_tiles(plan, inner_per_part, y, z, a, b, bias, activation, kind):
@@ -611,7 +648,7 @@ def _forward(a, b, bias, activation, allow_tf32, save_z=False, plan=None, launch
         # every element is read many times: with gaps along rows and along columns, better from a copy
         a, b = a if 1 in a.stride() else a.contiguous(), b if 1 in b.stride() else b.contiguous()
         with torch.cuda.device_of(a):  # else the launch goes to the current GPU, not to a's
-            launch(plan or _plan(a, b, kind), y, z, a, b, bias, activation, kind)
+            launch(plan or _plan(a, b, kind, activation), y, z, a, b, bias, activation, kind)
     return y, z
 
 

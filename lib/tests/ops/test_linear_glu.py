@@ -1,11 +1,15 @@
 """What is particular to linear_glu: both kernels, rounding, traffic, what is saved, machine code."""
 
 import functools
+import inspect
 import itertools
 import math
+import re
 import sys
 import tempfile
+import types
 from pathlib import Path
+from unittest import mock
 
 from lib import machine
 from lib.measure import launch_diff, registry
@@ -15,11 +19,12 @@ from lib.nogpu.fake_gpu import fake_gpu
 from lib.nogpu.memory import count_traffic
 from lib.ops import linear_glu
 from lib.ops.linear_glu import Plan, Tile, linear_glu_eager
-from lib.tests.ops import battery, cases
+from lib.tests.ops import battery, cases, gluon_on_cpu
 
 import pytest
 import torch
 import torch.nn.functional as F
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 OP = registry.find("linear_glu")
 PLANS = {label: plan for label, (plan, _) in OP.plans.items()}
@@ -492,6 +497,234 @@ def test_a_weight_that_is_none_is_refused_in_a_sentence(module, name):
             getattr(module, name)(*bad)
 
 
+# --- a launch made before ------------------------------------------------------------------------------------
+
+
+class StandIn:
+    """A kernel that notes how it is launched, and what was compiled."""
+
+    def __init__(self):
+        self.fn, self.signature = object(), inspect.signature(self.compute)
+        self.arg_names, self.log = list(self.signature.parameters), []
+
+    def run(self):
+        """Never called."""
+
+    @staticmethod
+    def compute(x_desc, bias_ptr, n, BLOCK, SCALE=1.0):
+        """Never called."""
+
+    def __getitem__(self, grid):
+        def launch(*args, **options):
+            self.log.append(("looked up", grid, args, options))
+            return {(*grid, 1, 1)[:3]: lambda *args: self.log.append(("again", args))}
+
+        return launch
+
+
+def launched_twice(module, first, second):
+    """What the kernel's log says of two launches."""
+    kernel = StandIn()
+    for how in (first, first | second):
+        x = torch.zeros(64, 64, dtype=how["dtype"])
+        bias = how["bias"] and torch.zeros(65, dtype=how["bias"])[how["offset"] :]
+        described = TensorDescriptor(x, x.shape, x.stride(), how["block"])
+        with mock.patch.object(torch.cuda, "current_device", return_value=how["gpu"]):
+            module._run_tma(kernel, (4,), (described, bias), how["n"], BLOCK=16, num_warps=2)
+    return kernel.log
+
+
+# -1 is what a CPU tensor says of its GPU
+FIRST = {
+    "dtype": torch.float16,
+    "block": [16, 16],
+    "bias": torch.float16,
+    "offset": 0,
+    "n": 64,
+    "gpu": -1,
+}
+
+
+def test_a_launch_by_tma_made_before_is_not_looked_up_again(module):
+    (_, grid, first, options), (way, again) = launched_twice(module, FIRST, {})
+    assert (grid, first[2:], options) == ((4,), (64,), {"BLOCK": 16, "num_warps": 2})
+    assert way == "again" and again[2:] == (64, 16, 1.0) and again[0] is not first[0]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"dtype": torch.bfloat16}, {"block": [16, 32]}, {"bias": None}, {"bias": torch.float32}, {"offset": 1},
+        {"n": 65}, {"gpu": 1},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_another_launch_by_tma_is_looked_up(module, changed):
+    assert [entry[0] for entry in launched_twice(module, FIRST, changed)] == ["looked up"] * 2
+
+
+# --- in Gluon ------------------------------------------------------------------------------------------------
+
+LITTLE = Plan("gluon", Tile(16, 64, 16, 4, 4), 2, n_programs=10)
+
+
+def by_gluon(module, m, k, h, bias=True, dtype=torch.bfloat16, gating=GEGLU, plan=LITTLE, seed=0):
+    """y by the kernel in Gluon, its roles as threads; the same by eager in float64; and the launches."""
+    torch.manual_seed(seed)
+    x, weight = torch.randn(m, k).to(dtype), (torch.randn(2 * h, k) / k**0.5).to(dtype)
+    bias = torch.randn(2 * h).to(dtype) if bias else None
+    y, launches = torch.full((m, h), float("nan"), dtype=dtype), []
+
+    def run_tma(kernel, grid, tensors, *sizes, num_warps, **constants):
+        launches.append((grid, sizes, constants))
+        words = {"_gated": lambda a, b, act: a * linear_glu._ACTIVATIONS[act](b)}
+        gluon_on_cpu.run(kernel, words, grid, *tensors, *sizes, seed=seed, **constants)
+
+    words = vars(module) | {"_run_tma": run_tma}
+    stand_in = types.FunctionType(module._launch_gluon.__code__, words)
+    stand_in(plan, x, weight, bias, y, gating)
+    wide = [None if t is None else t.double() for t in (x, weight, bias)]
+    return y, linear_glu_eager(*wide, *gating), launches
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("m", "k", "h"), [(16, 64, 64), (36, 136, 200), (100, 72, 104), (16, 80, 640)], ids=str
+)
+def test_roles_hand_over_what_they_have(module, m, k, h, seed):
+    """One tile; a last wave cut up, with rows and columns that are not there; two waves; one without a rest."""
+    y, want, _ = by_gluon(module, m, k, h, seed=seed)
+    error = (y.double() - want).abs()
+    assert (error <= 0.01 * want.abs() + 1e-4).all()
+
+
+@pytest.mark.parametrize("gating", [GEGLU, ("silu", "first")], ids=str)
+@pytest.mark.parametrize("bias", [True, False])
+def test_gluon_takes_every_gate(module, gating, bias):
+    y, want, _ = by_gluon(module, 36, 136, 200, bias, torch.float16, gating)
+    torch.testing.assert_close(y.double(), want, rtol=2e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("rows", "programs", "whole", "cut"),
+    [(16 * 10, 10, 40, 0), (16 * 3, 10, 10, 2), (16 * 3, 9, 12, 0), (16, 10, 4, 0)],
+    ids=["no rest", "a rest that fits", "a rest too large", "one wave"],
+)
+def test_the_last_wave_is_cut_up_where_all_of_it_fits(module, rows, programs, whole, cut):
+    plan = LITTLE._replace(n_programs=programs)
+    y, want, [(grid, sizes, constants)] = by_gluon(module, rows, 64, 256, plan=plan)
+    assert sizes[3] == whole and rows // 16 * 4 - whole == cut
+    assert grid == (min(programs, rows // 16 * 4),) and constants["LAG"] < constants["STAGES"]
+    torch.testing.assert_close(y.double(), want, rtol=0.01, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("shape", "how", "way"),
+    [
+        ((16384, 1024, 4096), {}, "gluon"), ((16384, 2048, 4096), {}, "gluon"),
+        ((16384, 4096, 4096), {}, "gluon"), ((16384, 1024, 4097), {}, "tma"),
+        ((16384, 192, 4096), {}, "tma"), ((16384, 200, 4096), {}, "gluon"),
+        ((16384, 1020, 4096), {}, "pointers"), ((64, 1024, 4096), {}, "pointers"),
+        ((16384, 1024, 4096), {"dtype": torch.float32}, "pointers"),
+        ((16384, 1024, 4096), {"needs_grad": True}, "tma"),
+        ((16384, 1024, 4096), {"needs_grad": True, "recompute": True}, "gluon"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_gluon_where_it_can_and_gains(h200, shape, how, way):
+    kernel = {"pointers": "fwd", "tma": "tma", "gluon": "gluon"}[way]
+    how = {"dtype": torch.bfloat16, "needs_grad": False} | how
+    launched(h200, f"_linear_glu_{kernel}_kernel", shape, **how)
+
+
+@pytest.mark.parametrize("asked", [None, LITTLE], ids=["chosen", "asked for"])
+def test_gluon_writes_only_what_it_can(module, asked):
+    """Not h; nor rows of y off 16-byte boundaries; not with a K shorter than the lag; and only on Hopper."""
+
+    def way(h=False, n_hidden=4096, n_in=1024, generation=9):
+        x, weight, y, h = (
+            torch.empty(size, dtype=torch.bfloat16) if size else None
+            for size in ((2048, n_in), (2 * n_hidden, n_in), (2048, n_hidden), h and (2048, 2 * n_hidden))
+        )  # fmt: skip
+        with mock.patch.multiple(
+            module, _ON_CPU=False, _generation=lambda _: generation, _n_multiprocessors=lambda _: 132,
+            _launch_gluon=mock.DEFAULT, _launch_tma=mock.DEFAULT, _run=mock.DEFAULT,
+        ) as called:  # fmt: skip
+            module._plan.cache_clear()
+            module._launch(asked, x, weight, None, y, h, GEGLU, False)
+            module._plan.cache_clear()
+        return "".join(name for name, f in called.items() if f.called)
+
+    assert way() == "_launch_gluon"
+    assert way(h=True) == way(n_hidden=4100) == way(n_in=192) == "_launch_tma"
+    assert way(generation=10) == "_launch_tma" and way(generation=8) == "_run"
+    assert way(n_in=4096) == "_launch_gluon"
+
+
+GLUON = Plan("gluon", linear_glu._GLUON_TILE, 16, n_programs=132)
+
+
+def hopper_only():
+    if torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("wgmma is Hopper's")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("gating", [GEGLU, ("gelu", "first"), ("silu", "first")], ids=str)
+@pytest.mark.parametrize("bias", [True, False])
+def test_gluon_on_a_gpu(dtype, gating, bias):
+    """A tile, most of which is not there; several waves, the last one cut up or not; and as chosen."""
+    hopper_only()
+    how = {"activation": gating[0], "gate": gating[1]}
+    eager = functools.partial(linear_glu_eager, **how)
+    for shape, n_programs in (
+        ((33, 200, 72), 132), ((1000, 520, 1016), 20), ((1000, 520, 1016), 5), ((2049, 776, 3080), None)
+    ):  # fmt: skip
+        plan = n_programs and GLUON._replace(n_programs=n_programs)
+        version = functools.partial(linear_glu.linear_glu_triton, recompute=True, plan=plan, **how)
+        inputs = tensors(shape, dtype)[: 2 + bias]
+        check_against_float64(version, eager, *inputs, name=f"{how} {shape}")
+
+
+@pytest.mark.gpu
+def test_gluon_keeps_nan_and_infinity_where_they_are():
+    hopper_only()
+    x, weight, bias = detached((1000, 520, 1016), torch.bfloat16)
+    for bad in (float("nan"), float("inf"), -float("inf")):
+        x[777, 519], x[3, 0] = bad, bad
+        want = linear_glu_eager(x, weight, bias)
+        y = linear_glu.linear_glu_triton(x, weight, bias, plan=GLUON._replace(n_programs=20))
+        assert (y.isnan() == want.isnan()).all() and (y.isinf() == want.isinf()).all()
+
+
+@pytest.mark.gpu
+def test_gluon_gives_the_same_bits_in_every_run():
+    """A race between the roles would show as a difference, in one run of many."""
+    hopper_only()
+    for shape in ((8192, 768, 3072), (16384, 1024, 4096), (1000, 520, 1016)):
+        inputs = detached(shape, torch.bfloat16)
+        first = linear_glu.linear_glu_triton(*inputs, plan=GLUON)
+        for _ in range(100):
+            assert torch.equal(linear_glu.linear_glu_triton(*inputs, plan=GLUON), first)
+
+
+@pytest.mark.parametrize(
+    ("activation", "bias"), [("gelu_tanh", True), ("gelu_tanh", False), ("gelu", True)]
+)
+def test_gluon_multiplies_without_waiting_and_without_spills(h200, activation, bias):
+    how = {"bias": bias, "needs_grad": False, "activation": activation}
+    launch = launched(h200, "_linear_glu_gluon_kernel", (16384, 1024, 4096), torch.bfloat16, **how)
+    code = compiled(launch)
+    assert code.spills == 0 and code.registers <= 168 and code.shared_bytes <= 227 * 1024
+    mix = instruction_mix(code)
+    # two consumers, four instructions a step, for whole tiles and for parts of them
+    assert mix["HGMMA.64x256x16.F32.BF16"] == mix["HGMMA.64x64x16.F32.BF16"] == 8
+    # where ptxas cannot keep two steps in flight, it waits for each
+    assert code.sass.count("WARPGROUP.DEPBAR.LE gsb0, 0x1") == 4
+    assert {"240", "24"} <= set(re.findall(r"setmaxnreg\S+\s+(\d+)", code.ptx))
+
+
 # --- machine code --------------------------------------------------------------------------------------------
 
 
@@ -528,8 +761,10 @@ def _moves(mix):
 def test_hopper_gets_tensor_cores_and_tma_without_spills(h200, save_h, bias, length, n_in):
     shape = (16384, n_in, 4096)
     kernel = "_linear_glu_tma_kernel"
-    launch = launched(h200, kernel, shape, torch.bfloat16, bias, needs_grad=save_h)
-    code, tile = compiled(launch), linear_glu._TMA_TILES[length]
+    tile = linear_glu._TMA_TILES[length]
+    plan = Plan("tma", tile, 16, 264, tma_store=length == "long")  # past the one in Gluon
+    launch = launched(h200, kernel, shape, torch.bfloat16, bias, needs_grad=save_h, plan=plan)
+    code = compiled(launch)
     mix = instruction_mix(code)
     # one product for both halves, twice as wide: half as many reads of x as two would need
     each = tile.m // 64 // (tile.num_warps // 4)

@@ -398,7 +398,8 @@ def test_choice(module, kind, aligned):
         if min(m, n) >= 4096:
             assert tile is tiles[0] and parts == 1
     tile, parts = module._choose.__wrapped__(*tiles[0][:2], 65536, kind, device, aligned)
-    assert tile is tiles[0] and parts > 1, "a long K not split"
+    smaller = kind == "half" and aligned  # four tiles for four SMs, rather than parts
+    assert (tile is tiles[0] and parts > 1) != smaller, "a long K not split"
     assert module._choose.__wrapped__(1, 4096, 4096, kind, device, aligned)[0].m == 16
     assert module._choose.__wrapped__(4096, 16, 4096, kind, device, aligned)[0].n == 16
 
@@ -418,9 +419,42 @@ def test_tiles_of_every_generation():
 def test_few_tiles_and_a_long_k_are_split(module):
     """On whatever machine this is; and the sum of the parts is right with everything on top."""
     inputs = tensors((16, 2112, 24), HALF)
-    plan = module._plan(*(t.detach() for t in inputs[:2]), "half")
+    plan = module._plan(*(t.detach() for t in inputs[:2]), "half", "silu")
     assert plan.way == "tiles" and plan.n_parts > 1
     check(module, inputs, "silu")
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_bare_product_that_is_not_large_is_cublas_s(module, bias):
+    """Of 16 bits, rows aligned, on a GPU; what the plan says works with whatever is on top, too."""
+
+    def way(m=1024, k=1024, n=1024, dtype=HALF, activation="identity", on_cpu=False):
+        a, b = torch.empty(m, k, dtype=dtype), torch.empty(k, n, dtype=dtype)
+        kind = module._kind(dtype, False)
+        with mock.patch.multiple(
+            module, _ON_CPU=on_cpu, _generation=lambda _: 9, _n_multiprocessors=lambda _: 132
+        ):
+            return module._plan(a, b, kind, activation).way
+
+    assert way() == way(64, 4096, 14336) == way(2048, 2048, 2048) == "cublas"
+    assert way(4096, 2048, 4096) == "tma" and way(activation="relu") == "tiles"
+    assert way(dtype=torch.float32) == way(k=1023) == way(n=1023) == way(on_cpu=True) == "tiles"
+    inputs = tensors((17, 33, 21), HALF)[: 2 + bias]
+    for activation in module._ACTIVATIONS:
+        check(module, inputs, activation, "cublas")
+
+
+def test_sixteen_bits_get_a_smaller_tile_rather_than_parts(module):
+    """A tile for three quarters of 132 SMs, where one is small enough; else K is cut."""
+    with mock.patch.object(module, "_n_multiprocessors", return_value=132):
+        for (m, k, n), tile in [
+            ((1024, 1024, 1024), (64, 128)), ((512, 4096, 4096), (128, 128)),
+            ((128, 4096, 4096), (64, 64)), ((64, 4096, 14336), (64, 128)),
+        ]:  # fmt: skip
+            chosen, parts = module._choose.__wrapped__(m, n, k, "half", "any")
+            assert (chosen[:2], parts) == (tile, 1)
+        assert module._choose.__wrapped__(16, 4096, 4096, "half", "any")[1] > 1
+        assert module._choose.__wrapped__(1024, 1024, 1024, "tf32", "any")[1] > 1
 
 
 def test_a_large_product_goes_by_tma_from_aligned_copies(module):

@@ -19,10 +19,10 @@ OWN -= {"_refuse"}  # the same in all files
 CLASSES = {"_Undifferentiable"}
 MOST_LINES = 600
 LONGER = {
-    "lora_linear": 1014,
-    "matmul": 962,
+    "lora_linear": 1067,
+    "matmul": 999,
     "fused_mlp": 781,
-    "linear_glu": 872,
+    "linear_glu": 1161,
     "lora_epilogue": 856,
     "softmax": 743,
     "bias_gelu_dropout_add": 708,

@@ -86,7 +86,7 @@ MUTANTS = [
     ),
     Mutant("w_rows[None, :] * stride_wn", "w_rows[None, :] * stride_xm", "W by the strides of x"),
     Mutant('8 else "tf32" if allow_tf32', '8 else "tf32" if not allow_tf32', "tf32 unasked"),
-    Mutant("x1 += bias1.to", "x1 += bias2.to", "the bias of the gate for both halves"),
+    Mutant("x1 += bias1.to(total", "x1 += bias2.to(total", "the bias of the gate for both halves"),
     Mutant(
         "tl.load(bias_ptr + n_hidden + cols",
         "tl.load(bias_ptr + cols + 1",
@@ -147,13 +147,13 @@ MUTANTS = [
     # --- Hopper
     Mutant("w_desc.load([0, col, k])", "w_desc.load([0, row, k])", "TMA: rows of x for rows of W"),
     Mutant(
-        "weight, [2, n_hidden, n_in], [n_hidden * pitch, pitch, 1]",
-        "weight, [2, n_hidden, n_in], [tile.n * pitch, pitch, 1]",
+        "[n_rows // 2 * pitch, pitch, 1]",
+        "[128 * pitch, pitch, 1]",
         "TMA: the gate right behind a tile",
     ),
     Mutant(
-        "weight, [2, n_hidden, n_in], [n_hidden * pitch, pitch, 1]",
-        "weight, [2, 2 * n_hidden, n_in], [n_hidden * pitch, pitch, 1]",
+        "weight, [2, n_rows // 2, n_in]",
+        "weight, [2, n_rows, n_in]",
         "TMA: the first half runs into the second",
     ),
     Mutant(
@@ -170,6 +170,130 @@ MUTANTS = [
     Mutant("can_tma = x.itemsize == 2", "can_tma = x.itemsize <= 4", "TMA: float32 too"),
     Mutant("== 2 and n_in > 0 and", "== 2 and", "TMA: descriptors of no columns"),
     Mutant("can_tma and _tma_reads(weight)", "can_tma", "TMA: a W that it cannot read"),
+    # --- Gluon
+    Mutant(
+        "mbarrier.init(empty.index(i), count=2)",
+        "mbarrier.init(empty.index(i), count=1)",
+        "Gluon: a slot free when one consumer is done",
+    ),
+    Mutant(
+        "warpgroup_mma_wait(1, deps=(total,))",
+        "warpgroup_mma_wait(2, deps=(total,))",
+        "Gluon: a slot free while a product reads it",
+    ),
+    Mutant(
+        "if step > 0:  # the product",
+        "if step >= 0:  # the product",
+        "Gluon: the last slot of a tile freed twice",
+    ),
+    Mutant(
+        "            mbarrier.arrive(empty.index((count - 1) % STAGES), count=1)\n\n",
+        "\n",
+        "Gluon: the last slot of a tile never freed",
+    ),
+    Mutant(
+        "((count // STAGES) & 1) ^ 1)",
+        "(count // STAGES) & 1)",
+        "Gluon: the producer waits for a slot that nobody has used",
+    ),
+    Mutant(
+        "mbarrier.wait(full.index(slot), (count // STAGES) & 1)",
+        "mbarrier.wait(full.index(slot), 0)",
+        "Gluon: a slot taken for full in every second round",
+    ),
+    Mutant(
+        "2 * x_desc.block_type.nbytes + w",
+        "x_desc.block_type.nbytes + w",
+        "Gluon: one consumer's x not waited for",
+    ),
+    Mutant(
+        "x_bufs.index(2 * slot + WHO)",
+        "x_bufs.index(2 * slot)",
+        "Gluon: both consumers multiply the same rows",
+    ),
+    Mutant(
+        "            hopper.fence_async_shared()\n", "", "Gluon: TMA reads y before it is there"
+    ),
+    Mutant(
+        "            tma.store_wait(0)  # of the tile before: y_buf is free\n",
+        "",
+        "Gluon: y_buf written while TMA reads it",
+    ),
+    Mutant(
+        "        )  # fmt: skip\n        tma.store_wait(0)\n",
+        "        )  # fmt: skip\n",
+        "Gluon: a program that ends while TMA reads its memory",
+    ),
+    Mutant(
+        "WHO == 0 and count == LAG",
+        "WHO == 0 and count == 0",
+        "Gluon: nobody lets the second consumer go",
+    ),
+    Mutant(
+        "(n_tiles - n_whole) * PARTS\n", "n_tiles - n_whole\n", "Gluon: a quarter of the last wave"
+    ),
+    Mutant(
+        "n_in, n_tiles - left_over, GROUP",
+        "n_in, n_tiles, GROUP",
+        "Gluon: the last wave never cut up",
+    ),
+    Mutant(
+        "    if left_over * _PARTS > n_programs:\n",
+        "    if left_over > n_programs:\n",
+        "Gluon: a wave cut up that takes two then",
+    ),
+    Mutant("at, x = [row + who * BLOCK_M,", "at, x = [row,", "Gluon: the first 64 rows of x twice"),
+    Mutant(
+        "can_tma and h is None and _can_gluon", "can_tma and _can_gluon", "Gluon: h never written"
+    ),
+    Mutant(
+        "return hopper and n_hidden % 8 == 0 and",
+        "return hopper and",
+        "Gluon: rows of y that TMA cannot write",
+    ),
+    Mutant(
+        "_generation(device) == 9\n",
+        "_generation(device) >= 9\n",
+        "Gluon: wgmma on Blackwell, which has none",
+    ),
+    Mutant("(_FEWEST_STEPS - 1) * _GLUON_TILE.k", "0", "Gluon: a K with no lag in it"),
+    Mutant("x1 = x1 + bias1.to(gl", "x1 = x1 + bias2.to(gl", "Gluon: the gate's bias for both"),
+    Mutant(
+        "(pid_n * PARTS + part % PARTS) * BLOCK_N",
+        "pid_n * PARTS * BLOCK_N",
+        "Gluon: the first part of a tile again and again",
+    ),
+    Mutant(
+        "tile = first + part // PARTS",
+        "tile = part // PARTS",
+        "Gluon: the first tiles cut up again",
+    ),
+    # --- a launch made before, of descriptors
+    Mutant(
+        'kinds = [None if t is None else getattr(t, "dtype", None) or (*t.block_shape,) for t in tensors]',
+        "kinds = []",
+        "a kernel with a bias, or h, launched without",
+    ),
+    Mutant(
+        'getattr(t, "dtype", None) or (*t.block_shape,) for',
+        'getattr(t, "dtype", None) for',
+        "a kernel for other blocks launched",
+    ),
+    Mutant(
+        "x.device, x.dtype, *kinds)",
+        "x.device, *kinds)",
+        "a kernel for descriptors of another dtype launched",
+    ),
+    Mutant(
+        "isinstance(t, torch.Tensor) and t.data_ptr() % 16 for",
+        "False for",
+        "a kernel for an aligned bias launched on another",
+    ),
+    Mutant(
+        "    if launch and torch.cuda.current_device() == x.get_device():\n",
+        "    if launch:\n",
+        "descriptors launched on the current GPU, which is not theirs",
+    ),
     # --- backward
     Mutant(
         "x2 = tl.load(h_ptr + n_hidden + offsets, mask=mask",

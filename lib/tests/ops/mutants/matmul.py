@@ -191,12 +191,61 @@ MUTANTS = [
         "        pass\n",
         "a large product element by element",
     ),
-    Mutant("large or _is_aligned(a) and", "large or", "the rows of b alone decide"),
+    Mutant("aligned = _is_aligned(a) and", "aligned =", "the rows of b alone decide"),
     Mutant("<= t <= max(16, size)", "<= t", "tiles larger than y"),
     Mutant(
-        "            if n_tiles * max(1, parts) >= _ENOUGH * n_multiprocessors:\n                break\n",
+        "        if n_tiles * max(1, parts) >= _ENOUGH * n_multiprocessors:\n            break\n",
         "",
         "always the smallest tile",
+    ),
+    # --- handed to cuBLAS
+    Mutant(
+        'activation == "identity" and not _ON_CPU',
+        "not _ON_CPU",
+        "an epilogue handed to cuBLAS, which has none",
+    ),
+    Mutant(
+        "bare and aligned and m * n * k < _CUBLAS_UP_TO",
+        "bare and aligned",
+        "large products handed to cuBLAS, too",
+    ),
+    Mutant(
+        'bare = kind == "half" and activation',
+        "bare = activation",
+        "float32 handed to cuBLAS: no 3xTF32",
+    ),
+    Mutant(
+        'activation == "identity" and not _ON_CPU',
+        'activation == "identity"',
+        "the CPU's product in the interpreter",
+    ),
+    Mutant(
+        "if bare and aligned and", "if bare and", "odd rows handed to cuBLAS, which is slow at them"
+    ),
+    Mutant(
+        "torch.addmm(bias, a, b, out=total)",
+        "torch.mm(a, b, out=total)",
+        "cuBLAS without the bias",
+    ),
+    Mutant(
+        "    total = y if z is None else z\n    a, b = _for",
+        "    total = y\n    a, b = _for",
+        "cuBLAS: z not written",
+    ),
+    Mutant(
+        "y.copy_(_ACTIVATIONS[activation](total))",
+        "y.copy_(total)",
+        "cuBLAS without the activation",
+    ),
+    Mutant(
+        'for tile in fit if tiles is _TILES["half"] else []:',
+        "for tile in []:",
+        "16 bits: parts of K where a smaller tile would do",
+    ),
+    Mutant(
+        'for tile in fit if tiles is _TILES["half"] else []:',
+        "for tile in fit:",
+        "float32, too: a smaller tile than it is tuned for",
     ),
     # --- gradients
     Mutant("        total += dz\n", "        total = dz\n", "dbias of the last rows alone"),
