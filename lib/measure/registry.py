@@ -410,13 +410,29 @@ SOFTMAX = Op(
     ),
     # longer rows are launched in these ways, with larger tiles; these are for rows of up to 113
     plans={
-        "rows in turn": (
-            softmax.Plan("pipeline", 1, 128, 4, True, 3, softmax.Plan("tile", 4, 128, 4, True)),
+        "several rows": (
+            softmax.Plan("tile", 4, 128, 4, True, backward=softmax.Plan("tile", 2, 128, 4, True)),
             [(1, 1), (7, 40), (8, 97), (9, 100)],
         ),
         "parts": (
-            softmax.Plan("parts", 1, 16, 4, backward=softmax.Plan("parts", 1, 32, 4)),
+            softmax.Plan("parts", 1, 16, 4, tiles=2, backward=softmax.Plan("parts", 1, 32, 4)),
             [(1, 1), (3, 32), (9, 75), (2, 112)],
+        ),
+        "parts without patience": (
+            softmax.Plan(
+                "parts",
+                1,
+                32,
+                4,
+                tiles=1,
+                patience=0,
+                backward=softmax.Plan("parts", 1, 16, 4, tiles=3, patience=0),
+            ),
+            [(3, 32), (9, 75)],
+        ),
+        "eager": (
+            softmax.Plan("eager", 1, 1, 4, backward=softmax.Plan("eager", 1, 1, 4)),
+            [(9, 75)],
         ),
     },
     sources=("lib/ops/softmax.py", "lib/ops/softmax.cu"),

@@ -8,9 +8,10 @@ Dtypes    float32, float16, bfloat16 (computed in float32) and float64.
 Traffic   M rows of N elements of s bytes. Forward 2MNs, written by hand in PyTorch 8MNs; backward 3MNs.
 Options   scale: of scale·x. causal: without the columns j > i of x[..., i, j], as attention leaves them out.
           Both in the same pass; in PyTorch each is one or two more.
-Design    A row that fits on the chip stays in registers between its sum and its quotients: it is read once.
+Design    A row that fits into a program stays in registers between its sum and its quotients: it is read once.
           Longer rows are cut into parts, each held by a program of its own; the parts of a row exchange maximum
-          and sum through memory and wait for each other (a grid barrier), so they too are read once.
+          and sum through memory and wait for each other (a grid barrier), so they too are read once. A program
+          that waits in vain reads its whole row itself: no order in which programs start can make a call hang.
           Rows that do not begin on a 16-byte boundary are read in whole 16-byte pieces, and at their two ends
           element by element.
 Backward  dx = scale · y · (dy - sum(y · dy)). Saves y only.
@@ -35,14 +36,18 @@ from triton.language.extra import libdevice
 _ON_CPU = triton.knobs.runtime.interpret
 _INTERPRETED = tl.constexpr(_ON_CPU)
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+# Of two numbers of 16 bits in 32: -inf, and PTX for the larger ones of two such pairs.
+_EMPTY = {torch.bfloat16: -0x007F0080, torch.float16: -0x03FF0400}
+_MAX = {torch.bfloat16: "max.bf16x2 $0, $1, $2;", torch.float16: "max.f16x2 $0, $1, $2;"}
 
 
 class Plan(NamedTuple):
-    """How one call is launched. All ways but "parts" need block_n columns for a row and 15 more.
+    """How one call is launched.
 
-    way: "tile", block_m whole rows a program; "pipeline", forward only: so many programs, each of which loads
-    the next rows while it computes one; "parts": block_n columns of a row a program, at most 64 programs a row.
+    way: "tile", block_m whole rows a program, padded to block_n columns (room for 15 more than a row has);
+    "parts", of one row, `tiles` tiles of block_n columns a program; "eager", for rows that no GPU could hold.
     whole_pieces: rows of a contiguous x move in 16-byte pieces even where they begin off a 16-byte boundary.
+    patience: how often a program looks for the other parts of its row before it reads them itself.
     backward: the Plan of the backward pass, or None to have it chosen.
     """
 
@@ -51,7 +56,8 @@ class Plan(NamedTuple):
     block_n: int
     num_warps: int
     whole_pieces: bool = False
-    programs: int = 0
+    tiles: int = 1
+    patience: int = 4096
     backward: "Plan | None" = None
 
 
@@ -90,19 +96,23 @@ def _row_sum(x):
 
 
 @triton.jit
-def _pieces(starts, cols, inside, n_cols, V: tl.constexpr):
-    # For rows that begin anywhere: which of `cols`, counted from the last 16-byte boundary before a row, lie
-    # in 16-byte pieces of V elements that are the row's own, so that their mask is the same for all V and
-    # one load takes them; and which columns are left at the row's two ends, (BLOCK_M, 32), to be loaded alone.
+def _pieces(starts, inside, n_cols, V: tl.constexpr):
+    # For rows that begin anywhere, columns counted from the last 16-byte boundary before a row: from which to
+    # which 16-byte piece of V elements it has whole ones, which one load takes, as their mask is the same for
+    # all V; and the columns left at the row's two ends, (BLOCK_M, 32), to be loaded alone.
     shift = (starts % V).to(tl.int32)
     end = tl.where(inside, shift + n_cols, 0)
-    piece = cols // V * V
-    whole = (piece >= shift) & (piece + V <= end)
-    lane, last = tl.arange(0, 32)[None, :], end // V * V
-    end_cols = tl.where(lane < V, lane, last + lane - V)
-    end_piece = end_cols // V * V
-    at_ends = (lane < tl.where(last != 0, 2 * V, V)) & (end_cols >= shift) & (end_cols < end)
-    return whole, at_ends & ((end_piece < shift) | (end_piece + V > end)), end_cols
+    first, behind = (shift + V - 1) // V, end // V
+    lane = tl.arange(0, 32)[None, :]
+    end_cols = tl.where(lane < V, lane, behind * V + lane - V)
+    at_start = (lane >= shift) & (lane < tl.minimum(first * V, end))
+    at_end = (lane < 2 * V) & (end_cols < end) & (behind >= first)
+    return (first, behind, shift), end_cols, tl.where(lane < V, at_start, at_end)
+
+
+@triton.jit
+def _whole(cols, pieces, V: tl.constexpr):
+    return (cols // V >= pieces[0]) & (cols // V < pieces[1])
 
 
 @triton.jit
@@ -126,22 +136,24 @@ def _scored(x, row, col, mask, n_seq, SCALE: tl.constexpr):
     return x
 
 
-@triton.jit
-def _forward_rows(
-    x_ptr, y_ptr, first_row, n_rows, n_cols, stride_xm, n_seq, SCALE: tl.constexpr,
-    WHOLE_PIECES: tl.constexpr, COMPUTE: tl.constexpr, V: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+@triton.jit(do_not_specialize=["n_rows", "n_seq"])
+def _softmax_fwd_kernel(
+    x_ptr, y_ptr, n_rows, n_cols, stride_xm, WHOLE_PIECES: tl.constexpr,
+    COMPUTE: tl.constexpr, V: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    n_seq=None, SCALE: tl.constexpr = None,
 ):  # fmt: skip
-    # BLOCK_M whole rows, padded to BLOCK_N.
+    # One program handles BLOCK_M whole rows, padded to BLOCK_N.
+    first_row = tl.program_id(0).to(tl.int64) * BLOCK_M
     rows = (first_row + tl.arange(0, BLOCK_M).to(tl.int64))[:, None]
     inside = rows < n_rows
     cols = tl.arange(0, BLOCK_N)[None, :]
     if WHOLE_PIECES:
         base = rows * n_cols // V * V
-        mask, at_ends, end_cols = _pieces(rows * n_cols, cols, inside, n_cols, V)
+        pieces, end_cols, at_ends = _pieces(rows * n_cols, inside, n_cols, V)
+        mask = _whole(cols, pieces, V)
         x_offsets, y_offsets = base + cols, base + cols
         ends = tl.load(x_ptr + base + end_cols, mask=at_ends, other=-float("inf")).to(COMPUTE)
-        first_col = rows * n_cols - base
+        first_col = pieces[2]
         ends = _scored(ends, rows, end_cols - first_col, at_ends, n_seq, SCALE)
     else:
         mask = inside & (cols < n_cols)
@@ -162,23 +174,6 @@ def _forward_rows(
     tl.store(y_ptr + y_offsets, numerator * (1.0 / total), mask=mask)
 
 
-@triton.jit(do_not_specialize=["n_rows", "n_programs", "n_seq"])
-def _softmax_fwd_kernel(
-    x_ptr, y_ptr, n_rows, n_cols, stride_xm, n_programs, NUM_STAGES: tl.constexpr,
-    WHOLE_PIECES: tl.constexpr, COMPUTE: tl.constexpr, V: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, n_seq=None, SCALE: tl.constexpr = None,
-):  # fmt: skip
-    # One program handles BLOCK_M rows; with stages it takes rows n_programs apart, the next ones under way.
-    if NUM_STAGES == 0:
-        first_row = tl.program_id(0).to(tl.int64) * BLOCK_M
-        _forward_rows(x_ptr, y_ptr, first_row, n_rows, n_cols, stride_xm, n_seq, SCALE,
-                      WHOLE_PIECES, COMPUTE, V, BLOCK_M, BLOCK_N)  # fmt: skip
-    else:
-        for row in tl.range(tl.program_id(0), n_rows, n_programs, num_stages=NUM_STAGES):
-            _forward_rows(x_ptr, y_ptr, tl.cast(row, tl.int64), n_rows, n_cols, stride_xm, n_seq,
-                          SCALE, WHOLE_PIECES, COMPUTE, V, BLOCK_M, BLOCK_N)  # fmt: skip
-
-
 @triton.jit(do_not_specialize=["n_rows", "n_seq"])
 def _softmax_bwd_kernel(
     dy_ptr, y_ptr, dx_ptr, n_rows, n_cols, stride_dym, WHOLE_PIECES: tl.constexpr,
@@ -192,9 +187,10 @@ def _softmax_bwd_kernel(
     cols = tl.arange(0, BLOCK_N)[None, :]
     if WHOLE_PIECES:
         base = rows * n_cols // V * V
-        mask, at_ends, end_cols = _pieces(rows * n_cols, cols, inside, n_cols, V)
+        pieces, end_cols, at_ends = _pieces(rows * n_cols, inside, n_cols, V)
+        mask = _whole(cols, pieces, V)
         dy_offsets, y_offsets = base + cols, base + cols
-        first_col = rows * n_cols - base
+        first_col = pieces[2]
         end_dy = tl.load(dy_ptr + base + end_cols, mask=at_ends, other=0.0).to(COMPUTE)
         end_y = tl.load(y_ptr + base + end_cols, mask=at_ends, other=0.0).to(COMPUTE)
     else:
@@ -216,144 +212,201 @@ def _softmax_bwd_kernel(
 
 # --- rows too long for one program: a grid barrier -----------------------------------------------------------
 
-# A row of more than 32,768 elements does not fit into the registers of one program, so several programs hold a
-# part of it each. None can write its part before it knows the maximum and the sum of the whole row. So each
-# stores those of its part, waits until all programs of the row have done so, and then reads them all. Such a
-# grid barrier hangs if a program waits for one that cannot start. Two things prevent that: a program takes its
-# part by a ticket, in the order in which programs start; and a row has at most 64 parts, of 256 threads each,
-# which any GPU can hold at once.
+# A program holds one part of a row, and can write none of it before it knows the maximum and the sum of the
+# whole row. So it tells the others those of its part, in words of memory that are 0 before, and waits until all
+# have done so. Such a grid barrier hangs where a program waits for one that cannot start, and a GPU promises no
+# order of start. So none waits for ever: out of patience, after some milliseconds, it reads the whole row
+# itself and goes on. That ends in any order, however few programs run at once: in the interpreter, one.
 
 
 @triton.jit
-def _ticket(counters_ptr, n_parts, PHASE: tl.constexpr):
-    # Row and part of this program. Not by program_id: tickets go out in the order in which programs start, so
-    # those that a program waits for have started too, or will once the programs before them have ended.
-    ticket = tl.program_id(0)
-    if PHASE == 0:
-        ticket = tl.atomic_add(counters_ptr, 1, sem="relaxed")
-    return (ticket // n_parts).to(tl.int64), ticket % n_parts
+def _tell(word_ptr, number):
+    # All bits turned: 0.0 is not 0. A word is seen whole or not at all, so nothing else has to be ordered.
+    BITS: tl.constexpr = tl.int64 if number.dtype == tl.float64 else tl.int32
+    tl.atomic_xchg(word_ptr, ~number.to(BITS, bitcast=True), sem="relaxed")
 
 
 @triton.jit
-def _wait_for_all(counter_ptr, n_parts):
-    # acq_rel: what the others have stored before they arrived is seen after
-    arrived = tl.atomic_add(counter_ptr, 1, sem="acq_rel") + 1
-    while arrived < n_parts:
-        arrived = tl.atomic_add(counter_ptr, 0, sem="acquire")
+def _hear(
+    words_ptr, n_parts, patience, N: tl.constexpr, PARTS: tl.constexpr, COMPUTE: tl.constexpr
+):
+    # The N numbers of each part, (PARTS, N), and whether all are there. PARTS are no fewer than the program has
+    # threads: each looks at words of its own, so all threads decide together.
+    parts = tl.arange(0, PARTS)[:, None]
+    ptrs = words_ptr + parts * N + tl.arange(0, N)[None, :]
+    words = tl.load(ptrs, mask=parts < n_parts, other=-1, volatile=True)
+    while (tl.max((words == 0).to(tl.int32)) == 1) & (patience > 0):
+        words = tl.load(ptrs, mask=parts < n_parts, other=-1, volatile=True)
+        patience -= 1
+    return (~words).to(COMPUTE, bitcast=True), tl.max((words == 0).to(tl.int32)) == 0
 
 
 @triton.jit
-def _put(stats, part, top, total, COMPUTE: tl.constexpr):
-    # Maximum and sum of a part: two float32 in one word of 64 bits, two float64 in two.
-    if COMPUTE == tl.float32:  # noqa: SIM300
-        high = top.to(tl.int32, bitcast=True).to(tl.int64) << 32
-        tl.store(stats + 2 * part, high | total.to(tl.uint32, bitcast=True).to(tl.int64))
-    else:
-        tl.store(stats + 2 * part, top.to(tl.int64, bitcast=True))
-        tl.store(stats + 2 * part + 1, total.to(tl.int64, bitcast=True))
+def _tile(t, part, n_parts, LENGTH: tl.constexpr):
+    return (t * n_parts + part) * LENGTH + tl.arange(0, LENGTH)
 
 
 @triton.jit
-def _get(stats, parts, mask, COMPUTE: tl.constexpr):
-    # .cg: from L2, where the other programs have put them
-    word = tl.load(stats + 2 * parts, mask=mask, other=0, cache_modifier=".cg")
-    if COMPUTE == tl.float32:  # noqa: SIM300
-        top = (word >> 32).to(tl.int32).to(tl.float32, bitcast=True)
-        total = (word & 0xFFFFFFFF).to(tl.uint32).to(tl.float32, bitcast=True)
-    else:
-        top = word.to(tl.float64, bitcast=True)
-        word = tl.load(stats + 2 * parts + 1, mask=mask, other=0, cache_modifier=".cg")
-        total = word.to(tl.float64, bitcast=True)
-    return tl.where(mask, top, -float("inf")), total
+def _hold(
+    row_ptr, part, n_parts, pieces, EMPTY: tl.constexpr, TILES: tl.constexpr, BLOCK_N: tl.constexpr
+):
+    # A part as it lies in memory: a word is one number, or two of 16 bits, which take half the registers so.
+    V: tl.constexpr = 128 // row_ptr.dtype.element_ty.primitive_bitwidth
+    PAIR: tl.constexpr = 2 if V == 8 else 1
+    if PAIR == 2:
+        row_ptr = row_ptr.to(tl.pointer_type(tl.int32))
+    held = ()
+    for t in tl.static_range(TILES):
+        words = _tile(t, part, n_parts, BLOCK_N // PAIR)
+        if t == 0 or t == TILES - 1:  # no other tile can reach beyond the row
+            whole = _whole(words, pieces, V // PAIR)
+            held = held + (tl.load(row_ptr + words, mask=whole, other=EMPTY),)
+        else:
+            held = held + (tl.load(row_ptr + words),)
+    return held
 
 
-@triton.jit(do_not_specialize=["n_parts", "n_seq"])
+@triton.jit
+def _numbers(words, zero, DTYPE: tl.constexpr, COMPUTE: tl.constexpr):
+    # zero is 0, but the compiler does not know it, and so makes the numbers of these words anew: it would keep
+    # those that it has made before, and there are no registers for them.
+    if DTYPE.primitive_bitwidth == 16:
+        words += zero
+        low = words.to(tl.int16).to(DTYPE, bitcast=True)
+        words = tl.interleave(low, (words >> 16).to(tl.int16).to(DTYPE, bitcast=True))
+    return words.to(COMPUTE)
+
+
+@triton.jit
+def _row_alone(
+    x_row, n_tiles, row, pieces, n_seq, SCALE: tl.constexpr, COMPUTE: tl.constexpr,
+    V: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    # Maximum and sum of a whole row but for its ends, tile by tile (online softmax).
+    top, total = tl.full((), -float("inf"), COMPUTE), tl.full((), 0.0, COMPUTE)
+    for tile in range(n_tiles):
+        cols = _tile(tile, 0, 1, BLOCK_N)
+        whole = _whole(cols, pieces, V)
+        x = tl.load(x_row + cols, mask=whole, other=-float("inf")).to(COMPUTE)
+        x = _scored(x, row, cols - pieces[2], whole, n_seq, SCALE)
+        before, top = top, tl.maximum(top, tl.max(x))
+        base = tl.where(top == -float("inf"), 0.0, top)
+        total = total * _exp(before - base) + tl.sum(_exp(x - base))
+    return top, total
+
+
+@triton.jit(do_not_specialize=["n_parts", "patience", "zero", "n_seq"])
 def _softmax_parts_fwd_kernel(
-    x_ptr, y_ptr, counters_ptr, stats_ptr, n_cols, stride_xm, n_parts, PHASE: tl.constexpr,
-    COMPUTE: tl.constexpr, PARTS: tl.constexpr, BLOCK_N: tl.constexpr,
-    n_seq=None, SCALE: tl.constexpr = None,
+    x_ptr, y_ptr, words_ptr, n_cols, stride_xm, n_parts, patience, zero,
+    EMPTY: tl.constexpr, MAX_OF_PAIRS: tl.constexpr, WHOLE_PIECES: tl.constexpr,
+    COMPUTE: tl.constexpr, V: tl.constexpr, TILES: tl.constexpr, BLOCK_N: tl.constexpr,
+    PARTS: tl.constexpr, n_seq=None, SCALE: tl.constexpr = None,
 ):  # fmt: skip
-    # One program handles one part of a row, (1, BLOCK_N). Phase 0 is all of it; the interpreter, where programs
-    # run in turn and cannot wait for each other, runs phase 1 up to the waiting and then phase 2.
-    row, part = _ticket(counters_ptr, n_parts, PHASE)
-    cols = part * BLOCK_N + tl.arange(0, BLOCK_N)
-    mask = cols < n_cols
-    x = tl.load(x_ptr + row * stride_xm + cols, mask=mask, other=-float("inf")).to(COMPUTE)
-    x = _scored(x, row, cols, mask, n_seq, SCALE)
-    top = tl.max(x, axis=0)
+    # One program handles one part of a row: TILES tiles of BLOCK_N columns, n_parts apart.
+    row, part = (tl.program_id(0) // n_parts).to(tl.int64), tl.program_id(0) % n_parts
+    DTYPE: tl.constexpr = x_ptr.dtype.element_ty
+    x_row, y_row = x_ptr + row * stride_xm // V * V, y_ptr + row * n_cols // V * V
+    pieces, end_cols, at_ends = _pieces(row * n_cols, True, n_cols, V)
+    if WHOLE_PIECES:  # all programs of a row see its ends, and the first stores them
+        ends = tl.load(x_row + end_cols, mask=at_ends, other=-float("inf")).to(COMPUTE)
+        ends = _scored(ends, row, end_cols - pieces[2], at_ends, n_seq, SCALE)
+    held = _hold(x_row, part, n_parts, pieces, EMPTY, TILES, BLOCK_N)
+
+    if MAX_OF_PAIRS is not None:  # of two words in one instruction, for which Triton has no name
+        words = held[0]
+        for t in tl.static_range(1, TILES):
+            words = tl.inline_asm_elementwise(
+                MAX_OF_PAIRS, "=r,r,r", [words, held[t]], dtype=tl.int32, is_pure=True, pack=1
+            )
+        tops = _numbers(words, 0, DTYPE, COMPUTE)
+    else:
+        tops = tl.full((BLOCK_N,), -float("inf"), COMPUTE)
+        for t in tl.static_range(TILES):
+            cols, x = _tile(t, part, n_parts, BLOCK_N), _numbers(held[t], 0, DTYPE, COMPUTE)
+            x = _scored(x, row, cols - pieces[2], _whole(cols, pieces, V), n_seq, SCALE)
+            tops = tl.maximum(tops, x)
+    top, sums = tl.max(tops), tl.zeros((BLOCK_N,), COMPUTE)
     # a part of -inf alone adds nothing, and exp(-inf - -inf) would be NaN
-    numerator = _exp(x - tl.where(top == -float("inf"), 0.0, top))
-    stats = stats_ptr + 2 * row * n_parts
-    if PHASE != 2:
-        _put(stats, part, top, tl.sum(numerator, axis=0), COMPUTE)
-    if PHASE == 0:
-        _wait_for_all(counters_ptr + 1 + row, n_parts)
-    if PHASE != 1:
-        ids = tl.arange(0, PARTS)
-        tops, sums = _get(stats, ids, ids < n_parts, COMPUTE)
-        row_top = tl.max(tops, axis=0)
-        total = tl.sum(tl.where(sums == 0.0, 0.0, sums * tl.exp(tops - row_top)), axis=0)
-        # 0 / 0 for a row of -inf: NaN, as in torch. A part of -inf in another row has zeros, not 0 · NaN
-        scale = tl.where(top == -float("inf"), 1.0, tl.exp(top - row_top)) / total
-        tl.store(y_ptr + row * n_cols + cols, numerator * scale, mask=mask)
+    base = tl.where(top == -float("inf"), 0.0, top)
+    for t in tl.static_range(TILES):
+        cols, x = _tile(t, part, n_parts, BLOCK_N), _numbers(held[t], zero, DTYPE, COMPUTE)
+        x = _scored(x, row, cols - pieces[2], _whole(cols, pieces, V), n_seq, SCALE)
+        sums += _exp(x - base)
+
+    words_ptr += 2 * row * n_parts
+    _tell(words_ptr + 2 * part, top)
+    _tell(words_ptr + 2 * part + 1, tl.sum(sums))
+    told, all_told = _hear(words_ptr, n_parts, patience, 2, PARTS, COMPUTE)
+    tops, totals = tl.split(told)
+    ids = tl.arange(0, PARTS)
+    tops = tl.where(ids < n_parts, tops, -float("inf"))
+    if not all_told:
+        top, total = _row_alone(
+            x_row, n_parts * TILES, row, pieces, n_seq, SCALE, COMPUTE, V, BLOCK_N
+        )
+        tops, totals = tl.where(ids == 0, top, -float("inf")), tl.where(ids == 0, total, 0.0)
+    top = tl.max(tops)
+    if WHOLE_PIECES:
+        top = tl.maximum(top, tl.max(ends))
+    total = tl.sum(totals * tl.exp(tops - top))  # NaN for a row of -inf, as in torch
+    if WHOLE_PIECES:
+        end_numerator = _exp(ends - top)
+        total += tl.sum(end_numerator)
+        tl.store(y_row + end_cols, end_numerator * (1.0 / total), mask=at_ends & (part == 0))
+    for t in tl.static_range(TILES):
+        cols, x = _tile(t, part, n_parts, BLOCK_N), _numbers(held[t], 2 * zero, DTYPE, COMPUTE)
+        whole = _whole(cols, pieces, V)
+        y = _exp(_scored(x, row, cols - pieces[2], whole, n_seq, SCALE) - top) * (1.0 / total)
+        if t == 0 or t == TILES - 1:
+            tl.store(y_row + cols, y, mask=whole)
+        else:
+            tl.store(y_row + cols, y)
 
 
-@triton.jit(do_not_specialize=["n_parts", "n_seq"])
+@triton.jit(do_not_specialize=["n_parts", "patience", "zero", "n_seq"])
 def _softmax_parts_bwd_kernel(
-    dy_ptr, y_ptr, dx_ptr, counters_ptr, stats_ptr, n_cols, stride_dym, n_parts,
-    PHASE: tl.constexpr, COMPUTE: tl.constexpr, PARTS: tl.constexpr, BLOCK_N: tl.constexpr,
-    n_seq=None, SCALE: tl.constexpr = None,
+    dy_ptr, y_ptr, dx_ptr, words_ptr, n_cols, stride_dym, n_parts, patience, zero,
+    WHOLE_PIECES: tl.constexpr, COMPUTE: tl.constexpr, V: tl.constexpr, TILES: tl.constexpr,
+    BLOCK_N: tl.constexpr, PARTS: tl.constexpr, n_seq=None, SCALE: tl.constexpr = None,
 ):  # fmt: skip
-    # One program handles one part of a row, (1, BLOCK_N), in phases as forward.
-    row, part = _ticket(counters_ptr, n_parts, PHASE)
-    cols = part * BLOCK_N + tl.arange(0, BLOCK_N)
-    mask = cols < n_cols
-    dy = tl.load(dy_ptr + row * stride_dym + cols, mask=mask, other=0.0).to(COMPUTE)
-    y = tl.load(y_ptr + row * n_cols + cols, mask=mask, other=0.0).to(COMPUTE)
-    stats = stats_ptr + row * n_parts
-    if PHASE != 2:
-        tl.store(stats + part, tl.sum(y * dy, axis=0))
-    if PHASE == 0:
-        _wait_for_all(counters_ptr + 1 + row, n_parts)
-    if PHASE != 1:
-        ids = tl.arange(0, PARTS)
-        sums = tl.load(stats + ids, mask=ids < n_parts, other=0.0, cache_modifier=".cg")
-        dx = y * (dy - tl.sum(sums, axis=0))
-        dx = _scored_grad(dx, row, cols, n_seq, SCALE)
-        tl.store(dx_ptr + row * n_cols + cols, dx, mask=mask)
+    # One program handles one part of a row, as forward.
+    row, part = (tl.program_id(0) // n_parts).to(tl.int64), tl.program_id(0) % n_parts
+    DTYPE: tl.constexpr = y_ptr.dtype.element_ty
+    start = row * n_cols // V * V
+    dy_row, y_row, dx_row = dy_ptr + row * stride_dym // V * V, y_ptr + start, dx_ptr + start
+    pieces, end_cols, at_ends = _pieces(row * n_cols, True, n_cols, V)
+    if WHOLE_PIECES:
+        end_dy = tl.load(dy_row + end_cols, mask=at_ends, other=0.0).to(COMPUTE)
+        end_y = tl.load(y_row + end_cols, mask=at_ends, other=0.0).to(COMPUTE)
+    dys = _hold(dy_row, part, n_parts, pieces, 0, TILES, BLOCK_N)
+    ys = _hold(y_row, part, n_parts, pieces, 0, TILES, BLOCK_N)
+    sums = tl.zeros((BLOCK_N,), COMPUTE)
+    for t in tl.static_range(TILES):
+        sums += _numbers(dys[t], 0, DTYPE, COMPUTE) * _numbers(ys[t], 0, DTYPE, COMPUTE)
 
-
-def _launch_parts(plan, x, y, options):
-    grid, memory, sizes = _parts(x, plan.block_n, 2, torch.int64)
-    for phase in _phases():
-        _softmax_parts_fwd_kernel[grid](
-            x, y, *memory, x.shape[1], x.stride(0), PHASE=phase, COMPUTE=_compute_dtype(x.dtype),
-            **sizes, **options, num_warps=plan.num_warps,
-        )  # fmt: skip
-
-
-def _launch_parts_backward(plan, dy, y, dx, options):
-    wide = torch.float64 if y.dtype == torch.float64 else torch.float32
-    grid, memory, sizes = _parts(y, plan.block_n, 1, wide)
-    for phase in _phases():
-        _softmax_parts_bwd_kernel[grid](
-            dy, y, dx, *memory, y.shape[1], dy.stride(0), PHASE=phase,
-            COMPUTE=_compute_dtype(y.dtype), **sizes, **options, num_warps=plan.num_warps,
-        )  # fmt: skip
-
-
-def _phases():
-    return (1, 2) if triton.knobs.runtime.interpret else (0,)
-
-
-def _parts(x, block_n, n_stats, stats_dtype):
-    """Grid, scratch memory (n_stats words for each part) and sizes for rows of x cut into parts of block_n."""
-    n_rows, n_cols = x.shape
-    n_parts = _cdiv(n_cols, block_n)
-    counters = torch.zeros(n_rows + 1, dtype=torch.int32, device=x.device)
-    memory = counters, torch.empty(n_rows * n_parts * n_stats, dtype=stats_dtype, device=x.device)
-    sizes = {"n_parts": n_parts, "PARTS": _power_of_2(n_parts), "BLOCK_N": block_n}
-    return (n_rows * n_parts,), memory, sizes
+    words_ptr += row * n_parts
+    _tell(words_ptr + part, tl.sum(sums))
+    totals, all_told = _hear(words_ptr, n_parts, patience, 1, PARTS, COMPUTE)
+    total = tl.sum(totals)
+    if not all_told:
+        total = tl.full((), 0.0, COMPUTE)
+        for tile in range(n_parts * TILES):
+            cols = _tile(tile, 0, 1, BLOCK_N)
+            whole = _whole(cols, pieces, V)
+            dy = tl.load(dy_row + cols, mask=whole, other=0.0).to(COMPUTE)
+            total += tl.sum(dy * tl.load(y_row + cols, mask=whole, other=0.0).to(COMPUTE))
+    if WHOLE_PIECES:
+        total += tl.sum(end_y * end_dy)
+        end_dx = _scored_grad(end_y * (end_dy - total), row, end_cols - pieces[2], n_seq, SCALE)
+        tl.store(dx_row + end_cols, end_dx, mask=at_ends & (part == 0))
+    for t in tl.static_range(TILES):
+        cols, dy = _tile(t, part, n_parts, BLOCK_N), _numbers(dys[t], zero, DTYPE, COMPUTE)
+        dx = _numbers(ys[t], zero, DTYPE, COMPUTE) * (dy - total)
+        dx = _scored_grad(dx, row, cols - pieces[2], n_seq, SCALE)
+        if t == 0 or t == TILES - 1:
+            tl.store(dx_row + cols, dx, mask=_whole(cols, pieces, V))
+        else:
+            tl.store(dx_row + cols, dx)
 
 
 # --- plan and launch -----------------------------------------------------------------------------------------
@@ -367,31 +420,60 @@ def _power_of_2(n):
     return 1 << max(0, n - 1).bit_length()  # so is triton.next_power_of_2
 
 
+_launched = {}  # the compiled kernel, and its arguments after the tensors, of each kind of launch
+
+
+def _run(kernel, grid, tensors, *sizes, **options):
+    """kernel[grid](*tensors, *sizes, **options) on the tensors' GPU; the second time, at half the host's time.
+
+    Triton looks at every argument of every launch to find the kernel compiled for its like. A launch that
+    differs from an earlier one in nothing but memory finds it here, if pointers are aligned to 16 bytes.
+    """
+    kinds = [None if t is None else t.dtype for t in tensors]
+    how = kernel.fn, type(kernel).run  # tools that watch launches put another `run` in its place
+    key = (*how, grid, sizes, (*options.items(),), tensors[0].device, *kinds)
+    aligned = not any([t is not None and t.data_ptr() % 16 for t in tensors])
+    launch = _launched.get(key) if aligned else None
+    if launch and torch.cuda.current_device() == tensors[0].get_device():
+        launch[0](*tensors, *launch[1])
+        return
+    with torch.cuda.device_of(tensors[0]):  # else the launch goes to the current GPU, not to theirs
+        compiled = kernel[grid](*tensors, *sizes, **options)
+    if compiled and aligned:  # the interpreter compiles nothing
+        named = {name: value for name, value in options.items() if name in kernel.arg_names}
+        given = kernel.signature.bind(*tensors, *sizes, **named)
+        given.apply_defaults()
+        if len(_launched) >= 4096:
+            _launched.clear()  # sizes that never come again
+        _launched[key] = compiled[(*grid, 1, 1)[:3]], given.args[len(tensors) :]
+
+
 def _compute_dtype(dtype):
     return tl.float64 if dtype == torch.float64 else tl.float32
 
 
 @functools.cache
 def _n_multiprocessors(device):
-    return 4 if _ON_CPU else torch.cuda.get_device_properties(device).multi_processor_count
+    return 132 if _ON_CPU else torch.cuda.get_device_properties(device).multi_processor_count
 
 
 @functools.cache
-def _shared_bytes(device):
-    """How much shared memory one program can have."""
-    if _ON_CPU:
-        return 2**18
-    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+def _has_pairs(device):
+    """Whether the GPU has the instructions of _MAX."""
+    if _ON_CPU or torch.version.hip:
+        return False
+    return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 # What is tuned, on an H200; on other GPUs it is correct, not tuned.
 _SHORT, _SHARED = 512, 1024  # rows as short as that share a program, so many elements together
 _MIDDLE = 2048  # up to here few warps: then a row's sum needs no shared memory, or little
 _WARP_BYTES = 1024  # of a longer row: two loads a thread
-_PIPELINED = 16384  # elements; of 2-byte rows longer than that one program fills an SM
-_LONGEST = 32768  # elements of a row in one program
-_LONGEST_BACKWARD = 65536  # bytes: there are two tensors to hold, not one
-_PART, _MOST_PARTS = 8192, 64  # a part's least elements; all parts of a row have to run at once
+# Elements of a row in one program, by their bytes; backward there are two tensors to hold.
+_LONGEST, _LONGEST_BACKWARD = {2: 16384, 4: 32768, 8: 32768}, {2: 16384, 4: 16384, 8: 8192}
+# How many tiles, of 16 bytes a thread, a program of a longer row holds; backward so many of each tensor.
+_TILES, _TILES_BACKWARD = {2: 16, 4: 16, 8: 8}, {2: 5, 4: 8, 8: 4}
+_MOST_PARTS = 3  # of a row on each multiprocessor, which has to hold them all at once
 
 
 def _plan_tile(n_cols, itemsize, contiguous):
@@ -410,25 +492,29 @@ def _plan_tile(n_cols, itemsize, contiguous):
     return Plan("tile", block_m, width, num_warps, whole_pieces)
 
 
-def _plan_parts(n_cols):
-    return Plan("parts", 1, max(_PART, _power_of_2(_cdiv(n_cols, _MOST_PARTS))), 8)
+def _n_tiles(n_cols, itemsize, block_n):
+    v = 16 // itemsize
+    return _cdiv(n_cols + (v - 1 if n_cols % v else 0), block_n)  # room for what is before a row
+
+
+def _plan_parts(n_cols, itemsize, device, tiles):
+    block_n = 4 * 32 * 16 // itemsize  # 16 bytes a thread
+    most = _MOST_PARTS * _n_multiprocessors(device) * tiles * block_n
+    return Plan("parts" if n_cols <= most else "eager", 1, block_n, 4, tiles=tiles)
 
 
 @functools.cache
 def _plan(n_cols, itemsize, contiguous, device):
     plan = _plan_tile(n_cols, itemsize, contiguous)
-    if plan.block_n > _LONGEST:
-        return _plan_parts(n_cols)
-    if n_cols > _PIPELINED and itemsize == 2 and _shared_bytes(device) >= 2 * 65536 + 1024:
-        # One program fills an SM: two more rows, which it waits for, have to be on their way.
-        return plan._replace(way="pipeline", num_warps=16, programs=_n_multiprocessors(device))
-    return plan
+    long = plan.block_n > _LONGEST[itemsize]
+    return _plan_parts(n_cols, itemsize, device, _TILES[itemsize]) if long else plan
 
 
 @functools.cache
-def _plan_backward(n_cols, itemsize, contiguous):
+def _plan_backward(n_cols, itemsize, contiguous, device):
     plan = _plan_tile(n_cols, itemsize, contiguous)
-    return _plan_parts(n_cols) if plan.block_n * itemsize > _LONGEST_BACKWARD else plan
+    long = plan.block_n > _LONGEST_BACKWARD[itemsize]
+    return _plan_parts(n_cols, itemsize, device, _TILES_BACKWARD[itemsize]) if long else plan
 
 
 def _options(scale, n_seq):
@@ -437,36 +523,74 @@ def _options(scale, n_seq):
     return options if n_seq is None else options | {"n_seq": n_seq}
 
 
+def _in_pieces(x):
+    """x, (M, N), or a copy: its rows then stand on 16-byte boundaries as those of y do."""
+    v = 16 // x.itemsize
+    alike = x.is_contiguous() or x.stride(0) % v == x.shape[1] % v == 0
+    return x if alike and x.data_ptr() % 16 == 0 else x.clone(memory_format=torch.contiguous_format)
+
+
+def _parts(plan, x, n_words):
+    """Grid, memory of n_words for each part, sizes and constants of a launch for rows of x in parts."""
+    n_rows, n_cols = x.shape
+    n_tiles = _n_tiles(n_cols, x.itemsize, plan.block_n)
+    n_parts = _cdiv(n_tiles, plan.tiles)
+    bits = torch.int64 if x.dtype == torch.float64 else torch.int32
+    words = torch.zeros(n_rows * n_parts * n_words, dtype=bits, device=x.device)
+    constants = {
+        "WHOLE_PIECES": n_cols % 16 != 0, "COMPUTE": _compute_dtype(x.dtype), "V": 16 // x.itemsize,
+        "TILES": _cdiv(n_tiles, n_parts), "BLOCK_N": plan.block_n,
+        "PARTS": max(_power_of_2(n_parts), 32 * plan.num_warps), "num_warps": plan.num_warps,
+    }  # fmt: skip
+    return (n_rows * n_parts,), words, (n_parts, 0 if _ON_CPU else plan.patience, 0), constants
+
+
 def _launch(plan, x, y, scale=1.0, n_seq=None):
     options = _options(scale, n_seq)
     n_rows, n_cols = x.shape
-    with torch.cuda.device_of(x):  # else the launch goes to the current GPU, not to x's
-        if plan.way == "parts":
-            _launch_parts(plan, x, y, options)
-            return
-        pipelined = plan.way == "pipeline"
-        programs = min(n_rows, plan.programs) if pipelined else _cdiv(n_rows, plan.block_m)
-        _softmax_fwd_kernel[(programs,)](
-            x, y, n_rows, n_cols, x.stride(0), programs, NUM_STAGES=3 if pipelined else 0,
-            WHOLE_PIECES=plan.whole_pieces and x.is_contiguous(), COMPUTE=_compute_dtype(x.dtype),
-            V=16 // x.itemsize, BLOCK_M=plan.block_m, BLOCK_N=plan.block_n, **options,
-            num_warps=plan.num_warps,
+    if plan.way == "eager":
+        matrices = x.reshape(-1, n_seq or 1, n_cols)
+        y.copy_(softmax_eager(matrices, -1, scale, n_seq is not None).view_as(y))
+        return
+    if plan.way == "parts":
+        x = _in_pieces(x)
+        grid, words, sizes, constants = _parts(plan, x, 2)
+        pairs = not options and _has_pairs(x.device)
+        _run(
+            _softmax_parts_fwd_kernel, grid, (x, y, words), n_cols, x.stride(0), *sizes,
+            EMPTY=_EMPTY.get(x.dtype, -math.inf), MAX_OF_PAIRS=_MAX.get(x.dtype) if pairs else None,
+            **constants, **options,
         )  # fmt: skip
+        return
+    _run(
+        _softmax_fwd_kernel, (_cdiv(n_rows, plan.block_m),), (x, y), n_rows, n_cols, x.stride(0),
+        WHOLE_PIECES=plan.whole_pieces and x.is_contiguous(), COMPUTE=_compute_dtype(x.dtype),
+        V=16 // x.itemsize, BLOCK_M=plan.block_m, BLOCK_N=plan.block_n, **options,
+        num_warps=plan.num_warps,
+    )  # fmt: skip
 
 
 def _launch_backward(plan, dy, y, dx, scale, n_seq):
     options = _options(scale, n_seq)
     n_rows, n_cols = y.shape
-    with torch.cuda.device_of(y):
-        if plan.way == "parts":
-            _launch_parts_backward(plan, dy, y, dx, options)
-            return
-        _softmax_bwd_kernel[(_cdiv(n_rows, plan.block_m),)](
-            dy, y, dx, n_rows, n_cols, dy.stride(0),
-            WHOLE_PIECES=plan.whole_pieces and dy.is_contiguous(), COMPUTE=_compute_dtype(y.dtype),
-            V=16 // y.itemsize, BLOCK_M=plan.block_m, BLOCK_N=plan.block_n, **options,
-            num_warps=plan.num_warps,
+    if plan.way == "eager":
+        grad = torch.ops.aten._softmax_backward_data(dy, y, -1, y.dtype) * scale
+        dx.copy_(grad if n_seq is None else grad.view(-1, n_seq, n_cols).tril().view_as(dx))
+        return
+    if plan.way == "parts":
+        dy = _in_pieces(dy)
+        grid, words, sizes, constants = _parts(plan, y, 1)
+        _run(
+            _softmax_parts_bwd_kernel, grid, (dy, y, dx, words), n_cols, dy.stride(0), *sizes,
+            **constants, **options,
         )  # fmt: skip
+        return
+    _run(
+        _softmax_bwd_kernel, (_cdiv(n_rows, plan.block_m),), (dy, y, dx), n_rows, n_cols,
+        dy.stride(0), WHOLE_PIECES=plan.whole_pieces and dy.is_contiguous(),
+        COMPUTE=_compute_dtype(y.dtype), V=16 // y.itemsize, BLOCK_M=plan.block_m,
+        BLOCK_N=plan.block_n, **options, num_warps=plan.num_warps,
+    )  # fmt: skip
 
 
 # --- forward and backward ------------------------------------------------------------------------------------
@@ -498,7 +622,9 @@ def _backward(dy, y, scale, causal, plan=None):
         n_cols = y.shape[-1]
         # y.sum().backward() sends a dy of strides 0: copied, as rows are read side by side
         dy = _rows_side_by_side(dy.reshape(-1, n_cols))
-        plan = plan and plan.backward or _plan_backward(n_cols, y.itemsize, dy.is_contiguous())
+        contiguous = dy.is_contiguous()
+        chosen = _plan_backward(n_cols, y.itemsize, contiguous, y.device)
+        plan = plan and plan.backward or chosen
         n_seq = _n_seq(y) if causal else None
         _launch_backward(plan, dy, y.view(-1, n_cols), dx.view(-1, n_cols), scale, n_seq)
     return dx
