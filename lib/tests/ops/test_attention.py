@@ -2,6 +2,7 @@
 
 import fractions
 import functools
+import re
 from unittest import mock
 
 from lib import machine
@@ -322,6 +323,24 @@ def test_products_by_wgmma_and_nothing_in_local_memory(module, which, tma):
     assert sum(n for name, n in mix.items() if name.startswith("HGMMA")) >= 16, mix
     assert any(name.startswith("UTMALDG" if tma else "LDGSTS") for name in mix), mix
     assert not any(name.startswith("ATOM") or name.startswith("RED") for name in mix)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_forward_in_roles(module, causal):
+    """bfloat16, D = 128: a group waits for p v after its softmax, not before; nothing is read but by TMA."""
+    launches, (q, *_) = [], inputs((1, 4, 1, 512, 512, 128), torch.bfloat16)
+    q = q.detach()
+    with mock.patch.object(module, "_run_described", lambda *a, **how: launches.append((a, how))):
+        module._launch_roles(q, q[:, :1], q[:, :1], q, q.new_empty(1, 4, 512).float(), causal, 0.1)
+    ((kernel, _, tensors, *sizes), how), num_warps = launches[0], launches[0][1].pop("num_warps")
+    signature = signature_of(kernel, *tensors, *sizes, **how)
+    compiled = compile_for(kernel, signature, arch=90, num_warps=num_warps)
+    mix = instruction_mix(compiled)
+    assert compiled.spills <= 8 and mix["UTMASTG.4D"] == 2
+    assert not any(name.startswith(("LDG", "ATOM")) for name in mix), mix
+    waits = re.findall(r"DEPBAR.LE gsb0, 0x(\d)|(MUFU.EX2)", compiled.sass)
+    order = "".join(wait or "e" for wait, _ in waits)
+    assert len(re.findall("1e{60,}0", order)) == 2, order
 
 
 def test_float32_takes_three_products_of_tf32(module):
