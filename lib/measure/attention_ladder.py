@@ -1,11 +1,13 @@
 """Attention of everybody who has one, timed beside the op, and a backward pass with atomics: for notebook 45.
 
-versions   eager, compiled, three back ends of PyTorch's scaled_dot_product_attention, flex_attention, the op
-refusals   which calls each back end takes; ladder, memory: times and peaks on this GPU, rows for a table
+versions   eager, compiled, PyTorch's scaled_dot_product_attention, three of its back ends, flex_attention and
+           the op; fused: without the first two
+refusals   which calls each back end takes; ladder, peers, memory: times and peaks on this GPU, rows for a table
 atomic_gradients   dq, dk and dv by one kernel: five products where the op's two kernels have seven, and dq by
            atomic additions, in any order. Not the op's, as dq then differs from run to run.
 """
 
+import functools
 import math
 import warnings
 
@@ -28,9 +30,10 @@ BACKENDS = {
 }
 
 
-def flops(b, h, s, d, gradients=False):
-    """Of a causal call: half of 4·B·H·S²·D forward, two and a half times as many backward."""
-    return registry.find("attention").configured("causal").flops((b, h, h, s, s, d), gradients)
+def flops(b, h, s, d, gradients=False, is_causal=True):
+    """4·B·H·S²·D forward, half of that if causal; two and a half times as many backward."""
+    op = registry.find("attention").configured("causal" if is_causal else "")
+    return op.flops((b, h, h, s, s, d), gradients)
 
 
 def draw(b, h, g, s, d, gradients=False):
@@ -49,31 +52,41 @@ def op(q, k, v):
     return attention.attention_triton(q, k, v, is_causal=True)
 
 
-def _sdpa(backend):
+def _sdpa(backend, is_causal=True):
+    """Of one back end; of all: the one that PyTorch chooses."""
+
     def run(q, k, v):
-        with sdpa_kernel(BACKENDS[backend]):
-            return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        how = {"is_causal": is_causal, "enable_gqa": q.shape[1] != k.shape[1]}
+        with sdpa_kernel(BACKENDS[backend] if backend else [*BACKENDS.values()]):
+            return F.scaled_dot_product_attention(q, k, v, **how)
 
     return run
 
 
-def _flex(s):
-    mask = create_block_mask(
-        lambda b, h, i, j: i >= j, None, None, s, s, device=machine.device(), BLOCK_SIZE=128
-    )
+def _flex(s, is_causal=True):
+    def sees(b, h, i, j):
+        return i >= j
+
+    mask = None
+    if is_causal:
+        mask = create_block_mask(sees, None, None, s, s, device=machine.device(), BLOCK_SIZE=128)
     compiled = torch.compile(flex_attention, dynamic=False)
-    return lambda q, k, v: compiled(q, k, v, block_mask=mask, enable_gqa=True)
+    return lambda q, k, v: compiled(q, k, v, block_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
+
+
+def fused(s, is_causal=True):
+    """{name: function of q, k and v} that write no S x S scores; s: what flex_attention's mask is made for."""
+    return {
+        "SDPA": _sdpa(None, is_causal),
+        **{f"SDPA {name}": _sdpa(name, is_causal) for name in ("flash", "efficient", "cudnn")},
+        "flex_attention": _flex(s, is_causal),
+        "the op": functools.partial(attention.attention_triton, is_causal=is_causal),
+    }
 
 
 def versions(s):
-    """{name: function of q, k and v}, all causal; s: the length that flex_attention's mask is made for."""
-    return {
-        "eager": eager,
-        "compiled": torch.compile(eager, dynamic=False),
-        **{f"SDPA {name}": _sdpa(name) for name in ("flash", "efficient", "cudnn")},
-        "flex_attention": _flex(s),
-        "the op": op,
-    }
+    """{name: function of q, k and v}, all causal, eager and compiled among them."""
+    return {"eager": eager, "compiled": torch.compile(eager, dynamic=False), **fused(s)}
 
 
 def _takes(backend, q_shape, kv_shape, dtype=torch.bfloat16, mask=False, **options):
@@ -109,24 +122,15 @@ def refusals():
     return [{"call": n} | {b: _takes(b, **call) for b in BACKENDS} for n, call in calls.items()]
 
 
-def _forward_and_backward(run, tensors):
-    do = torch.randn_like(tensors[0])
-
-    def both():
-        # in this thread, as in bench: autograd's own takes the host longer to wake
-        with torch.autograd.set_multithreading_enabled(False):
-            return torch.autograd.grad(run(*tensors), tensors, do)
-
-    return both
-
-
-def _that_run(calls):
-    """Those of `calls`, {name: closure}, that neither refuse nor run out of memory."""
+def _that_run(makers):
+    """The calls that `makers`, {name: function without arguments}, make: those that neither refuse nor run out
+    of memory."""
     able = {}
-    for name, call in calls.items():
+    for name, make in makers.items():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
+                call = make()
                 call()
                 able[name] = call
             except RuntimeError:  # torch.OutOfMemoryError is one
@@ -141,16 +145,31 @@ def ladder(b, h, g, s, d):
     for what in ("forward", "both"):
         gradients = what == "both"
         tensors = draw(b, h, g, s, d, gradients)
-        calls = {
-            n: _forward_and_backward(run, tensors) if gradients else lambda run=run, t=tensors: run(*t)
-            for n, run in runs.items()
-        }  # fmt: skip
-        calls = _that_run(calls)
+        makers = {n: functools.partial(bench._call, r, tensors, gradients) for n, r in runs.items()}
+        calls = _that_run(makers)
         for name, us in bench.in_turns_us(calls, n_rounds=3).items():
             rows[name][f"{what}, µs"] = us
             rows[name][f"{what}, TFLOP/s"] = flops(b, h, s, d, gradients) / us / 1e6
             rows[name][f"{what}, peak MiB"] = bench.peak_mib(calls[name])
     return list(rows.values())
+
+
+def peers():
+    """Rows of {"S", "D", "mask", "pass", and µs by version}: `fused` where `ladder` has not timed it."""
+    calls = [((1, 32, 8, 16384, 128), True), ((4, 32, 8, 4096, 128), False)]
+    rows = []
+    for (b, h, g, s, d), is_causal in calls:
+        runs = fused(s, is_causal)
+        for what in ("forward", "both"):
+            tensors = draw(b, h, g, s, d, what == "both")
+            made = {
+                n: functools.partial(bench._call, r, tensors, what == "both")
+                for n, r in runs.items()
+            }
+            times = bench.in_turns_us(_that_run(made), n_rounds=3, rep_ms=50)
+            mask = "causal" if is_causal else "none"
+            rows.append({"S": s, "D": d, "mask": mask, "pass": what} | times)
+    return rows
 
 
 def plot_ladder(ax, rows):

@@ -1081,7 +1081,7 @@ ATTENTION = Op(
             _QKV, {"window": (9, 5), "scale": -0.3, "plan": _SMALL._replace(packed=True)}
         ),
         "lengths, keys in parts": (
-            _QKV | {"lengths": "B int32"}, {"plan": _SMALL._replace(n_parts=2, group=3)}
+            _QKV | {"lengths": "B int32"}, {"plan": _SMALL._replace(n_parts=2)}
         ),
         "lengths, causal, one side of a window": (
             _QKV | {"lengths": "B int64"}, {"is_causal": True, "window": (7, -1), "plan": _SMALL}
@@ -1120,7 +1120,6 @@ ATTENTION = Op(
             _SMALL._replace(n_parts=2, packed=True), [(2, 6, 2, 9, 40, 16), (2, 4, 1, 1, 70, 20)]
         ),
         "TMA": (_SMALL._replace(tma=True), [(2, 4, 2, 37, 40, 16), (1, 2, 2, 20, 33, 24)]),
-        "three heads in turn": (_SMALL._replace(group=3), [(2, 4, 2, 37, 20, 16)]),
     },
     sources=("lib/ops/attention.py",),
 )  # fmt: skip

@@ -18,6 +18,8 @@ Work      4·B·H·Sq·Sk·D FLOPs forward, 10 backward; about half when causal,
 Method    Dao, FlashAttention-2, 2023: a tile of q goes along the keys with the largest score so far and the sum
           of exponentials. Few queries (decoding): the keys are cut in parts, and a second kernel adds the
           parts up; the queries of all heads that share k and v lie in one tile, so that each is read once.
+          Long sequences in 16 bits on Hopper: FlashAttention-3's roles, two groups that multiply and one warp
+          that fetches by TMA, in Gluon.
 Backward  delta = rowsum(do·o), ds = p(do vᵀ - delta), dq = scale·ds k, dk = scale·dsᵀ q, dv = pᵀ do. In 16 bits
           o is rounded, so where terms cancel a rounding of do·o stays. One kernel each for delta, dq, dk and dv
           (over the heads of a group): no atomics, the same bits in every run. Saves q, k, v, o, a number a row.
@@ -34,6 +36,11 @@ import triton
 import triton.language as tl
 from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
 from torch.autograd import forward_ad
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia import hopper
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 # With TRITON_INTERPRET=1 kernels run on CPU tensors; otherwise they need a GPU.
@@ -57,8 +64,8 @@ class Plan(NamedTuple):
     """How one call is launched: the tile of each kernel, and of the forward pass who takes which.
 
     n_parts: of the keys, from 2 on with a second kernel that adds the parts up. packed: whether the queries of
-    all heads that share k and v lie in one tile. group: how many heads' tiles programs take in turn. tma:
-    whether Hopper's TMA reads k and v, where it can.
+    all heads that share k and v lie in one tile. tma: whether TMA fetches tiles, where it can, for the
+    forward pass on Hopper, which then goes in roles, and for dk and dv.
     """
 
     forward: Tile
@@ -66,7 +73,6 @@ class Plan(NamedTuple):
     dkdv: Tile
     n_parts: int = 1
     packed: bool = False
-    group: int = 1
     tma: bool = False
 
 
@@ -100,19 +106,6 @@ def _dot(a, b, total, PRECISION: tl.constexpr = None, COMPUTE: tl.constexpr = tl
 
 
 @triton.jit
-def _place_of(
-    tile, n_rows, n_cols, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
-):
-    # Row and column, in tiles, of number `tile`: down GROUP rows, then a column on. So the tiles at work at one
-    # time are nearly a square of y, which needs the fewest rows of a and columns of b. GROUP 1: along the rows.
-    tiles_m, tiles_n = tl.cdiv(n_rows, BLOCK_M), tl.cdiv(n_cols, BLOCK_N)
-    first = tile // (GROUP * tiles_n) * GROUP
-    height = tl.minimum(tiles_m - first, GROUP)
-    tile = tile % (GROUP * tiles_n)
-    return first + tile % height, tile // height
-
-
-@triton.jit
 def _length(lengths_ptr, batch, n_keys):
     # How many keys of a sample are no padding.
     length = n_keys
@@ -135,19 +128,33 @@ def _met_tiles(first, last, before, after, begin, end, BLOCK: tl.constexpr):
 @triton.jit
 def _load_rows(
     matrix_ptr, first, n_rows, stride, CUT: tl.constexpr,
-    DIM: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr,
+    DIM: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, desc=None, sample=0, head=0,
 ):  # fmt: skip
-    # BLOCK rows of a matrix from `first` on; zeros where there are none. CUT: whether that may be.
+    # BLOCK rows of a matrix from `first` on; zeros where there are none. CUT: whether that may be. A descriptor
+    # holds address, sizes and strides of all heads: with one, a single thread asks TMA for the tile.
     rows, d = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK_D)[None, :]
     # int64: row * stride passes 2**31 from 4 GiB of bfloat16 on
     ptrs = matrix_ptr + first.to(tl.int64) * stride + (rows.to(tl.int64) * stride + d)
-    if CUT:
+    if desc is not None:
+        tile = desc.load([sample, head, first, 0]).reshape(BLOCK, BLOCK_D)
+    elif CUT:
         tile = tl.load(ptrs, mask=(first + rows < n_rows) & (d < DIM), other=0.0)
     elif DIM < BLOCK_D:
         tile = tl.load(ptrs, mask=d < DIM, other=0.0)
     else:
         tile = tl.load(ptrs)
     return tile
+
+
+@triton.jit
+def _load_numbers(ptr, desc, sample, head, n_heads, first, n_rows, BLOCK: tl.constexpr):
+    # One for each row of one head. By pointers each thread copies all that its scores need, one by one.
+    if desc is None:
+        rows, start = first + tl.arange(0, BLOCK), (sample.to(tl.int64) * n_heads + head) * n_rows
+        numbers = tl.load(ptr + start + rows, mask=rows < n_rows, other=0.0)
+    else:
+        numbers = desc.load([sample, head, first]).reshape(BLOCK)
+    return numbers
 
 
 @triton.jit
@@ -161,9 +168,13 @@ def _store_rows(
 
 
 @triton.jit
-def _shift(top):
-    # What exponents are taken from. Nothing seen yet: 0 in place of -inf, as -inf - -inf is NaN.
-    return tl.where(top == -float("inf"), 0.0, top)
+def _shift_of(top, factor):
+    # top·factor, and the factor of all scores. x·factor - top·factor is one multiply-add, rounded once: above 0
+    # by what top·factor was rounded. Where that is much a lower score has no weight, by any factor: there by a
+    # power of 2, which rounds nothing.
+    LIMIT: tl.constexpr = 2.0**56 if top.dtype == tl.float64 else 2.0**27
+    factor = tl.where(tl.abs(top * factor) < LIMIT, factor, tl.exp2(tl.ceil(tl.log2(factor))))
+    return top * factor, factor
 
 
 @triton.jit
@@ -178,20 +189,21 @@ def _divide_by_sum(o, total, top, i, length, left, right):
 
 @triton.jit(do_not_specialize=["n_queries", "n_keys", "left", "right", "keys_per_part"])
 def _attention_fwd_kernel(
-    q_ptr, k_ptr, v_ptr, k_desc, v_desc, lengths_ptr, o_ptr, lse_ptr, total_ptr, scale: tl.float64,
+    q_ptr, k_ptr, v_ptr, lengths_ptr, o_ptr, lse_ptr, total_ptr, scale: tl.float64,
     n_heads, n_repeats, n_queries, n_keys, left, right, keys_per_part,
     stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks,
     stride_vb, stride_vh, stride_vs, stride_ob, stride_oh, stride_os, stride_op,
-    PACKED: tl.constexpr, GROUP: tl.constexpr, PRECISION: tl.constexpr, COMPUTE: tl.constexpr,
+    PACKED: tl.constexpr, NEGATIVE: tl.constexpr, PRECISION: tl.constexpr, COMPUTE: tl.constexpr,
     DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     # One program handles BLOCK_M queries of PACKED heads and a part of the keys, BLOCK_N at a time. With a
-    # total_ptr it leaves o undivided, for _combine_kernel, and the largest score in place of lse. A descriptor
-    # holds address, sizes and strides: one thread asks for a whole tile, where all of it is seen.
+    # total_ptr it leaves o undivided, for _combine_kernel, and the largest score in place of lse.
     n_blocks, n_packs = tl.cdiv(n_queries * PACKED, BLOCK_M), n_heads // PACKED
     n_places = tl.num_programs(0) // n_blocks
-    place, block = _place_of(tl.program_id(0), n_places, n_queries * PACKED, GROUP, 1, BLOCK_M)
-    block = n_blocks - 1 - block  # causal, the last queries have most to do: they begin
+    place = tl.program_id(0) // n_blocks
+    block = (
+        n_blocks - 1 - tl.program_id(0) % n_blocks
+    )  # causal, the last queries have most to do: they begin
     # int64: sample * stride, head * stride and row * stride pass 2**31 from 4 GiB of bfloat16 on
     batch, first_head = (place // n_packs).to(tl.int64), place % n_packs * PACKED
     kv_head = (first_head // n_repeats).to(tl.int64)
@@ -211,8 +223,11 @@ def _attention_fwd_kernel(
         block * BLOCK_M // PACKED, last, left, right, part * keys_per_part, end, BLOCK_N
     )
     lowest, highest = (i - left)[:, None], tl.minimum(i + right, end - 1)[:, None]
-    log2_scale = tl.cast(scale * 1.4426950408889634, COMPUTE)  # exp(x) = exp2(x·log₂ e)
-    top = tl.full((BLOCK_M,), -float("inf"), COMPUTE)
+    # exp(x) = exp2(x·log₂ e). Of a scale of 0 it is not quite 0, as hidden scores, -inf, stay what they are.
+    log2_scale = tl.cast(tl.maximum(tl.abs(scale), 1e-30) * 1.4426950408889634, COMPUTE)
+    # not -inf: where nothing is seen yet, -inf - -inf is NaN
+    top = tl.full((BLOCK_M,), -(2.0**125), COMPUTE)
+    shift, _ = _shift_of(top, log2_scale)
     total = tl.zeros((BLOCK_M,), COMPUTE)
     o = tl.zeros((BLOCK_M, BLOCK_D), COMPUTE)
     # first the tiles that all queries see whole, then the others
@@ -220,27 +235,23 @@ def _attention_fwd_kernel(
         for t in range(n - (b - a) if MASKED else b - a):
             tile = tl.where(t < a, t, t + b - a) if MASKED else t + a
             j = start + tile * BLOCK_N
-            if MASKED or k_desc is None:
-                k = _load_rows(k_ptr, j, end, stride_ks, MASKED, DIM, BLOCK_N, BLOCK_D)
-            else:
-                k = k_desc.load([place // n_packs, first_head // n_repeats, j, 0])
-                k = k.reshape(BLOCK_N, BLOCK_D)
-            s = _dot(q, k.T, None, PRECISION, COMPUTE) * log2_scale
+            k = _load_rows(k_ptr, j, end, stride_ks, MASKED, DIM, BLOCK_N, BLOCK_D)
+            s = _dot(q, k.T, None, PRECISION, COMPUTE)
+            if NEGATIVE:
+                s = -s
             if MASKED:
                 js = j + tl.arange(0, BLOCK_N)[None, :]
                 s = tl.where((js >= lowest) & (js <= highest), s, -float("inf"))
-            new_top = tl.maximum(top, tl.max(s, axis=1))
-            p = tl.exp2(s - _shift(new_top)[:, None])
-            old = tl.exp2(top - _shift(new_top))
+            top = tl.maximum(top, tl.max(s, axis=1))
+            new_shift, factor = _shift_of(top, log2_scale)
+            p = tl.exp2(s * factor[:, None] - new_shift[:, None])
+            old = tl.exp2(shift - new_shift)
             total = total * old + tl.sum(p, axis=1)
-            top = new_top
-            if MASKED or v_desc is None:
-                v = _load_rows(v_ptr, j, end, stride_vs, MASKED, DIM, BLOCK_N, BLOCK_D)
-            else:
-                v = v_desc.load([place // n_packs, first_head // n_repeats, j, 0])
-                v = v.reshape(BLOCK_N, BLOCK_D)
+            shift = new_shift
+            v = _load_rows(v_ptr, j, end, stride_vs, MASKED, DIM, BLOCK_N, BLOCK_D)
             o = _dot(p.to(v.dtype), v, o * old[:, None], PRECISION, COMPUTE)
 
+    top *= log2_scale
     rows = (batch * n_heads + head) * n_queries + i
     o_ptrs = o_ptr + batch * stride_ob + (head * stride_oh + i.to(tl.int64) * stride_os)[:, None]
     if total_ptr is None:
@@ -272,7 +283,7 @@ def _combine_kernel(
     for _ in range(n_parts):
         part_top, part_total = tl.load(tops_ptr + rows), tl.load(totals_ptr + rows)
         new_top = tl.maximum(top, part_top)
-        old, new = tl.exp2(top - _shift(new_top)), tl.exp2(part_top - _shift(new_top))
+        old, new = tl.exp2(top - new_top), tl.exp2(part_top - new_top)
         part_o = tl.load(parts_ptr + rows[:, None] * DIM + d[None, :], mask=mask, other=0.0)
         o = o * old[:, None] + part_o * new[:, None]
         total = total * old + part_total * new
@@ -364,7 +375,8 @@ def _attention_dq_kernel(
 
 @triton.jit(do_not_specialize=["n_queries", "n_keys", "left", "right"])
 def _attention_dkdv_kernel(
-    do_ptr, q_ptr, k_ptr, v_ptr, lengths_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, scale: tl.float64,
+    do_ptr, q_ptr, k_ptr, v_ptr, do_desc, q_desc, lse_desc, delta_desc, lengths_ptr, lse_ptr, delta_ptr,
+    dk_ptr, dv_ptr, scale: tl.float64,
     n_heads, n_repeats, n_queries, n_keys, left, right,
     stride_gb, stride_gh, stride_gs, stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks,
     stride_vb, stride_vh, stride_vs, stride_db, stride_dh, stride_ds, stride_eb, stride_eh, stride_es,
@@ -380,9 +392,7 @@ def _attention_dkdv_kernel(
     q_ptr += batch * stride_qb + kv_head * n_repeats * stride_qh
     k_ptr += batch * stride_kb + kv_head * stride_kh
     v_ptr += batch * stride_vb + kv_head * stride_vh
-    first_row = (batch * n_heads + kv_head * n_repeats) * n_queries
-    lse_ptr += first_row
-    delta_ptr += first_row
+    sample, first_head = place // n_kv_heads, place % n_kv_heads * n_repeats
     length = _length(lengths_ptr, batch, n_keys)
     k = _load_rows(k_ptr, first, length, stride_ks, True, DIM, BLOCK_N, BLOCK_D)
     v = _load_rows(v_ptr, first, length, stride_vs, True, DIM, BLOCK_N, BLOCK_D)
@@ -403,22 +413,29 @@ def _attention_dkdv_kernel(
             head, tile = t // n_tiles, t % n_tiles
             tile = tl.where(tile < a, tile, tile + b - a) if MASKED else tile + a
             i = start + tile * BLOCK_M
-            head = head.to(tl.int64)
-            q_head, do_head = q_ptr + head * stride_qh, do_ptr + head * stride_gh
-            q = _load_rows(q_head, i, n_queries, stride_qs, MASKED, DIM, BLOCK_M, BLOCK_D)
-            do = _load_rows(do_head, i, n_queries, stride_gs, MASKED, DIM, BLOCK_M, BLOCK_D)
-            i += tl.arange(0, BLOCK_M)
-            rows = head * n_queries + i
-            lse = tl.load(lse_ptr + rows, mask=i < n_queries, other=0.0)
+            q_head, do_head = head.to(tl.int64) * stride_qh, head.to(tl.int64) * stride_gh
+            of_q = first_head + head
+            q = _load_rows(
+                q_ptr + q_head, i, n_queries, stride_qs, MASKED, DIM, BLOCK_M, BLOCK_D,
+                q_desc, sample, of_q,
+            )  # fmt: skip
+            do = _load_rows(
+                do_ptr + do_head, i, n_queries, stride_gs, MASKED, DIM, BLOCK_M, BLOCK_D,
+                do_desc, sample, of_q,
+            )  # fmt: skip
+            lse = _load_numbers(lse_ptr, lse_desc, sample, of_q, n_heads, i, n_queries, BLOCK_M)
             p = _weights(_dot(k, q.T, None, PRECISION, COMPUTE) * log2_scale, lse[None, :])
             if MASKED:
                 # keys behind `length` have rows of their own in dk and dv, which are not stored
-                seen = (i[None, :] >= lowest) & (i[None, :] <= highest)
+                rows = i + tl.arange(0, BLOCK_M)[None, :]
+                seen = (rows >= lowest) & (rows <= highest)
                 p = tl.where(seen, p, 0.0)
             if dv_ptr is not None:
                 dv = _dot(p.to(do.dtype), do, dv, PRECISION, COMPUTE)
             if dk_ptr is not None:
-                delta = tl.load(delta_ptr + rows, mask=i < n_queries, other=0.0)
+                delta = _load_numbers(
+                    delta_ptr, delta_desc, sample, of_q, n_heads, i, n_queries, BLOCK_M
+                )
                 ds = p * (_dot(v, do.T, None, PRECISION, COMPUTE) - delta[None, :])
                 if MASKED:
                     ds = tl.where(seen, ds, 0.0)  # 0 times NaN is NaN
@@ -434,13 +451,193 @@ def _attention_dkdv_kernel(
         _store_rows(dv_ptr, dv, first, n_keys, stride_es, DIM, BLOCK_N, BLOCK_D)
 
 
+# --- forward on Hopper, in roles -----------------------------------------------------------------------------
+
+
+@gluon.constexpr_function
+def _sums(n):  # how the 128 threads of a warp group hold what wgmma adds up, n columns
+    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, n, 16])
+
+
+@gluon.jit
+def _barriers(N: gl.constexpr, COUNT: gl.constexpr):
+    bars = gl.allocate_shared_memory(gl.int64, [N, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(N):
+        mbarrier.init(bars.index(i), count=COUNT)
+    return bars
+
+
+@gluon.jit
+def _job_of(
+    job, n_places, n_blocks, n_keys,
+    IS_CAUSAL: gl.constexpr, ROWS: gl.constexpr, BLOCK_N: gl.constexpr,
+):  # fmt: skip
+    # The place, first query and tiles of keys of one number: down 8 places, whose k and v stay in the L2 cache,
+    # then a block on. The blocks with most keys come first.
+    first = job // (8 * n_blocks) * 8
+    height = gl.minimum(n_places - first, 8)
+    job = job % (8 * n_blocks)
+    row = (n_blocks - 1 - job // height) * ROWS
+    end = gl.minimum(n_keys, row + ROWS) if IS_CAUSAL else n_keys
+    return first + job % height, row, gl.cdiv(end, BLOCK_N)
+
+
+@gluon.jit
+def _fetch(
+    q_desc, k_desc, v_desc, q_bufs, k_bufs, v_bufs, bars, n_heads, n_repeats, n_keys, n_places, n_blocks,
+    IS_CAUSAL: gl.constexpr,
+):  # fmt: skip
+    # The role of one warp: asks TMA for tiles, as soon as both others have done with what lies in their place.
+    q_full, q_empty, k_full, k_empty, v_full, v_empty = bars
+    M: gl.constexpr = q_bufs.shape[3]
+    N: gl.constexpr = k_bufs.shape[3]
+    STAGES: gl.constexpr = k_bufs.shape[0]
+    count = 0
+    for job in range(gl.program_id(0), n_places * n_blocks, gl.num_programs(0)):
+        place, row, n_tiles = _job_of(job, n_places, n_blocks, n_keys, IS_CAUSAL, 2 * M, N)
+        batch, head = place // n_heads, place % n_heads
+        mbarrier.wait(q_empty.index(0), ((job // gl.num_programs(0)) & 1) ^ 1)
+        mbarrier.expect(q_full.index(0), 2 * q_desc.block_type.nbytes)
+        for who in gl.static_range(2):
+            at = [batch, head, row + who * M, 0]
+            tma.async_copy_global_to_shared(q_desc, at, q_full.index(0), q_bufs.index(who))
+        for t in range(n_tiles):
+            slot = count % STAGES
+            phase = ((count // STAGES) & 1) ^ 1
+            at = [batch, head // n_repeats, (n_tiles - 1 - t) * N, 0]
+            mbarrier.wait(k_empty.index(slot), phase)
+            mbarrier.expect(k_full.index(slot), k_desc.block_type.nbytes)
+            tma.async_copy_global_to_shared(k_desc, at, k_full.index(slot), k_bufs.index(slot))
+            mbarrier.wait(v_empty.index(slot), phase)
+            mbarrier.expect(v_full.index(slot), v_desc.block_type.nbytes)
+            tma.async_copy_global_to_shared(v_desc, at, v_full.index(slot), v_bufs.index(slot))
+            count += 1
+
+
+@gluon.jit
+def _soften(s, top, total, shift, factor, power):
+    # As in _attention_fwd_kernel; also what o so far is multiplied by.
+    top = gl.maximum(top, gl.max(s, axis=1))
+    factor = gl.where(gl.abs(top * factor) < 2.0**27, factor, power)
+    p = gl.exp2(s * factor[:, None] - (top * factor)[:, None])
+    old = gl.exp2(shift - top * factor)
+    return p, top, total * old + gl.sum(p, axis=1), top * factor, old
+
+
+@gluon.jit
+def _attend(
+    q_bufs, k_bufs, v_bufs, o_bufs, bars, o_desc, lse_ptr, factor, power, n_heads, n_queries, n_keys,
+    n_places, n_blocks, WHO: gl.constexpr, IS_CAUSAL: gl.constexpr,
+):  # fmt: skip
+    # The role of a warp group: 64 queries. q kᵀ of a tile and p v of the one before are on their way together,
+    # and the softmax of the former goes beside the latter, and beside the products of the other group.
+    q_full, q_empty, k_full, k_empty, v_full, v_empty = bars
+    M: gl.constexpr = q_bufs.shape[3]
+    D: gl.constexpr = q_bufs.shape[4]
+    N: gl.constexpr = k_bufs.shape[3]
+    STAGES: gl.constexpr = k_bufs.shape[0]
+    DTYPE: gl.constexpr = q_bufs.dtype
+    S: gl.constexpr = _sums(N)
+    ACC: gl.constexpr = _sums(D)
+    P: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=ACC, k_width=2)
+    q = q_bufs.index(WHO).reshape([M, D])
+    count = 0
+    for job in range(gl.program_id(0), n_places * n_blocks, gl.num_programs(0)):
+        place, row, n_tiles = _job_of(job, n_places, n_blocks, n_keys, IS_CAUSAL, 2 * M, N)
+        row += WHO * M
+        i = row + gl.arange(0, M, layout=gl.SliceLayout(1, S))
+        top = gl.full((M,), -(2.0**125), gl.float32, gl.SliceLayout(1, S))
+        total = gl.zeros((M,), gl.float32, gl.SliceLayout(1, S))
+        # the last keys first: theirs is the only tile that some query sees in part
+        mbarrier.wait(q_full.index(0), (job // gl.num_programs(0)) & 1)
+        mbarrier.wait(k_full.index(count % STAGES), (count // STAGES) & 1)
+        k = k_bufs.index(count % STAGES).reshape([N, D]).permute((1, 0))
+        none = gl.zeros((M, N), gl.float32, S)
+        s = hopper.warpgroup_mma(q, k, none, use_acc=False, is_async=True)
+        s = hopper.warpgroup_mma_wait(0, deps=(s,))
+        mbarrier.arrive(k_empty.index(count % STAGES), count=1)
+        j = (n_tiles - 1) * N + gl.arange(0, N, layout=gl.SliceLayout(0, S))
+        end = gl.minimum(i + 1, n_keys) if IS_CAUSAL else i * 0 + n_keys
+        s = gl.where(j[None, :] < end[:, None], s, -float("inf"))
+        p, top, total, shift, _ = _soften(s, top, total, top * factor, factor, power)
+        p = gl.convert_layout(p.to(DTYPE), P)
+        o = gl.zeros((M, D), gl.float32, ACC)
+        for _ in range(1, n_tiles):
+            last = count % STAGES
+            last_phase = (count // STAGES) & 1
+            count += 1
+            mbarrier.wait(k_full.index(count % STAGES), (count // STAGES) & 1)
+            k = k_bufs.index(count % STAGES).reshape([N, D]).permute((1, 0))
+            s = hopper.warpgroup_mma(q, k, none, use_acc=False, is_async=True)
+            mbarrier.wait(v_full.index(last), last_phase)
+            o = hopper.warpgroup_mma(p, v_bufs.index(last).reshape([N, D]), o, is_async=True)
+            s = hopper.warpgroup_mma_wait(1, deps=(s,))
+            mbarrier.arrive(k_empty.index(count % STAGES), count=1)
+            new, top, total, shift, old = _soften(s, top, total, shift, factor, power)
+            new = gl.convert_layout(new.to(DTYPE), P)
+            # long over, but it ends a basic block: else ptxas moves the wait for o before the softmax
+            mbarrier.wait(v_full.index(last), last_phase)
+            o, p = hopper.warpgroup_mma_wait(0, deps=(o, new))
+            mbarrier.arrive(v_empty.index(last), count=1)
+            o *= gl.convert_layout(old, gl.SliceLayout(1, ACC))[:, None]
+        mbarrier.arrive(q_empty.index(0), count=1)
+        mbarrier.wait(v_full.index(count % STAGES), (count // STAGES) & 1)
+        v = v_bufs.index(count % STAGES).reshape([N, D])
+        o = hopper.warpgroup_mma(p, v, o, is_async=True)
+        o = hopper.warpgroup_mma_wait(0, deps=(o,))
+        mbarrier.arrive(v_empty.index(count % STAGES), count=1)
+        count += 1
+        lse = top * factor + gl.log2(total)
+        gl.store(lse_ptr + place.to(gl.int64) * n_queries + i, lse, mask=i < n_queries)
+        o *= gl.convert_layout(1.0 / total, gl.SliceLayout(1, ACC))[:, None]
+        tma.store_wait(0)  # of the job before
+        o_bufs.index(WHO).reshape([M, D]).store(o.to(DTYPE))
+        hopper.fence_async_shared()
+        at = [place // n_heads, place % n_heads, row, 0]
+        tma.async_copy_shared_to_global(o_desc, at, o_bufs.index(WHO))
+    tma.store_wait(0)
+
+
+@gluon.jit(
+    do_not_specialize=["n_heads", "n_repeats", "n_queries", "n_keys", "n_places", "n_blocks"]
+)
+def _attention_roles_kernel(
+    lse_ptr, q_desc, k_desc, v_desc, o_desc, factor, power, n_heads, n_repeats, n_queries, n_keys,
+    n_places, n_blocks, IS_CAUSAL: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    # One program on each SM takes 128 queries of one head after another: two groups multiply, a warp fetches.
+    bars = (_barriers(1, 1), _barriers(1, 2), _barriers(STAGES, 1), _barriers(STAGES, 2),
+            _barriers(STAGES, 1), _barriers(STAGES, 2))  # fmt: skip
+    dtype: gl.constexpr = q_desc.dtype
+    M: gl.constexpr = q_desc.block_type.shape[2]
+    N: gl.constexpr = k_desc.block_type.shape[2]
+    D: gl.constexpr = q_desc.block_type.shape[3]
+    q_bufs = gl.allocate_shared_memory(dtype, [2, 1, 1, M, D], q_desc.layout)
+    k_bufs = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, N, D], k_desc.layout)
+    v_bufs = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, N, D], v_desc.layout)
+    o_bufs = gl.allocate_shared_memory(dtype, [2, 1, 1, M, D], o_desc.layout)
+    # constants stand in the calls themselves: in a tuple with a name they would become values
+    gl.warp_specialize(
+        [
+            (_attend, (q_bufs, k_bufs, v_bufs, o_bufs, bars, o_desc, lse_ptr, factor, power, n_heads,
+                       n_queries, n_keys, n_places, n_blocks, 0, IS_CAUSAL)),
+            (_attend, (q_bufs, k_bufs, v_bufs, o_bufs, bars, o_desc, lse_ptr, factor, power, n_heads,
+                       n_queries, n_keys, n_places, n_blocks, 1, IS_CAUSAL)),
+            (_fetch, (q_desc, k_desc, v_desc, q_bufs, k_bufs, v_bufs, bars, n_heads, n_repeats, n_keys,
+                      n_places, n_blocks, IS_CAUSAL)),
+        ],
+        [4, 1],
+        [232, 24],
+    )  # fmt: skip
+
+
 # --- plan and launch -----------------------------------------------------------------------------------------
 
 # For Hopper: the tiles of the forward pass, of dq, and of dk and dv, by what multiplies and by D at most.
 # "half": 16 bits; "float": 3xTF32; "double": float64. On other GPUs "elsewhere": correct, and not tuned.
 _TILES = {
-    ("half", 64): (Tile(128, 64, 4, 3), Tile(64, 64, 4, 3), Tile(64, 64, 4, 3)),
-    ("half", 128): (Tile(128, 128, 8, 3), Tile(128, 64, 8, 4), Tile(64, 128, 8, 3)),
+    ("half", 64): (Tile(64, 64, 4, 3), Tile(64, 64, 4, 3), Tile(64, 64, 4, 3)),
+    ("half", 128): (Tile(64, 64, 4, 3), Tile(64, 64, 4, 2), Tile(64, 128, 8, 3)),
     ("half", 256): (Tile(128, 64, 8, 2), Tile(64, 32, 4, 2), Tile(32, 32, 4, 1)),
     ("float", 64): (Tile(64, 32, 4, 2), Tile(64, 32, 4, 2), Tile(32, 64, 4, 2)),
     ("float", 128): (Tile(64, 32, 4, 2), Tile(32, 32, 4, 2), Tile(32, 32, 8, 1)),
@@ -450,6 +647,9 @@ _TILES = {
     ("elsewhere", 128): (Tile(32, 32, 4, 2), Tile(32, 32, 4, 1), Tile(32, 32, 4, 1)),
     ("elsewhere", 256): (Tile(16, 16, 4, 1), Tile(16, 16, 4, 1), Tile(16, 16, 4, 1)),
 }
+_BY_TMA = Tile(
+    64, 64, 4, 2
+)  # dk and dv with D = 128: two programs on an SM, one multiplies beside the other
 _FEW = 64  # queries in all heads of a group: as many lie in one tile, and the keys are cut in parts
 _DECODING = Tile(16, 64, 2, 2)  # n, warps and stages then; of wide rows or elements n is less
 _RESIDENT = 4  # such programs fit into one SM
@@ -458,6 +658,34 @@ _MOST_PARTS, _LEAST_TILES = 64, 4  # of the keys, and in each
 
 def _cdiv(a, b):
     return -(-a // b)  # triton.cdiv is the same, and costs 2 µs a call on the host
+
+
+_launched = {}  # the compiled kernel, and its arguments after the tensors, of each kind of launch
+
+
+def _run(kernel, grid, tensors, *sizes, **options):
+    """kernel[grid](*tensors, *sizes, **options) on the tensors' GPU; the second time, at half the host's time.
+
+    Triton looks at every argument of every launch to find the kernel compiled for its like. A launch that
+    differs from an earlier one in nothing but memory finds it here, if pointers are aligned to 16 bytes.
+    """
+    kinds = [None if t is None else t.dtype for t in tensors]
+    how = kernel.fn, type(kernel).run  # tools that watch launches put another `run` in its place
+    key = (*how, grid, sizes, (*options.items(),), tensors[0].device, *kinds)
+    aligned = not any([t is not None and t.data_ptr() % 16 for t in tensors])
+    launch = _launched.get(key) if aligned else None
+    if launch and torch.cuda.current_device() == tensors[0].get_device():
+        launch[0](*tensors, *launch[1])
+        return
+    with torch.cuda.device_of(tensors[0]):  # else the launch goes to the current GPU, not to theirs
+        compiled = kernel[grid](*tensors, *sizes, **options)
+    if compiled and aligned:  # the interpreter compiles nothing
+        named = {name: value for name, value in options.items() if name in kernel.arg_names}
+        given = kernel.signature.bind(*tensors, *sizes, **named)
+        given.apply_defaults()
+        if len(_launched) >= 4096:
+            _launched.clear()  # sizes that never come again
+        _launched[key] = compiled[(*grid, 1, 1)[:3]], given.args[len(tensors) :]
 
 
 def _power_of_2(n):
@@ -479,6 +707,11 @@ def _generation(device):
     return 9 if _ON_CPU else torch.cuda.get_device_capability(device)[0]
 
 
+def _has_roles(device):
+    """Whether _attention_roles_kernel runs there: wgmma is Hopper's, and Triton's interpreter has no Gluon."""
+    return _generation(device) == 9 and not _ON_CPU
+
+
 def _tiles_for(dtype, dim, generation):
     kind = {torch.float32: "float", torch.float64: "double"}.get(dtype, "half")
     if kind != "double" and not 9 <= generation < 12:
@@ -487,7 +720,7 @@ def _tiles_for(dtype, dim, generation):
 
 
 @functools.lru_cache(4096)
-def _plan(dtype, batch, n_heads, n_kv_heads, n_queries, n_keys, dim, device, is_causal=False):
+def _plan(dtype, batch, n_heads, n_kv_heads, n_queries, n_keys, dim, device):
     forward, dq, dkdv = _tiles_for(dtype, dim, _generation(device))
     n_repeats = n_heads // n_kv_heads
     packed = n_repeats > 1 and n_queries * n_repeats <= _FEW
@@ -501,13 +734,10 @@ def _plan(dtype, batch, n_heads, n_kv_heads, n_queries, n_keys, dim, device, is_
     most = min(_MOST_PARTS, n_keys // (_LEAST_TILES * forward.n))
     n_parts = max(1, min(wanted // n_programs, most))
     plan = Plan(forward, dq, dkdv, n_parts, packed)
-    if not is_causal or dtype.itemsize > 2 or rows <= _FEW or not 9 <= _generation(device) < 12:
-        return plan
-    # less of a smaller tile is on the diagonal, and hidden; neighbours then share k and v in the L2 cache
-    if dim <= 64:
-        plan = plan._replace(forward=Tile(64, 64, 4, 3))
-    elif dim == 128:
-        plan = plan._replace(forward=Tile(128, 64, 4, 2), tma=True, group=8)
+    # descriptors cost the host up to 100 µs a call
+    long = n_parts == 1 and rows > _FEW and batch * n_heads * n_queries * n_keys * dim >= 2**36
+    if long and dim <= 128 and dtype.itemsize == 2 and 9 <= _generation(device) < 12:
+        plan = plan._replace(dkdv=_BY_TMA if dim > 64 else dkdv, tma=True)
     return plan
 
 
@@ -530,26 +760,47 @@ def _options_of(q, tile):
     }  # fmt: skip
 
 
-def _descriptors(plan, k, v):
-    """Of k and v, for TMA, if all rows begin on 16-byte boundaries and lie apart; else None and None."""
-    n, dim = plan.forward.n, k.shape[3]
-    able = 9 <= _generation(k.device) < 12
-    for t in (k, v):
-        pitches = [stride * t.itemsize for stride in t.stride()[:3]]
+def _tma_fits(*tensors):
+    """Whether it can: 16 bits, or one float32 a row; rows that lie apart, on 16-byte boundaries."""
+    for t in tensors:
+        pitches = [stride * t.itemsize for stride in t.stride()[:-1]]
         aligned = t.data_ptr() % 16 == 0 and all([p > 0 and p % 16 == 0 for p in pitches])
-        able = able and t.itemsize == 2 and t.numel() > 0 and aligned
-    if not (plan.tma and able):
-        return None, None
-    return [TensorDescriptor.from_tensor(t, [1, 1, n, max(16, _power_of_2(dim))]) for t in (k, v)]
+        if not (aligned and t.numel() > 0 and (t.itemsize == 2 or t.dim() == 3)):
+            return False
+    return 9 <= _generation(tensors[0].device) < 12
 
 
 def _row_strides(*tensors):
     return [stride for t in tensors for stride in t.stride()[:3]]
 
 
+def _run_described(kernel, grid, tensors, *sizes, **options):
+    """The same with descriptors among the tensors, which _run does not take."""
+    with torch.cuda.device_of(tensors[0]):
+        kernel[grid](*tensors, *sizes, **options)
+
+
+def _launch_roles(q, k, v, o, lse, is_causal, scale):
+    (batch, n_heads, n_queries, dim), (_, n_kv_heads, n_keys, _) = q.shape, k.shape
+    width = 64 if dim <= 64 else 128
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
+    tiles = ((q, 64), (k, 128), (v, 128), (o, 64))
+    described = [GluonDescriptor.from_tensor(t, [1, 1, n, width], layout) for t, n in tiles]
+    n_places, n_blocks, factor = batch * n_heads, _cdiv(n_queries, 128), scale * 1.4426950408889634
+    _run_described(
+        _attention_roles_kernel, (min(n_places * n_blocks, _n_multiprocessors(q.device)),),
+        (lse, *described), factor, 2.0 ** math.ceil(math.log2(factor)), n_heads, n_heads // n_kv_heads,
+        n_queries, n_keys, n_places, n_blocks, IS_CAUSAL=is_causal, STAGES=2, num_warps=4,
+    )  # fmt: skip
+
+
 def _launch(plan, q, k, v, lengths, o, lse, limits, scale):
     (batch, n_heads, n_queries, dim), n_keys = q.shape, k.shape[2]
     n_repeats, tile = n_heads // k.shape[1], plan.forward
+    plain = lengths is None and limits[0] == n_queries and limits[1] in (0, n_keys) and scale > 0
+    if plan.tma and plain and dim <= 128 and _has_roles(q.device) and _tma_fits(q, k, v, o):
+        _launch_roles(q, k, v, o, lse, limits[1] == 0, scale)
+        return
     packed = n_repeats if plan.packed else 1
     keys_per_part = _cdiv(_cdiv(n_keys, plan.n_parts), tile.n) * tile.n
     n_parts = _cdiv(n_keys, keys_per_part or 1)
@@ -559,18 +810,19 @@ def _launch(plan, q, k, v, lengths, o, lse, limits, scale):
         out = o.new_empty((n_parts, *q.shape), dtype=lse.dtype)
         tops, totals = lse.new_empty(2, n_parts, *lse.shape)
         stride = out.stride(0)
-    _attention_fwd_kernel[(n_programs, max(1, n_parts))](
-        q, k, v, *_descriptors(plan, k, v), lengths, out, tops, totals, scale,
+    _run(
+        _attention_fwd_kernel, (n_programs, max(1, n_parts)),
+        (q, k, v, lengths, out, tops, totals), scale,
         n_heads, n_repeats, *sizes[1:], keys_per_part,
-        *_row_strides(q, k, v), *out.stride()[-4:-1], stride, PACKED=packed, GROUP=plan.group,
-        enable_fp_fusion=False,  # s·scale - top in one rounding is above 0 for large s: exp2 would be inf
-        **_options_of(q, tile),
+        *_row_strides(q, k, v), *out.stride()[-4:-1], stride,
+        PACKED=packed, NEGATIVE=scale < 0, **_options_of(q, tile),
     )  # fmt: skip
     if n_parts > 1:
         n_rows, block_d = lse.numel(), _power_of_2(dim)
         block_m = max(1, 1024 // block_d)
-        _combine_kernel[(_cdiv(n_rows, block_m),)](
-            out, tops, totals, lengths, o, lse, n_rows, *sizes, n_parts, *_row_strides(o),
+        _run(
+            _combine_kernel, (_cdiv(n_rows, block_m),), (out, tops, totals, lengths, o, lse),
+            n_rows, *sizes, n_parts, *_row_strides(o),
             DIM=dim, BLOCK_M=block_m, BLOCK_D=block_d, num_warps=4,
         )  # fmt: skip
 
@@ -581,21 +833,28 @@ def _launch_backward(plan, do, q, k, v, lengths, o, lse, dq, dk, dv, limits, sca
     sizes = n_heads, n_heads // n_kv_heads, n_queries, n_keys, *limits
     delta, block_m = torch.empty_like(lse), max(16, 8192 // _power_of_2(dim))
     if dq is not None or dk is not None:
-        _delta_kernel[(batch * n_heads * _cdiv(n_queries, block_m),)](
-            do, o, delta, n_heads, n_queries, *_row_strides(do, o),
+        _run(
+            _delta_kernel, (batch * n_heads * _cdiv(n_queries, block_m),), (do, o, delta),
+            n_heads, n_queries, *_row_strides(do, o),
             DIM=dim, BLOCK_M=block_m, BLOCK_D=_power_of_2(dim), num_warps=4,
         )  # fmt: skip
-    inputs = do, q, k, v, lengths, lse, delta
+    saved = lengths, lse, delta
     if dq is not None:
-        _attention_dq_kernel[(batch * n_heads * _cdiv(n_queries, plan.dq.m),)](
-            *inputs, dq, scale, *sizes, *_row_strides(do, q, k, v, dq), **_options_of(q, plan.dq)
-        )
+        _run(
+            _attention_dq_kernel, (batch * n_heads * _cdiv(n_queries, plan.dq.m),),
+            (do, q, k, v, *saved, dq),
+            scale, *sizes, *_row_strides(do, q, k, v, dq), **_options_of(q, plan.dq),
+        )  # fmt: skip
     if (dk is not None or dv is not None) and n_keys > 0:
-        of_dk, of_dv = (_row_strides(k if t is None else t) for t in (dk, dv))
-        strides = *_row_strides(do, q, k, v), *of_dk, *of_dv
-        _attention_dkdv_kernel[(batch * n_kv_heads * _cdiv(n_keys, plan.dkdv.n),)](
-            *inputs, dk, dv, scale, *sizes, *strides, **_options_of(q, plan.dkdv)
-        )
+        strides = _row_strides(do, q, k, v, k if dk is None else dk, k if dv is None else dv)
+        described, start, tiles = [None] * 4, _run, (do, q, lse, delta)
+        if plan.tma and _tma_fits(*tiles):
+            block, start = [1, 1, plan.dkdv.m, max(16, _power_of_2(dim))], _run_described
+            described = [TensorDescriptor.from_tensor(t, block[: t.dim()]) for t in tiles]
+        start(
+            _attention_dkdv_kernel, (batch * n_kv_heads * _cdiv(n_keys, plan.dkdv.n),),
+            (do, q, k, v, *described, *saved, dk, dv), scale, *sizes, *strides, **_options_of(q, plan.dkdv),
+        )  # fmt: skip
 
 
 # --- forward and backward ------------------------------------------------------------------------------------
@@ -616,13 +875,10 @@ def _forward(q, k, v, lengths, is_causal, window, scale, plan=None):
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     o, lse = torch.empty_like(q), q.new_empty(q.shape[:3], dtype=wide)
     if o.numel() > 0:
-        plan = plan or _plan(
-            q.dtype, *q.shape[:2], k.shape[1], q.shape[2], *k.shape[2:], q.device, is_causal
-        )
+        plan = plan or _plan(q.dtype, *q.shape[:2], k.shape[1], q.shape[2], *k.shape[2:], q.device)
         lengths = None if lengths is None else lengths.contiguous()
         limits = _limits(q, k, is_causal, window)
-        with torch.cuda.device_of(q):  # else the launch goes to the current GPU, not to q's
-            _launch(plan, q, k, v, lengths, o, lse, limits, _scale_of(q, scale))
+        _launch(plan, q, k, v, lengths, o, lse, limits, _scale_of(q, scale))
     return o, lse
 
 
@@ -636,13 +892,10 @@ def _backward(do, q, k, v, lengths, o, lse, is_causal, window, scale, needs_grad
     do, q, k, v = _dense(do), _dense(q), _dense(k), _dense(v)
     grads = [torch.empty_like(t) if needed else None for t, needed in zip((q, k, v), needs_grad)]
     if o.numel() > 0:
-        plan = plan or _plan(
-            q.dtype, *q.shape[:2], k.shape[1], q.shape[2], *k.shape[2:], q.device, is_causal
-        )
+        plan = plan or _plan(q.dtype, *q.shape[:2], k.shape[1], q.shape[2], *k.shape[2:], q.device)
         lengths = None if lengths is None else lengths.contiguous()
         how = _limits(q, k, is_causal, window), _scale_of(q, scale)
-        with torch.cuda.device_of(q):
-            _launch_backward(plan, do, q, k, v, lengths, o, lse, *grads, *how)
+        _launch_backward(plan, do, q, k, v, lengths, o, lse, *grads, *how)
     elif k.numel() > 0:
         grads = [None if g is None else g.zero_() for g in grads]  # no query: nothing is added up
     return tuple(grads)

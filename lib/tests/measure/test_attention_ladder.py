@@ -37,7 +37,7 @@ def test_gradients_by_atomics(s, dtype):
 def test_everybody_computes_the_same():
     q, k, v = (t.detach() for t in attention_ladder.draw(2, 8, 2, 256, 64))
     for name, run in attention_ladder._that_run(
-        {n: lambda r=r: r(q, k, v) for n, r in attention_ladder.versions(256).items()}
+        {n: lambda r=r: lambda: r(q, k, v) for n, r in attention_ladder.versions(256).items()}
     ).items():
         check_against_float64(lambda *_, run=run: run(), attention_ladder.eager, q, k, v, name=name)
 

@@ -1,6 +1,9 @@
 """What is particular to attention: PyTorch's samples, padding, what is read, far rows, its own sentences."""
 
+import fractions
 import functools
+import re
+from unittest import mock
 
 from lib import machine
 from lib.measure import registry
@@ -13,7 +16,10 @@ from lib.tests.ops import cases
 import pytest
 import torch
 import torch.nn.functional as F
+import triton
+import triton.language as tl
 from torch.testing._internal.common_methods_invocations import op_db
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 OP = registry.find("attention")
 SMALL = registry._SMALL
@@ -141,6 +147,29 @@ def test_a_query_that_sees_nothing_takes_no_part(module, changes):
         assert o[:, :, :20].isnan().all() and not o[:, :, 20:].any()
 
 
+@triton.jit
+def _shift_kernel(top_ptr, shift_ptr, factor_ptr, factor: tl.float64, n, SCALED: tl.constexpr):
+    i = tl.arange(0, 1024)
+    top = tl.load(top_ptr + i, mask=i < n)
+    shift, factor = SCALED(top, tl.cast(factor, top.dtype))
+    tl.store(shift_ptr + i, shift, mask=i < n)
+    tl.store(factor_ptr + i, factor, mask=i < n)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_weights_of_huge_scores(module, dtype):
+    """x·factor - top·factor in one rounding, as a GPU has it: 2 to the power of it is no larger than 2**8."""
+    top = 10.0 ** torch.arange(-5, 30, 0.05, dtype=torch.float64)
+    top = torch.cat([top, -top])[:1024].to(machine.device(), dtype)
+    shift, factor, wanted = torch.empty_like(top), torch.empty_like(top), 0.1803368777036667
+    _shift_kernel[(1,)](top, shift, factor, wanted, len(top), SCALED=module._shift_of)
+    for x, s, f in zip(top.tolist(), shift.tolist(), factor.tolist()):
+        assert abs(fractions.Fraction(x) * fractions.Fraction(f) - fractions.Fraction(s)) <= 8
+        digits = 24 if dtype == torch.float32 else 53
+        if abs(x) < 2.0 ** (digits + 2):  # scores of which neighbours still differ in weight
+            assert f == wanted
+
+
 # --- what is read, and where it lies -------------------------------------------------------------------------
 
 
@@ -171,18 +200,12 @@ def test_tiles_that_nothing_sees_are_not_read(module):
 
 def test_tma_where_it_can_read(module):
     """Rows on 16-byte boundaries that lie apart, 16 bits; the rest by pointers. The battery has the values."""
-    _, k, v = (t.detach() for t in inputs((2, 2, 2, 16, 40, 16), torch.bfloat16))
-    plan = module.Plan(*SMALL)._replace(tma=True)
-    assert None not in module._descriptors(plan, k, v)
-    assert None not in module._descriptors(plan, k.transpose(1, 2), v)
+    k = inputs((2, 2, 2, 16, 40, 16), torch.bfloat16)[1].detach()
+    lse = torch.zeros(2, 2, 40, device=k.device)
+    assert module._tma_fits(k, k.transpose(1, 2), lse)
     odd = torch.zeros(2, 2, 40, 17, dtype=k.dtype, device=k.device)[..., :16]
-    for other in (odd, k[:, :1].expand_as(k), k.float(), k[:0]):
-        assert (
-            module._descriptors(plan, k, other)
-            == module._descriptors(plan, other, v)
-            == (None, None)
-        )
-    assert module._descriptors(plan._replace(tma=False), k, v) == (None, None)
+    for other in (odd, k[:, :1].expand_as(k), k.float(), k[:0], lse[..., :39].clone()):
+        assert not module._tma_fits(k, other) and not module._tma_fits(other, k)
 
 
 def test_the_memory_layout_is_that_of_q(module):
@@ -260,43 +283,67 @@ def test_what_is_wrong_is_said(module, sentence):
         module.attention_triton(q, k.to(dtype), v.to(dtype), **how)
 
 
-def _compiled(module, which, dtype, dim):
-    """One kernel for Hopper as _plan launches it: D = dim, long sequences, heads in groups of 4."""
-    tile = getattr(module._plan(dtype, 4, 32, 8, 4096, 4096, dim, machine.device()), which)
-    kernel = {
-        "forward": module._attention_fwd_kernel,
-        "dq": module._attention_dq_kernel,
-        "dkdv": module._attention_dkdv_kernel,
-    }[which]
-    t = torch.empty(1, 1, 16, dim, dtype=dtype, device=machine.device())
-    f = torch.empty(16, device=machine.device())
-    strides, sizes = [2**24, 2**19, dim], [32, 4, 4096, 4096, 4096, 4096]
-    first, how = {
-        "forward": ((t, t, t, None, None, None, t, f, None), {"PACKED": 1, "GROUP": 1}),
-        "dq": ((t, t, t, t, None, f, f, t), {}),
-        "dkdv": ((t, t, t, t, None, f, f, t, t), {}),
-    }[which]
-    more = [4096] if which == "forward" else []
-    n_strided = {"forward": 4, "dq": 5, "dkdv": 6}[which]
-    strides = strides * n_strided + [0] * len(more)
-    how |= module._options_of(t, tile)
-    signature = signature_of(kernel, *first, 0.1, *sizes, *more, *strides, **how)
-    launch = {name: how[name] for name in ("num_warps", "num_stages")}
-    return compile_for(kernel, signature, arch=90, **launch)
+def _compiled(module, which, dtype, dim, tma=False):
+    """One kernel for Hopper as a call launches it: D = dim, 4096 queries, heads in groups of 4."""
+    launches = {}
+
+    def keep(kernel, grid, tensors, *sizes, **options):
+        launches[kernel.fn.__name__] = kernel, (*tensors, *sizes), options
+
+    q, k, v = inputs((1, 4, 1, 4096, 4096, dim), dtype)
+    plan = module._plan(dtype, 1, 4, 1, 4096, 4096, dim, q.device)._replace(tma=tma)
+    with mock.patch.multiple(module, _run=keep, _run_described=keep):
+        module.attention_triton(q, k, v, plan=plan).sum().backward()
+    kernel, arguments, how = launches[f"_attention_{which}_kernel"]
+    launch = {name: how.pop(name) for name in ("num_warps", "num_stages")}
+    return compile_for(kernel, _signature(kernel, arguments, how), arch=90, **launch)
 
 
-@pytest.mark.parametrize("which", ["forward", "dq", "dkdv"])
-def test_products_by_wgmma_and_nothing_in_local_memory(module, which):
+def _signature(kernel, arguments, how):
+    """signature_of, which knows the descriptors of Gluon alone."""
+    names = {}
+    for i, value in enumerate(arguments):
+        if isinstance(value, TensorDescriptor):
+            dtype = {2: "bf16", 4: "fp32"}[value.base.itemsize]
+            names[kernel.arg_names[i]] = f"tensordesc<{dtype}{list(value.block_shape)}>"
+    plain = [t.base if isinstance(t, TensorDescriptor) else t for t in arguments]
+    signature = signature_of(kernel, *plain, **how)
+    rest = [name for name in signature.divisible_by_16 if name not in names]
+    return signature._replace(types=signature.types | names, divisible_by_16=rest)
+
+
+@pytest.mark.parametrize(
+    ("which", "tma"), [("fwd", False), ("dq", False), ("dkdv", False), ("dkdv", True)]
+)
+def test_products_by_wgmma_and_nothing_in_local_memory(module, which, tma):
     """bfloat16, D = 64: all by Hopper's tensor cores, with copies that run ahead."""
-    compiled = _compiled(module, which, torch.bfloat16, 64)
+    compiled = _compiled(module, which, torch.bfloat16, 64, tma)
     mix = instruction_mix(compiled)
     assert compiled.spills == 0
     assert sum(n for name, n in mix.items() if name.startswith("HGMMA")) >= 16, mix
-    assert any(name.startswith("LDGSTS") for name in mix), mix
+    assert any(name.startswith("UTMALDG" if tma else "LDGSTS") for name in mix), mix
     assert not any(name.startswith("ATOM") or name.startswith("RED") for name in mix)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_forward_in_roles(module, causal):
+    """bfloat16, D = 128: a group waits for p v after its softmax, not before; nothing is read but by TMA."""
+    launches, (q, *_) = [], inputs((1, 4, 1, 512, 512, 128), torch.bfloat16)
+    q = q.detach()
+    with mock.patch.object(module, "_run_described", lambda *a, **how: launches.append((a, how))):
+        module._launch_roles(q, q[:, :1], q[:, :1], q, q.new_empty(1, 4, 512).float(), causal, 0.1)
+    ((kernel, _, tensors, *sizes), how), num_warps = launches[0], launches[0][1].pop("num_warps")
+    signature = signature_of(kernel, *tensors, *sizes, **how)
+    compiled = compile_for(kernel, signature, arch=90, num_warps=num_warps)
+    mix = instruction_mix(compiled)
+    assert compiled.spills <= 8 and mix["UTMASTG.4D"] == 2
+    assert not any(name.startswith(("LDG", "ATOM")) for name in mix), mix
+    waits = re.findall(r"DEPBAR.LE gsb0, 0x(\d)|(MUFU.EX2)", compiled.sass)
+    order = "".join(wait or "e" for wait, _ in waits)
+    assert len(re.findall("1e{60,}0", order)) == 2, order
 
 
 def test_float32_takes_three_products_of_tf32(module):
     """D = 64, 64 x 32 scores: 8 products of 8 columns for q kᵀ and 4 for p v, three times, in both loops."""
-    mix = instruction_mix(_compiled(module, "forward", torch.float32, 64))
+    mix = instruction_mix(_compiled(module, "fwd", torch.float32, 64))
     assert sum(n for name, n in mix.items() if "TF32" in name) == 3 * (8 + 4) * 2, mix

@@ -4,10 +4,8 @@ from lib.measure.mutants import Mutant
 
 _SEEN = "s = tl.where((js >= lowest) & (js <= highest), s, -float("
 _HIGHEST = "tl.minimum(i + right, end - 1)[:, None]"
-_TILE = (
-    "else t + a\n            j = start + tile * BLOCK_N\n            if MASKED or k_desc",
-    "else t\n            j = start + tile * BLOCK_N\n            if MASKED or k_desc",
-)
+_FIRST = "\n            j = start + tile * BLOCK_N\n            k = _load_rows(k_ptr, j, end"
+_TILE = f"else t + a{_FIRST}", f"else t{_FIRST}"
 
 MUTANTS = [
     # --- which keys are seen
@@ -74,8 +72,8 @@ MUTANTS = [
     Mutant("dv = tl.where(is_key, dv, 0.0)", "dv = dv + 0.0", "padding has a gradient"),
     # --- softmax
     Mutant(
-        "new_top = tl.maximum(top, tl.max(s, axis=1))",
-        "new_top = tl.max(s, axis=1)",
+        "top = tl.maximum(top, tl.max(s, axis=1))",
+        "top = tl.max(s, axis=1)",
         "the maximum of the last tile alone",
     ),
     Mutant(
@@ -85,8 +83,8 @@ MUTANTS = [
     ),
     Mutant("v, o * old[:, None], PRECISION", "v, o, PRECISION", "o not rescaled"),
     Mutant(
-        'return tl.where(top == -float("inf"), 0.0, top)',
-        "return top",
+        "top = tl.full((BLOCK_M,), -(2.0**125), COMPUTE)",
+        'top = tl.full((BLOCK_M,), -float("inf"), COMPUTE)',
         "-inf - -inf: NaN where a tile shows a query nothing",
     ),
     Mutant(
@@ -95,8 +93,8 @@ MUTANTS = [
         "0 for a row of scores -inf",
     ),
     Mutant(
-        "log2_scale = tl.cast(scale * 1.4426950408889634, COMPUTE)  # exp(x)",
-        "log2_scale = tl.cast(scale, COMPUTE)  # exp(x)",
+        "tl.cast(tl.maximum(tl.abs(scale), 1e-30) * 1.4426950408889634, COMPUTE)",
+        "tl.cast(tl.maximum(tl.abs(scale), 1e-30), COMPUTE)",
         "powers of 2 in place of e",
     ),
     Mutant(
@@ -104,7 +102,33 @@ MUTANTS = [
         "o = _dot(p.to(tl.bfloat16).to(v.dtype), v, o * old",
         "weights rounded to bfloat16",
     ),
+    Mutant("    top *= log2_scale\n", "", "what is saved is not scaled"),
+    Mutant(
+        "NEGATIVE=scale < 0",
+        "NEGATIVE=False",
+        "of a negative scale the smallest score as the largest",
+    ),
+    Mutant(
+        "factor = tl.where(tl.abs(top * factor) < LIMIT, factor, ",
+        "factor = tl.where(top == top, factor, ",
+        "weights far above 1 where scores are huge",
+    ),
+    Mutant(
+        "2.0**56 if top.dtype == tl.float64 else 2.0**27",
+        "2.0**27",
+        "float64 with a power of 2 where it makes a difference",
+    ),
     # --- heads, parts, places
+    Mutant(
+        "sample, first_head = place // n_kv_heads, place % n_kv_heads * n_repeats",
+        "sample, first_head = place // n_kv_heads, place % n_kv_heads",
+        "dk and dv of other heads' queries",
+    ),
+    Mutant(
+        "aligned = t.data_ptr() % 16 == 0 and all([p > 0 and p % 16 == 0 for p in pitches])",
+        "aligned = t.data_ptr() % 16 == 0",
+        "rows that TMA cannot read",
+    ),
     Mutant(
         "kv_head = (first_head // n_repeats).to(tl.int64)",
         "kv_head = (first_head % n_repeats).to(tl.int64)",
@@ -137,9 +161,6 @@ MUTANTS = [
         "another query's mask",
     ),
     Mutant(
-        "height = tl.minimum(tiles_m - first, GROUP)", "height = GROUP", "heads that are not there"
-    ),
-    Mutant(
         "(head * stride_qh + i.to(tl.int64) * stride_qs)[:, None]\n    q = ",
         "(head * stride_qh + i * stride_qs)[:, None]\n    q = ",
         "int32 rows of q",
@@ -150,8 +171,8 @@ MUTANTS = [
         "int32 heads of q",
     ),
     Mutant(
-        "(rows.to(tl.int64) * stride + d)\n    if CUT",
-        "(rows * stride + d)\n    if CUT",
+        "(rows.to(tl.int64) * stride + d)\n    if desc",
+        "(rows * stride + d)\n    if desc",
         "int32 rows of k and v",
     ),
     Mutant("stride = out.stride(0)", "stride = 0", "all parts in one place"),
