@@ -140,6 +140,34 @@ def _cdiv(a, b):
     return -(-a // b)  # triton.cdiv is the same, and costs 2 µs a call on the host
 
 
+_launched = {}  # the compiled kernel, and its arguments after the tensors, of each kind of launch
+
+
+def _run(kernel, grid, tensors, *sizes, **options):
+    """kernel[grid](*tensors, *sizes, **options) on the tensors' GPU; the second time, at half the host's time.
+
+    Triton looks at every argument of every launch to find the kernel compiled for its like. A launch that
+    differs from an earlier one in nothing but memory finds it here, if pointers are aligned to 16 bytes.
+    """
+    kinds = [None if t is None else t.dtype for t in tensors]
+    how = kernel.fn, type(kernel).run  # tools that watch launches put another `run` in its place
+    key = (*how, grid, sizes, (*options.items(),), tensors[0].device, *kinds)
+    aligned = not any([t is not None and t.data_ptr() % 16 for t in tensors])
+    launch = _launched.get(key) if aligned else None
+    if launch and torch.cuda.current_device() == tensors[0].get_device():
+        launch[0](*tensors, *launch[1])
+        return
+    with torch.cuda.device_of(tensors[0]):  # else the launch goes to the current GPU, not to theirs
+        compiled = kernel[grid](*tensors, *sizes, **options)
+    if compiled and aligned:  # the interpreter compiles nothing
+        named = {name: value for name, value in options.items() if name in kernel.arg_names}
+        given = kernel.signature.bind(*tensors, *sizes, **named)
+        given.apply_defaults()
+        if len(_launched) >= 4096:
+            _launched.clear()  # sizes that never come again
+        _launched[key] = compiled[(*grid, 1, 1)[:3]], given.args[len(tensors) :]
+
+
 @functools.cache
 def _plan(dim, itemsize):
     """Whole rows of up to 1024 elements; a thread has four loads under way, of 16 bytes if rows are such."""
@@ -159,21 +187,19 @@ def _grid_and_sizes(plan, ids, num_rows, dim):
 
 def _launch(plan, ids, weight, num_rows, y):
     grid, options = _grid_and_sizes(plan, ids, num_rows, weight.shape[1])
-    with torch.cuda.device_of(ids):  # else the launch goes to the current GPU, not to that of ids
-        _embedding_hash_fwd_kernel[grid](
-            ids, weight, _tables(num_rows, ids.device), y, ids.numel(), *ids.stride(),
-            STRIDE_WR=weight.stride(0), STRIDE_WD=weight.stride(1), **options,
-        )  # fmt: skip
+    _run(
+        _embedding_hash_fwd_kernel, grid, (ids, weight, _tables(num_rows, ids.device), y), ids.numel(),
+        *ids.stride(), STRIDE_WR=weight.stride(0), STRIDE_WD=weight.stride(1), **options,
+    )  # fmt: skip
 
 
 def _launch_backward(plan, dy, ids, num_rows, dweight):
     grid, options = _grid_and_sizes(plan, ids, num_rows, dy.shape[2])
     strides = dict(zip(("STRIDE_YB", "STRIDE_YT", "STRIDE_YD"), dy.stride()))
-    with torch.cuda.device_of(ids):
-        _embedding_hash_bwd_kernel[grid](
-            dy, ids, _tables(num_rows, ids.device), dweight, ids.numel(), *ids.stride(), **strides,
-            **options,
-        )  # fmt: skip
+    _run(
+        _embedding_hash_bwd_kernel, grid, (dy, ids, _tables(num_rows, ids.device), dweight), ids.numel(),
+        *ids.stride(), **strides, **options,
+    )  # fmt: skip
 
 
 # --- forward and backward ------------------------------------------------------------------------------------
