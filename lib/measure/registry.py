@@ -507,11 +507,11 @@ INTERACTION = Op(
     empty_shapes=((0, 3, 4),),
     host_shape=(8, 4, 4),
     plans={
-        "several samples a program": (
-            interaction.Plan(3, 1), [(1, 1, 1), (7, 3, 5), (11, 26, 16)]
+        "two samples at a time": (
+            interaction.Plan(1, 2, 2), [(1, 1, 1), (7, 3, 5), (11, 26, 16), (9, 3, 40)]
         ),
-        "the next one read ahead": (
-            interaction.Plan(3, 1, True, "tf32x3"), [(1, 1, 1), (7, 3, 5), (11, 26, 16)]
+        "eight, and none read ahead": (
+            interaction.Plan(1, 8, 8, False), [(1, 1, 1), (7, 3, 5), (35, 26, 16), (16, 3, 40)]
         ),
     },
     without_zeros=_pairs_one_by_one,

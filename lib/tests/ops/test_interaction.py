@@ -1,5 +1,7 @@
 """What is particular to interaction: the order of the pairs, traffic, DLRM's layer, the shape of its code."""
 
+from unittest import mock
+
 from lib import machine
 from lib.dlrm.model import InteractionArch
 from lib.measure import registry
@@ -7,10 +9,10 @@ from lib.measure.check import check_against_float64
 from lib.nogpu.compile_only import compile_for, instruction_mix, signature_of
 from lib.nogpu.memory import count_traffic
 from lib.ops.interaction import interaction_triton
+from lib.tests.ops import cases
 
 import pytest
 import torch
-import triton.language as tl
 
 OP = registry.find("interaction")
 
@@ -36,24 +38,54 @@ def test_it_is_dlrms_layer():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("plan", [None, (5, 1, True), (5, 1, False)])
+@pytest.mark.parametrize("plan", [None, (1, 2, 2), (1, 8, 8, False)])
 def test_forward_reads_each_vector_once_and_writes_y_once(module, dtype, plan):
+    """But dense twice: its part of y is stored over what was stored there before."""
     dense, embeddings = (t.detach() for t in inputs((24, 26, 16), dtype))
     plan = plan and module.Plan(*plan)
     traffic = count_traffic(lambda: module.interaction_triton(dense, embeddings, plan=plan))
     assert traffic.launches == 1
-    assert traffic.bytes_moved == OP.bytes_moved((24, 26, 16), dtype.itemsize, gradients=False)
-    assert traffic.by_argument["_interaction_fwd_kernel.embeddings_ptr"].loaded == embeddings.nbytes
+    by = {name.partition(".")[2]: argument for name, argument in traffic.by_argument.items()}
+    assert by["embeddings_ptr"].loaded == embeddings.nbytes
+    assert by["dense_ptr"].loaded == 2 * dense.nbytes
+    assert by["y_ptr"].stored == 24 * 367 * dtype.itemsize + dense.nbytes
 
 
-def test_backward_is_one_launch():
+@pytest.mark.parametrize("plan", [None, (1, 2, 2), (1, 8, 8, False)])
+def test_backward_is_one_launch_that_reads_all_once(module, plan):
     dense, embeddings = inputs((24, 26, 16))
-    y = interaction_triton(dense, embeddings)
+    y = module.interaction_triton(dense, embeddings, plan=plan and module.Plan(*plan))
     traffic = count_traffic(lambda: y.backward(torch.randn_like(y)))
     assert traffic.launches == 1
-    by = traffic.by_argument
-    assert by["_interaction_bwd_kernel.ddense_ptr"].stored == dense.nbytes
-    assert by["_interaction_bwd_kernel.dembeddings_ptr"].stored == embeddings.nbytes
+    by = {name.partition(".")[2]: argument for name, argument in traffic.by_argument.items()}
+    assert by["dy_ptr"].loaded == y.nbytes + dense.nbytes  # the part of dense twice
+    assert by["dense_ptr"].loaded == by["ddense_ptr"].stored == dense.nbytes
+    assert by["embeddings_ptr"].loaded == by["dembeddings_ptr"].stored == embeddings.nbytes
+
+
+def test_sources_are_made_once_and_under_torch_func_for_a_call_alone(module):
+    """What is made under torch.func.functionalize wraps a tensor, and is of no use after."""
+    dense, embeddings = (t.detach() for t in inputs((3, 4, 5)))
+    with pytest.raises(RuntimeError, match="use interaction_eager"):
+        torch.func.functionalize(module.interaction_triton)(dense, embeddings)
+    first = module.interaction_triton(dense, embeddings)
+    n_made = module._sources.cache_info().misses
+    assert torch.equal(first, module.interaction_triton(dense, embeddings))
+    assert module._sources.cache_info().misses == n_made
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 16), (5, 3, 16)])
+def test_samples_and_tables_far_apart_one_sample_at_a_time(module, shape):
+    """Offsets past 2**31 of a program's first sample, and of a table."""
+    dense, embeddings = (t.detach() for t in inputs(shape, torch.float16))
+    far, dy = cases.spaced(embeddings), None
+    results = []
+    for e in (embeddings, far):
+        e.requires_grad_()
+        y = module.interaction_triton(dense, e, plan=module.Plan(1, 1, 2))
+        dy = torch.randn_like(y) if dy is None else dy
+        results.append((y, *torch.autograd.grad(y, e, dy)))
+    assert all(map(torch.equal, *results))
 
 
 @pytest.mark.parametrize("narrow", [0, 1])
@@ -76,29 +108,35 @@ def test_too_many_tables_are_refused(module):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "forward", "backward"),
+    ("dtype", "products"),
     [
-        (torch.bfloat16, ("HMMA.16816.F32.BF16", 8), ("HMMA.16816.F32.BF16", 8)),
-        (torch.float32, ("HMMA.1688.F32.TF32", 3 * 16), ("FFMA", 32 * 32 * 16 // 64)),
+        (torch.bfloat16, ("HMMA.16816.F32.BF16", 8)),
+        (torch.float32, ("HMMA.1688.F32.TF32", 3 * 16)),
     ],
     ids=str,
 )
-def test_products_on_the_units_meant_and_nothing_in_local_memory(module, dtype, forward, backward):
-    """At DLRM's 27 vectors of 16: so many products a thread at least, and by TF32 three times as many."""
+def test_numbers_go_from_memory_to_tensor_cores_in_registers(module, dtype, products):
+    """At DLRM's 27 vectors of 16: only what is gathered lies in shared memory, and nothing in local memory.
+
+    So many products a thread, and by TF32 three times as many; and the most of y at once.
+    """
     dense, embeddings = torch.empty(8, 16, dtype=dtype), torch.empty(8, 26, 16, dtype=dtype)
-    y, sizes, strides = torch.empty(8, 367, dtype=dtype), (8, 26, 16), (16, 1, 416, 16, 1)
-    operand = tl.bfloat16 if dtype == torch.bfloat16 else tl.float32
-    how = {"OPERAND": operand, "COMPUTE": tl.float32, "BLOCK_F": 32, "BLOCK_D": 16}
-    both = (
-        (module._interaction_fwd_kernel, module._plan, forward,
-         (dense, embeddings, y, *sizes, 351, 4, *strides), {"AHEAD": 1}),
-        (module._interaction_bwd_kernel, module._plan_backward, backward,
-         (y, dense, embeddings, dense, embeddings, *sizes, 4, 367, 1, *strides), {}),
-    )  # fmt: skip
-    for kernel, choose, (products, at_least), arguments, more in both:
-        plan = choose(32, 16, dtype.itemsize)
-        signature = signature_of(kernel, *arguments, PRECISION=plan.precision, **how, **more)
-        compiled = compile_for(kernel, signature, arch=90, num_warps=plan.num_warps)
+    y, launched = torch.empty(8, 367, dtype=dtype), []
+
+    def launch(kernel, grid, tensors, *sizes, **options):
+        n_warps, _ = options.pop("num_warps"), options.pop("num_stages")
+        signature = signature_of(kernel, *tensors, *sizes, **options)
+        launched.append(compile_for(kernel, signature, arch=90, num_warps=n_warps, num_stages=1))
+
+    with mock.patch.object(module, "_run", launch):
+        module._launch(None, dense, embeddings, y)
+        module._launch_backward(None, y, dense, embeddings, dense, embeddings)
+    # of one sample, by a warp: products stored as pairs and gathered one by one; dy stored, slopes gathered
+    for compiled, stored, gathered in zip(launched, (16, 4), (12, 32), strict=True):
         mix = instruction_mix(compiled)
         assert compiled.spills == 0
-        assert sum(n for name, n in mix.items() if name.startswith(products)) >= at_least, mix
+        assert mix[products[0]] == products[1]
+        assert sum(n for name, n in mix.items() if name.startswith("STS")) == stored, mix
+        assert sum(n for name, n in mix.items() if name.startswith("LDS")) == gathered, mix
+    stores = [name for name in instruction_mix(launched[0]) if name.startswith("STG")]
+    assert f"STG.E.{32 * dtype.itemsize}" in stores
