@@ -660,32 +660,40 @@ def _cdiv(a, b):
     return -(-a // b)  # triton.cdiv is the same, and costs 2 µs a call on the host
 
 
-_launched = {}  # the compiled kernel, and its arguments after the tensors, of each kind of launch
+_launched = {}  # of each kind of launch, what runs its compiled kernel, and the arguments around the tensors
 
 
 def _run(kernel, grid, tensors, *sizes, **options):
-    """kernel[grid](*tensors, *sizes, **options) on the tensors' GPU; the second time, at half the host's time.
+    """kernel[grid](*tensors, *sizes, **options) on the tensors' GPU; the second time, at a third of the time.
 
     Triton looks at every argument of every launch to find the kernel compiled for its like. A launch that
     differs from an earlier one in nothing but memory finds it here, if pointers are aligned to 16 bytes.
     """
-    kinds = [None if t is None else t.dtype for t in tensors]
+    device, addresses, kinds, hooks = tensors[0].get_device(), 0, [], triton.knobs.runtime
+    for t in tensors:
+        addresses |= 0 if t is None else t.data_ptr()
+        kinds.append(t if t is None else t.dtype)
     how = kernel.fn, type(kernel).run  # tools that watch launches put another `run` in its place
-    key = (*how, grid, sizes, (*options.items(),), tensors[0].device, *kinds)
-    aligned = not any([t is not None and t.data_ptr() % 16 for t in tensors])
-    launch = _launched.get(key) if aligned else None
-    if launch and torch.cuda.current_device() == tensors[0].get_device():
-        launch[0](*tensors, *launch[1])
+    key = (*how, device, grid, sizes, *options.items(), *kinds)
+    hooked = hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls  # as profilers do
+    launch = None if hooked or addresses % 16 else _launched.get(key)
+    if launch and torch.cuda.current_device() == device:
+        run, blocks, stream_of, handles, given = launch
+        run(*blocks, stream_of(device), *handles, *tensors, *given)
         return
     with torch.cuda.device_of(tensors[0]):  # else the launch goes to the current GPU, not to theirs
         compiled = kernel[grid](*tensors, *sizes, **options)
-    if compiled and aligned:  # the interpreter compiles nothing
+    # Compiled kernels of these versions take what is given here; others go the ordinary way each time.
+    known = triton.__version__[:3] in ("3.6", "3.7")
+    if compiled and known and addresses % 16 == 0:  # the interpreter compiles nothing
         named = {name: value for name, value in options.items() if name in kernel.arg_names}
         given = kernel.signature.bind(*tensors, *sizes, **named)
         given.apply_defaults()
         if len(_launched) >= 4096:
             _launched.clear()  # sizes that never come again
-        _launched[key] = compiled[(*grid, 1, 1)[:3]], given.args[len(tensors) :]
+        handles = compiled.function, compiled.packed_metadata, None, None, None  # no hooks
+        around = (*grid, 1, 1)[:3], triton.runtime.driver.active.get_current_stream, handles
+        _launched[key] = compiled.run, *around, given.args[len(tensors) :]
 
 
 def _power_of_2(n):

@@ -33,7 +33,7 @@ _MOST_VECTORS, _LONGEST = 64, 128  # their products lie in the registers of one 
 
 
 class Plan(NamedTuple):
-    """How one pass is launched: at most so many programs on a multiprocessor, each of so many samples at a time.
+    """How one pass is launched: at most so many programs to a multiprocessor, so many samples in one at a time.
 
     ahead: whether the next samples are read before these are worked on. precision: of products in float32,
     "tf32x3" (three products of TF32 by tensor cores, from Ampere on; as exact) or "ieee".
@@ -54,32 +54,24 @@ def interaction_eager(dense: torch.Tensor, embeddings: torch.Tensor) -> torch.Te
     return torch.cat([dense, products.index_select(1, first * n_vectors + second)], dim=1)
 
 
-# Tiles are read so that each thread reads what tensor cores want of it; reshape and permute then give the numbers
-# other names, and move nothing. Where the two do not meet, numbers move through shared memory: slower, as right.
+# Each thread reads what tensor cores take from it; reshape and permute then give the numbers other names, and
+# move nothing. Where the two do not meet, Triton moves numbers through shared memory: slower, and as right.
 
 
 @triton.jit
-def _tile(SAMPLES: tl.constexpr, BLOCK_F: tl.constexpr):
-    # Sample, vector and column of a tile's elements: a warp reads 16 columns of 8 vectors of one sample at a time.
+def _places(SAMPLES: tl.constexpr, BLOCK_F: tl.constexpr):
+    # Sample, vector and column of a tile's elements: a warp reads 16 columns of 8 vectors of a sample at once.
     x, d = tl.arange(0, SAMPLES * BLOCK_F)[:, None], tl.max_contiguous(tl.arange(0, 16), 4)[None, :]
     return x // 8 % SAMPLES, x // (8 * SAMPLES) * 8 + x % 8, d
 
 
 @triton.jit
 def _vectors(
-    inputs,
-    first,
-    left,
-    sample,
-    f,
-    d,
-    TABLES: tl.constexpr,
-    DIM: tl.constexpr,
-    OPERAND: tl.constexpr,
-):
+    inputs, first, left, sample, f, d, TABLES: tl.constexpr, DIM: tl.constexpr, OPERAND: tl.constexpr
+):  # fmt: skip
     # Vectors f of samples first + sample, of which `left` are there; zeros where there are none.
     dense_ptr, embeddings_ptr, stride_db, stride_dd, stride_eb, stride_et, stride_ed = inputs
-    # int64: sample * stride passes 2**31 from 8 GiB of float32 on, and table * stride may
+    # int64: table * stride may pass 2**31, as sample * stride does
     sample64, table, d64 = sample.to(tl.int64), f.to(tl.int64) - 1, d.to(tl.int64)
     dense_ptrs = dense_ptr + first * stride_db + (sample64 * stride_db + d64 * stride_dd + f * 0)
     offsets = sample64 * stride_eb + table * stride_et + d64 * stride_ed
@@ -109,53 +101,57 @@ def _left(first, n_samples, SAMPLES: tl.constexpr):
     return tl.maximum(tl.minimum(n_samples - first, SAMPLES), 0).to(tl.int32)
 
 
+# The rows of `left` samples, up to SAMPLES, are one piece of memory. That all are there is a case of its own:
+# only if the compiler knows how many there are does it move 8 or 16 bytes at a time.
+
+
 @triton.jit
-def _in_rows(place, left, ROW: tl.constexpr, SAMPLES: tl.constexpr, WHOLE: tl.constexpr):
-    # Whether a place lies in the rows of samples that are there. WHOLE: all are, or none, which the compiler has
-    # to know if it is to move 16 bytes at a time.
-    return (place < SAMPLES * ROW) & (left > 0) if WHOLE else place < left * ROW
+def _load_samples(ptr, place, left, ROW: tl.constexpr, SAMPLES: tl.constexpr):
+    if left == SAMPLES:
+        rows = tl.load(ptr + place, mask=place < SAMPLES * ROW, other=0.0)
+    else:
+        rows = tl.load(ptr + place, mask=place < left * ROW, other=0.0)
+    return rows
+
+
+@triton.jit
+def _store_samples(ptr, place, rows, left, ROW: tl.constexpr, SAMPLES: tl.constexpr):
+    if left == SAMPLES:
+        tl.store(ptr + place, rows, mask=place < SAMPLES * ROW)
+    else:
+        tl.store(ptr + place, rows, mask=place < left * ROW)
 
 
 @triton.jit(do_not_specialize=["n_samples", "trips"])
 def _interaction_fwd_kernel(
     dense_ptr, embeddings_ptr, sources_ptr, y_ptr, n_samples, trips,
     stride_db, stride_dd, stride_eb, stride_et, stride_ed,
-    TABLES: tl.constexpr, DIM: tl.constexpr, WHOLE: tl.constexpr, AHEAD: tl.constexpr,
+    TABLES: tl.constexpr, DIM: tl.constexpr, AHEAD: tl.constexpr,
     PRECISION: tl.constexpr, OPERAND: tl.constexpr, COMPUTE: tl.constexpr, PACK: tl.constexpr,
     SAMPLES: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_Y: tl.constexpr,
 ):  # fmt: skip
     # One program handles SAMPLES samples at a time, a warp each, and reads the next (AHEAD) before it works on
-    # these. Their rows of y are one piece of memory: gathered from the products in shared memory, stored at once.
+    # these. Their rows of y are one piece of memory: gathered from products in shared memory, stored at once.
     ROW: tl.constexpr = DIM + TABLES * (TABLES + 1) // 2
     place = tl.max_contiguous(tl.arange(0, BLOCK_Y), 4)
     source = tl.load(sources_ptr + place)
-    sample, f, d = _tile(SAMPLES, BLOCK_F)
+    sample, f, d = _places(SAMPLES, BLOCK_F)
     own_sample = tl.arange(0, SAMPLES).to(tl.int64)[:, None]
     own_d = tl.arange(0, BLOCK_D).to(tl.int64)[None, :]
     inputs = (dense_ptr, embeddings_ptr, stride_db, stride_dd, stride_eb, stride_et, stride_ed)
     stride = tl.num_programs(0) * SAMPLES
-    # int64: sample * stride passes 2**31
+    # int64: sample * stride passes 2**31 from 8 GiB of float32 on
     first = tl.program_id(0).to(tl.int64) * SAMPLES
     if AHEAD:
-        ahead = _vectors(
-            inputs, first, _left(first, n_samples, SAMPLES), sample, f, d, TABLES, DIM, OPERAND
-        )
+        left = _left(first, n_samples, SAMPLES)
+        ahead = _vectors(inputs, first, left, sample, f, d, TABLES, DIM, OPERAND)
     for _ in range(0, trips):
         left = _left(first, n_samples, SAMPLES)
         if AHEAD:
             vectors = ahead
             following = first + stride
-            ahead = _vectors(
-                inputs,
-                following,
-                _left(following, n_samples, SAMPLES),
-                sample,
-                f,
-                d,
-                TABLES,
-                DIM,
-                OPERAND,
-            )
+            next_left = _left(following, n_samples, SAMPLES)
+            ahead = _vectors(inputs, following, next_left, sample, f, d, TABLES, DIM, OPERAND)
         products = tl.zeros((SAMPLES, BLOCK_F, BLOCK_F), dtype=COMPUTE)
         for start in tl.static_range(0, DIM, 16):
             if start > 0 or not AHEAD:
@@ -169,8 +165,8 @@ def _interaction_fwd_kernel(
         squares = tl.reshape(products, (SAMPLES, BLOCK_F // 8, 8, BLOCK_F // 8, 8))
         squares = tl.permute(squares, (0, 1, 3, 2, 4))
         row = tl.gather(tl.reshape(squares, (SAMPLES * BLOCK_F * BLOCK_F,)), source, 0)
-        tl.store(y_ptr + first * ROW + place, row, mask=_in_rows(place, left, ROW, SAMPLES, WHOLE))
-        # dense, over what was stored in its place; mask by mask the rest could not be stored at once
+        _store_samples(y_ptr + first * ROW, place, row, left, ROW, SAMPLES)
+        # dense, over what was stored in its place: with gaps there, y would be stored number by number
         own_ptrs = dense_ptr + first * stride_db + (own_sample * stride_db + own_d * stride_dd)
         is_own = (own_sample < left) & (own_d < DIM)
         own = tl.load(own_ptrs, mask=is_own)
@@ -183,12 +179,12 @@ def _interaction_fwd_kernel(
 def _interaction_bwd_kernel(
     dy_ptr, dense_ptr, embeddings_ptr, sources_ptr, ddense_ptr, dembeddings_ptr, n_samples, trips,
     stride_db, stride_dd, stride_eb, stride_et, stride_ed,
-    TABLES: tl.constexpr, DIM: tl.constexpr, WHOLE: tl.constexpr, AHEAD: tl.constexpr,
+    TABLES: tl.constexpr, DIM: tl.constexpr, AHEAD: tl.constexpr,
     PRECISION: tl.constexpr, OPERAND: tl.constexpr, COMPUTE: tl.constexpr, PACK: tl.constexpr,
     SAMPLES: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_Y: tl.constexpr,
 ):  # fmt: skip
     # One program handles SAMPLES samples at a time, a warp each, and reads the next (AHEAD) before it works on
-    # these. Their rows of dy are one piece of memory: read at once, gathered from shared memory as the matrix S.
+    # these. Their rows of dy are one piece of memory: read at once, and gathered from shared memory as S.
     ROW: tl.constexpr = DIM + TABLES * (TABLES + 1) // 2
     place = tl.arange(0, BLOCK_Y)
     # the sign is never set, which Triton does not know, but what comes after it does
@@ -196,18 +192,17 @@ def _interaction_bwd_kernel(
     # vectors as the right factor: a warp reads 16 columns of 4 vectors of one sample at a time
     x, y = tl.arange(0, 2 * SAMPLES * BLOCK_F)[:, None], tl.arange(0, 8)[None, :]
     sample, vector, d = x // 8 % SAMPLES, x // (8 * SAMPLES) * 4 + y // 2, x % 8 * 2 + y % 2
-    out_sample, out_vector, out_d = _tile(SAMPLES, BLOCK_F)
+    out_sample, out_vector, out_d = _places(SAMPLES, BLOCK_F)
     s, f = tl.arange(0, SAMPLES)[:, None, None], tl.arange(0, BLOCK_F)[None, :, None]
     column = tl.arange(0, 16)[None, None, :]
     own_d = column % 8 * 2 + column // 8  # in the order of `columns` below
     inputs = (dense_ptr, embeddings_ptr, stride_db, stride_dd, stride_eb, stride_et, stride_ed)
     stride = tl.num_programs(0) * SAMPLES
-    # int64: sample * stride passes 2**31
+    # int64: as forward
     first = tl.program_id(0).to(tl.int64) * SAMPLES
     if AHEAD:
         left = _left(first, n_samples, SAMPLES)
-        in_rows = _in_rows(place, left, ROW, SAMPLES, WHOLE)
-        dy_ahead = tl.load(dy_ptr + first * ROW + place, mask=in_rows, other=0.0)
+        dy_ahead = _load_samples(dy_ptr + first * ROW, place, left, ROW, SAMPLES)
         ahead = _vectors(inputs, first, left, sample, vector, d, TABLES, DIM, OPERAND)
     for _ in range(0, trips):
         left = _left(first, n_samples, SAMPLES)
@@ -215,12 +210,10 @@ def _interaction_bwd_kernel(
             dy, vectors = dy_ahead, ahead
             following = first + stride
             next_left = _left(following, n_samples, SAMPLES)
-            in_rows = _in_rows(place, next_left, ROW, SAMPLES, WHOLE)
-            dy_ahead = tl.load(dy_ptr + following * ROW + place, mask=in_rows, other=0.0)
+            dy_ahead = _load_samples(dy_ptr + following * ROW, place, next_left, ROW, SAMPLES)
             ahead = _vectors(inputs, following, next_left, sample, vector, d, TABLES, DIM, OPERAND)
         else:
-            in_rows = _in_rows(place, left, ROW, SAMPLES, WHOLE)
-            dy = tl.load(dy_ptr + first * ROW + place, mask=in_rows, other=0.0)
+            dy = _load_samples(dy_ptr + first * ROW, place, left, ROW, SAMPLES)
         # always so; but this way Triton gathers to where `source` has its numbers, as tensor cores take them
         slopes = tl.where(source >= 0, tl.gather(dy, source, 0), 0.0).to(OPERAND)
         slopes = tl.reshape(slopes, (BLOCK_F // 8, BLOCK_F // 16, SAMPLES, 8, 4, 4 // PACK, PACK))
@@ -372,7 +365,7 @@ def _sizes(choose, plan, dense, embeddings, dtype):
     trips = _cdiv(n_samples, plan.samples * plan.programs * n_processors)
     compute = _compute_dtype(dtype)
     options = {
-        "TABLES": n_tables, "DIM": dim, "WHOLE": n_samples % plan.samples == 0, "AHEAD": plan.ahead,
+        "TABLES": n_tables, "DIM": dim, "AHEAD": plan.ahead,
         "PRECISION": plan.precision if dtype == torch.float32 and generation >= 8 else "ieee",
         # what is multiplied: 16 bits as they are, by tensor cores; of mixed inputs the wider
         "OPERAND": _OPERANDS.get(dtype, compute), "COMPUTE": compute,

@@ -1,5 +1,7 @@
 """What is particular to interaction: the order of the pairs, traffic, DLRM's layer, the shape of its code."""
 
+from unittest import mock
+
 from lib import machine
 from lib.dlrm.model import InteractionArch
 from lib.measure import registry
@@ -7,10 +9,10 @@ from lib.measure.check import check_against_float64
 from lib.nogpu.compile_only import compile_for, instruction_mix, signature_of
 from lib.nogpu.memory import count_traffic
 from lib.ops.interaction import interaction_triton
+from lib.tests.ops import cases
 
 import pytest
 import torch
-import triton.language as tl
 
 OP = registry.find("interaction")
 
@@ -62,14 +64,28 @@ def test_backward_is_one_launch_that_reads_all_once(module, plan):
 
 
 def test_sources_are_made_once_and_under_torch_func_for_a_call_alone(module):
-    """A tensor made under torch.func wraps another, which is of no use after."""
+    """What is made under torch.func.functionalize wraps a tensor, and is of no use after."""
     dense, embeddings = (t.detach() for t in inputs((3, 4, 5)))
     with pytest.raises(RuntimeError, match="use interaction_eager"):
-        torch.func.grad(lambda d: module.interaction_triton(d, embeddings).sum())(dense)
+        torch.func.functionalize(module.interaction_triton)(dense, embeddings)
     first = module.interaction_triton(dense, embeddings)
     n_made = module._sources.cache_info().misses
     assert torch.equal(first, module.interaction_triton(dense, embeddings))
     assert module._sources.cache_info().misses == n_made
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 16), (5, 3, 16)])
+def test_samples_and_tables_far_apart_one_sample_at_a_time(module, shape):
+    """Offsets past 2**31 of a program's first sample, and of a table."""
+    dense, embeddings = (t.detach() for t in inputs(shape, torch.float16))
+    far, dy = cases.spaced(embeddings), None
+    results = []
+    for e in (embeddings, far):
+        e.requires_grad_()
+        y = module.interaction_triton(dense, e, plan=module.Plan(1, 1, 2))
+        dy = torch.randn_like(y) if dy is None else dy
+        results.append((y, *torch.autograd.grad(y, e, dy)))
+    assert all(map(torch.equal, *results))
 
 
 @pytest.mark.parametrize("narrow", [0, 1])
@@ -99,7 +115,7 @@ def test_too_many_tables_are_refused(module):
     ],
     ids=str,
 )
-def test_numbers_go_from_memory_to_tensor_cores_in_registers(module, monkeypatch, dtype, products):
+def test_numbers_go_from_memory_to_tensor_cores_in_registers(module, dtype, products):
     """At DLRM's 27 vectors of 16: only what is gathered lies in shared memory, and nothing in local memory.
 
     So many products a thread, and by TF32 three times as many; and the most of y at once.
@@ -112,9 +128,9 @@ def test_numbers_go_from_memory_to_tensor_cores_in_registers(module, monkeypatch
         signature = signature_of(kernel, *tensors, *sizes, **options)
         launched.append(compile_for(kernel, signature, arch=90, num_warps=n_warps, num_stages=1))
 
-    monkeypatch.setattr(module, "_run", launch)
-    module._launch(None, dense, embeddings, y)
-    module._launch_backward(None, y, dense, embeddings, dense, embeddings)
+    with mock.patch.object(module, "_run", launch):
+        module._launch(None, dense, embeddings, y)
+        module._launch_backward(None, y, dense, embeddings, dense, embeddings)
     # of one sample, by a warp: products stored as pairs and gathered one by one; dy stored, slopes gathered
     for compiled, stored, gathered in zip(launched, (16, 4), (12, 32), strict=True):
         mix = instruction_mix(compiled)
