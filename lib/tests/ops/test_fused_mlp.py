@@ -407,7 +407,7 @@ def test_launches_of_the_backward_pass(module):
         ([3, 4], 2, 1),
         ([1, 3], 1, 2),
     ]:
-        inputs = [t if k in some else t.detach() for k, t in enumerate(tensors())]
+        inputs = [t if k in some else t.detach() for k, t in enumerate(tensors((300, 33, 70, 9)))]
         y = module.fused_mlp_triton(*inputs)
         leaves, dy = [inputs[k] for k in some], torch.randn_like(y)
         with mock.patch.object(torch, "mm", wraps=torch.mm) as multiply:
