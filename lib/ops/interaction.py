@@ -312,7 +312,7 @@ def _plan(block_f, itemsize):
 @functools.cache
 def _plan_backward(block_f, itemsize):
     samples = _samples(block_f, itemsize)
-    return Plan(4 if itemsize == 2 else 2, samples, 4)
+    return Plan(5 if itemsize == 2 else 2, samples, 4)
 
 
 def _samples(block_f, itemsize):
