@@ -25,7 +25,7 @@ LONGER = {
     "linear_glu": 872,
     "lora_epilogue": 856,
     "softmax": 743,
-    "bias_gelu_dropout_add": 708,
+    "bias_gelu_dropout_add": 709,
     "linear_cross_entropy": 618,
     "rope": 609,
     "attention": 902,
