@@ -187,9 +187,9 @@ def _bias_gelu_dropout_add_fwd_tile(
 @triton.jit(do_not_specialize=["n_rows", "first", "threshold"])
 def _bias_gelu_dropout_add_fwd_kernel(
     x_ptr, bias_ptr, residual_ptr, y_ptr, seed_ptr, n_rows, n_cols, first, threshold,
-    stride_xm, stride_xn, stride_rm, stride_rn, FOLD: tl.constexpr, NARROW: tl.constexpr,
+    stride_xm, stride_xn, stride_rm, stride_rn,
     SOME_DROPPED: tl.constexpr, ALL_DROPPED: tl.constexpr, EIGHTS: tl.constexpr, COMPUTE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, FOLD: tl.constexpr = 1, NARROW: tl.constexpr = False,
 ):  # fmt: skip
     # One program handles a tile of x, (BLOCK_M, BLOCK_N). Neighbours take neighbouring columns.
     # FOLD rows on end are one of n_cols; what is left over is a part of one more, and has programs of its own.
@@ -256,9 +256,10 @@ def _bias_gelu_dropout_add_bwd_strip(
 def _bias_gelu_dropout_add_bwd_kernel(
     dy_ptr, x_ptr, bias_ptr, dx_ptr, partial_ptr, seed_ptr, n_rows, n_cols, first, threshold,
     stride_dym, stride_dyn, stride_xm, stride_xn, rows_per_program,
-    FOLD: tl.constexpr, NARROW: tl.constexpr, HAS_DX: tl.constexpr, HAS_DBIAS: tl.constexpr,
+    HAS_DX: tl.constexpr, HAS_DBIAS: tl.constexpr,
     SOME_DROPPED: tl.constexpr, ALL_DROPPED: tl.constexpr, EIGHTS: tl.constexpr,
     NUM_STAGES: tl.constexpr, COMPUTE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    FOLD: tl.constexpr = 1, NARROW: tl.constexpr = False,
 ):  # fmt: skip
     # One program handles rows_per_program rows of BLOCK_N columns, BLOCK_M rows at a time, and adds
     # them up on the way: its row of partial, (programs down, n_cols), is its share of dbias.

@@ -266,8 +266,8 @@ def test_a_gradient_nobody_wants_costs_no_product(module, registered):
         inputs = [t if n else t.detach() for t, n in zip((a, b, bias), needed)]
         version = module.matmul_op if registered else module.matmul_triton
         y = battery.outputs(version(*inputs, "relu"))[0]
-        # dz, da and db, the sum of dbias' parts
-        assert launches(lambda y=y: y.sum().backward()) == 1 + products + needed[2], needed
+        # dz with dbias, of so few rows in one go; da and db
+        assert launches(lambda y=y: y.sum().backward()) == 1 + products, needed
 
 
 def saved_by(module, *args):
@@ -310,8 +310,8 @@ def test_the_registered_op_saves_z_if_asked(module):
     battery.assert_close(z, matmul_eager(*detached()))
     y, z = module.matmul_op(*tensors(), "gelu")
     assert z.numel() == 0
-    # then the backward pass multiplies once more: dz, dbias' parts, da and db, z
-    assert launches(lambda: y.sum().backward()) == 5
+    # then the backward pass multiplies once more: dz with dbias, da and db, z
+    assert launches(lambda: y.sum().backward()) == 4
     for activation in ACTIVATIONS:
         version = functools.partial(module.matmul_op, activation=activation)
         eager = functools.partial(matmul_eager, activation=activation)
@@ -365,9 +365,9 @@ def test_compiled(module, activation):
     forward = launches(lambda: compiled(a, b, bias))
     y = compiled(a, b, bias)
     backward = launches(lambda: y.sum().backward())
-    assert (forward, backward) == (1, 4), "dz, da, db, dbias"
+    assert (forward, backward) == (1, 3), "dz with dbias, da, db"
     y = compiled(a, b.detach(), bias)
-    assert launches(lambda: y.sum().backward()) == 3
+    assert launches(lambda: y.sum().backward()) == 2
     with torch.autocast(machine.device().type, dtype=HALF):
         assert compiled(a, b, bias).dtype == HALF
 

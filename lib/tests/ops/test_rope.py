@@ -539,7 +539,7 @@ def test_sixteen_byte_accesses_and_no_spills(module, interleaved, back):
     kernel, plan = module._rope_kernel, module._plan(8, 128, 2)
     strides = [*q.stride()[:3], *k.stride()[:3]]
     signature = signature_of(
-        kernel, q, k, q, k, *rope_tables(64, 128), 64, 64, 0, 32, 8, *strides, *strides,
+        kernel, q, k, q, k, *rope_tables(64, 128), None, 64, 64, 0, 32, 8, *strides, *strides,
         R=128, D=128, BACK=back, INTERLEAVED=interleaved, COPY_REST=False, COMPUTE=tl.float32,
         BLOCK_T=plan.block_t, BLOCK_H=plan.block_h, BLOCK_R=64, BLOCK_REST=1,
     )  # fmt: skip

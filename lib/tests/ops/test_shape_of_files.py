@@ -26,7 +26,7 @@ LONGER = {
     "softmax": 877,
     "lora_epilogue": 858,
     "fused_mlp": 783,
-    "bias_gelu_dropout_add": 710,
+    "bias_gelu_dropout_add": 711,
     "linear_cross_entropy": 618,
     "rope": 611,
     "interaction": 608,
