@@ -24,7 +24,7 @@ LONGER = {
     "fused_mlp": 745,
     "linear_glu": 872,
     "lora_epilogue": 752,
-    "softmax": 743,
+    "softmax": 864,
     "bias_gelu_dropout_add": 617,
     "linear_cross_entropy": 618,
     "attention": 902,
