@@ -242,7 +242,7 @@ def _hear(
 
 
 @triton.jit
-def _tile(t, part, n_parts, LENGTH: tl.constexpr):
+def _tile_cols(t, part, n_parts, LENGTH: tl.constexpr):
     return (t * n_parts + part) * LENGTH + tl.arange(0, LENGTH)
 
 
@@ -257,7 +257,7 @@ def _hold(
         row_ptr = row_ptr.to(tl.pointer_type(tl.int32))
     held = ()
     for t in tl.static_range(TILES):
-        words = _tile(t, part, n_parts, BLOCK_N // PAIR)
+        words = _tile_cols(t, part, n_parts, BLOCK_N // PAIR)
         if t == 0 or t == TILES - 1:  # no other tile can reach beyond the row
             whole = _whole(words, pieces, V // PAIR)
             held = held + (tl.load(row_ptr + words, mask=whole, other=EMPTY),)
@@ -285,7 +285,7 @@ def _row_alone(
     # Maximum and sum of a whole row but for its ends, tile by tile (online softmax).
     top, total = tl.full((), -float("inf"), COMPUTE), tl.full((), 0.0, COMPUTE)
     for tile in range(n_tiles):
-        cols = _tile(tile, 0, 1, BLOCK_N)
+        cols = _tile_cols(tile, 0, 1, BLOCK_N)
         whole = _whole(cols, pieces, V)
         x = tl.load(x_row + cols, mask=whole, other=-float("inf")).to(COMPUTE)
         x = _scored(x, row, cols - pieces[2], whole, n_seq, SCALE)
@@ -322,14 +322,14 @@ def _softmax_parts_fwd_kernel(
     else:
         tops = tl.full((BLOCK_N,), -float("inf"), COMPUTE)
         for t in tl.static_range(TILES):
-            cols, x = _tile(t, part, n_parts, BLOCK_N), _numbers(held[t], 0, DTYPE, COMPUTE)
+            cols, x = _tile_cols(t, part, n_parts, BLOCK_N), _numbers(held[t], 0, DTYPE, COMPUTE)
             x = _scored(x, row, cols - pieces[2], _whole(cols, pieces, V), n_seq, SCALE)
             tops = tl.maximum(tops, x)
     top, sums = tl.max(tops), tl.zeros((BLOCK_N,), COMPUTE)
     # a part of -inf alone adds nothing, and exp(-inf - -inf) would be NaN
     base = tl.where(top == -float("inf"), 0.0, top)
     for t in tl.static_range(TILES):
-        cols, x = _tile(t, part, n_parts, BLOCK_N), _numbers(held[t], zero, DTYPE, COMPUTE)
+        cols, x = _tile_cols(t, part, n_parts, BLOCK_N), _numbers(held[t], zero, DTYPE, COMPUTE)
         x = _scored(x, row, cols - pieces[2], _whole(cols, pieces, V), n_seq, SCALE)
         sums += _exp(x - base)
 
@@ -354,7 +354,7 @@ def _softmax_parts_fwd_kernel(
         total += tl.sum(end_numerator)
         tl.store(y_row + end_cols, end_numerator * (1.0 / total), mask=at_ends & (part == 0))
     for t in tl.static_range(TILES):
-        cols, x = _tile(t, part, n_parts, BLOCK_N), _numbers(held[t], 2 * zero, DTYPE, COMPUTE)
+        cols, x = _tile_cols(t, part, n_parts, BLOCK_N), _numbers(held[t], 2 * zero, DTYPE, COMPUTE)
         whole = _whole(cols, pieces, V)
         y = _exp(_scored(x, row, cols - pieces[2], whole, n_seq, SCALE) - top) * (1.0 / total)
         if t == 0 or t == TILES - 1:
@@ -391,7 +391,7 @@ def _softmax_parts_bwd_kernel(
     if not all_told:
         total = tl.full((), 0.0, COMPUTE)
         for tile in range(n_parts * TILES):
-            cols = _tile(tile, 0, 1, BLOCK_N)
+            cols = _tile_cols(tile, 0, 1, BLOCK_N)
             whole = _whole(cols, pieces, V)
             dy = tl.load(dy_row + cols, mask=whole, other=0.0).to(COMPUTE)
             total += tl.sum(dy * tl.load(y_row + cols, mask=whole, other=0.0).to(COMPUTE))
@@ -400,7 +400,7 @@ def _softmax_parts_bwd_kernel(
         end_dx = _scored_grad(end_y * (end_dy - total), row, end_cols - pieces[2], n_seq, SCALE)
         tl.store(dx_row + end_cols, end_dx, mask=at_ends & (part == 0))
     for t in tl.static_range(TILES):
-        cols, dy = _tile(t, part, n_parts, BLOCK_N), _numbers(dys[t], zero, DTYPE, COMPUTE)
+        cols, dy = _tile_cols(t, part, n_parts, BLOCK_N), _numbers(dys[t], zero, DTYPE, COMPUTE)
         dx = _numbers(ys[t], zero, DTYPE, COMPUTE) * (dy - total)
         dx = _scored_grad(dx, row, cols - pieces[2], n_seq, SCALE)
         if t == 0 or t == TILES - 1:
@@ -462,7 +462,7 @@ def _compute_dtype(dtype):
 
 @functools.cache
 def _n_multiprocessors(device):
-    return 132 if _ON_CPU else torch.cuda.get_device_properties(device).multi_processor_count
+    return 4 if _ON_CPU else torch.cuda.get_device_properties(device).multi_processor_count
 
 
 @functools.cache
@@ -481,7 +481,7 @@ _WARP_BYTES = 1024  # of a longer row: two loads a thread
 _LONGEST, _LONGEST_BACKWARD = {2: 16384, 4: 32768, 8: 32768}, {2: 16384, 4: 16384, 8: 8192}
 # How many tiles, of 16 bytes a thread, a program of a longer row holds; backward so many of each tensor.
 _TILES, _TILES_BACKWARD = {2: 16, 4: 16, 8: 8}, {2: 5, 4: 8, 8: 4}
-_MOST_PARTS = 3  # of a row on each multiprocessor, which has to hold them all at once
+_MOST_PARTS = 3  # of a row, on each multiprocessor: all have to run at once, or they wait in vain
 
 
 def _plan_tile(n_cols, itemsize, contiguous):
@@ -500,14 +500,9 @@ def _plan_tile(n_cols, itemsize, contiguous):
     return Plan("tile", block_m, width, num_warps, whole_pieces)
 
 
-def _n_tiles(n_cols, itemsize, block_n):
-    v = 16 // itemsize
-    return _cdiv(n_cols + (v - 1 if n_cols % v else 0), block_n)  # room for what is before a row
-
-
 def _plan_parts(n_cols, itemsize, device, tiles):
     block_n = 4 * 32 * 16 // itemsize  # 16 bytes a thread
-    most = _MOST_PARTS * _n_multiprocessors(device) * tiles * block_n
+    most = max(64, _MOST_PARTS * _n_multiprocessors(device)) * tiles * block_n
     return Plan("parts" if n_cols <= most else "eager", 1, block_n, 4, tiles=tiles)
 
 
@@ -541,7 +536,7 @@ def _in_pieces(x):
 def _parts(plan, x, n_words):
     """Grid, memory of n_words for each part, sizes and constants of a launch for rows of x in parts."""
     n_rows, n_cols = x.shape
-    n_tiles = _n_tiles(n_cols, x.itemsize, plan.block_n)
+    n_tiles = _cdiv(n_cols, plan.block_n)  # in pieces none needs more: what is beyond is an end
     n_parts = _cdiv(n_tiles, plan.tiles)
     bits = torch.int64 if x.dtype == torch.float64 else torch.int32
     words = torch.zeros(n_rows * n_parts * n_words, dtype=bits, device=x.device)

@@ -23,7 +23,7 @@ LONGER = {
     "attention": 1163,
     "lora_linear": 1075,
     "matmul": 1001,
-    "softmax": 877,
+    "softmax": 872,
     "lora_epilogue": 858,
     "fused_mlp": 783,
     "bias_gelu_dropout_add": 711,

@@ -3,16 +3,6 @@
 from lib.measure.mutants import Mutant
 
 _LOAD_X = 'x = tl.load(x_ptr + x_offsets, mask=mask, other=-float("inf")).to(COMPUTE)'
-_LOAD_PART = (
-    'x = tl.load(x_ptr + row * stride_xm + cols, mask=mask, other=-float("inf")).to(COMPUTE)'
-)
-
-_WAIT = (
-    "_wait_for_all(counters_ptr + 1 + row, n_parts)\n"
-    "    if PHASE != 1:\n        ids = tl.arange(0, PARTS)\n        "
-)
-_WAIT_ELSEWHERE = _WAIT.replace("1 + row", "1 - row")
-
 MUTANTS = [
     # --- rows in one tile
     Mutant(_LOAD_X, _LOAD_X.replace('-float("inf")', "0.0"), "the padding counted in the sum"),
@@ -38,7 +28,6 @@ MUTANTS = [
         "x_offsets, y_offsets = rows.to(tl.int32) * stride_xm + cols, rows * n_cols + cols",
         "int32 rows",
     ),
-    Mutant("n_rows, n_programs, num_stages", "n_rows, n_programs + 1, num_stages", "rows left out"),
     Mutant(
         "tl.store(y_ptr + y_offsets, numerator * (1.0 / total), mask=mask)",
         "tl.store(y_ptr + y_offsets, numerator * (1.0 / total), mask=inside)",
@@ -47,20 +36,29 @@ MUTANTS = [
     # --- rows that begin on no 16-byte boundary
     Mutant("top = tl.maximum(top, _row_max(ends))", "top = top", "the maximum without the ends"),
     Mutant("total += _row_sum(end_numerator)", "total = total", "the sum without the ends"),
-    Mutant("end_numerator * (1.0 / total)", "end_numerator", "the ends not divided by the sum"),
+    Mutant(
+        "tl.store(y_ptr + base + end_cols, end_numerator * (1.0 / total)",
+        "tl.store(y_ptr + base + end_cols, end_numerator",
+        "the ends not divided by the sum",
+    ),
+    Mutant(
+        "tl.store(y_row + end_cols, end_numerator * (1.0 / total)",
+        "tl.store(y_row + end_cols, end_numerator",
+        "in parts: the ends not divided by the sum",
+    ),
     Mutant(
         "end = tl.where(inside, shift + n_cols, 0)",
         "end = shift + n_cols",
         "rows behind the last one read and written",
     ),
     Mutant(
-        "whole = (piece >= shift) & (piece + V <= end)",
-        "whole = (cols >= shift) & (cols < end)",
+        "at_start = (lane >= shift) & (lane < tl.minimum(first * V, end))",
+        "at_start = (lane >= shift) & (lane < end)",
         "the ends counted twice",
     ),
     Mutant(
-        "whole = (piece >= shift) & (piece + V <= end)",
-        "whole = (piece >= shift) & (piece < end)",
+        "first, behind = (shift + V - 1) // V, end // V",
+        "first, behind = (shift + V - 1) // V, (end + V - 1) // V",
         "the first elements of the next row counted in",
     ),
     Mutant(
@@ -84,7 +82,14 @@ MUTANTS = [
         "the sum not multiplied by y",
     ),
     Mutant(
-        "end_y * (end_dy - total)", "end_y * end_dy", "the gradient of the ends without the sum"
+        "end_y * (end_dy - total), rows",
+        "end_y * end_dy, rows",
+        "the gradient of the ends without the sum",
+    ),
+    Mutant(
+        "end_y * (end_dy - total), row,",
+        "end_y * end_dy, row,",
+        "in parts: the gradient of the ends without the sum",
     ),
     Mutant(
         "dy_offsets, y_offsets = rows * stride_dym + cols, rows * n_cols + cols",
@@ -116,82 +121,133 @@ MUTANTS = [
         "inputs, output: _save(ctx, *inputs)",
         "compiled: x saved where y is needed",
     ),
-    # --- rows in parts
-    Mutant(_LOAD_PART, _LOAD_PART.replace('-float("inf")', "0.0"), "in parts: the padding counted"),
     Mutant(
-        'numerator = _exp(x - tl.where(top == -float("inf"), 0.0, top))',
-        "numerator = _exp(x - top)",
+        "(end_cols < end) & (behind >= first)",
+        "(end_cols < end)",
+        "a row inside one piece counted twice",
+    ),
+    # --- rows in parts
+    Mutant("EMPTY=_EMPTY.get(x.dtype, -math.inf)", "EMPTY=0", "in parts: the padding counted"),
+    Mutant(
+        "torch.bfloat16: -0x007F0080",
+        "torch.bfloat16: -0x007F0000",
+        "in parts: half of the padding",
+    ),
+    Mutant(
+        'base = tl.where(top == -float("inf"), 0.0, top)\n    for t',
+        "base = top\n    for t",
         "in parts: a part of -inf alone makes the row NaN",
     ),
     Mutant(
-        "sums * tl.exp(tops - row_top)", "sums", "in parts: sums added with each its own maximum"
+        'base = tl.where(top == -float("inf"), 0.0, top)\n        total',
+        "base = top\n        total",
+        "alone: tiles of -inf make the row NaN",
+    ),
+    Mutant("total * _exp(before - base)", "total", "alone: sums with each its own maximum"),
+    Mutant(
+        "x_row, n_parts * TILES, row",
+        "x_row, n_parts * TILES - 1, row",
+        "alone: without the last tile",
     ),
     Mutant(
-        "1.0, tl.exp(top - row_top)) / total",
-        "1.0, 1.0) / total",
-        "in parts: its own quotients not rescaled",
+        "for tile in range(n_parts * TILES)",
+        "for tile in range(TILES)",
+        "alone: only as much as one part, backward",
     ),
     Mutant(
-        "total = tl.sum(tl.where(sums == 0.0",
-        "total = tl.max(tl.where(sums == 0.0",
-        "in parts: only the largest sum",
+        "if not all_told:\n        top, total", "if False:\n        top, total", "waiting in vain"
     ),
     Mutant(
-        "row_top = tl.max(tops, axis=0)",
-        "row_top = tl.sum(tl.where(ids == 0, tops, 0.0), axis=0)",
-        "in parts: the maximum of the first",
+        "if not all_told:\n        total", "if False:\n        total", "waiting in vain, backward"
     ),
     Mutant(
-        'return tl.where(mask, top, -float("inf")), total',
-        "return top, total",
+        "totals * tl.exp(tops - top)", "totals", "in parts: sums added with each its own maximum"
+    ),
+    Mutant(
+        'tops = tl.where(ids < n_parts, tops, -float("inf"))',
+        "pass",
         "in parts: 0 as the maximum of parts that do not exist",
     ),
     Mutant(
-        "stats = stats_ptr + 2 * row * n_parts",
-        "stats = stats_ptr + 2 * row",
-        "in parts: rows that write over each other's sums",
+        "words_ptr += 2 * row * n_parts", "words_ptr += 2 * row", "in parts: words of other rows"
+    ),
+    Mutant("words_ptr += row * n_parts", "pass", "in parts: words of the first row, backward"),
+    Mutant(
+        "_tell(words_ptr + 2 * part + 1, tl.sum(sums))",
+        "_tell(words_ptr + 2 * part + 1, tl.max(sums))",
+        "in parts: the largest sum of a lane told",
     ),
     Mutant(
-        "stats = stats_ptr + row * n_parts",
-        "stats = stats_ptr",
-        "in parts: all rows with the sum of the last, backward",
+        "~number.to(BITS, bitcast=True)", "number.to(BITS, bitcast=True)", "0.0 told is not heard"
     ),
     Mutant(
-        "dx = y * (dy - tl.sum(sums, axis=0))",
-        "dx = y * (dy - tl.sum(y * dy, axis=0))",
-        "in parts: only its own sum, backward",
-    ),
-    Mutant(
-        "return (ticket // n_parts).to(tl.int64), ticket % n_parts",
-        "return ticket // n_parts, ticket % n_parts",
+        "row, part = (tl.program_id(0) // n_parts).to(tl.int64), tl.program_id(0) % n_parts\n"
+        "    DTYPE: tl.constexpr = x_ptr",
+        "row, part = tl.program_id(0) // n_parts, tl.program_id(0) % n_parts\n"
+        "    DTYPE: tl.constexpr = x_ptr",
         "in parts: int32 rows",
     ),
     Mutant(
-        "return (ticket // n_parts).to(tl.int64), ticket % n_parts",
-        "return (ticket % n_parts).to(tl.int64), ticket // n_parts",
-        "in parts: row and part mixed up",
+        "row, part = (tl.program_id(0) // n_parts).to(tl.int64), tl.program_id(0) % n_parts\n"
+        "    DTYPE: tl.constexpr = y_ptr",
+        "row, part = tl.program_id(0) // n_parts, tl.program_id(0) % n_parts\n"
+        "    DTYPE: tl.constexpr = y_ptr",
+        "in parts: int32 rows, backward",
     ),
     Mutant(
-        "word = tl.load(stats + 2 * parts + 1,",
-        "word = tl.load(stats + 2 * parts,",
-        "in parts, float64: the maximum taken for the sum",
+        "        top = tl.maximum(top, tl.max(ends))\n",
+        "        top = top\n",
+        "in parts: the maximum without the ends",
+    ),
+    Mutant("total += tl.sum(end_numerator)", "pass", "in parts: the sum without the ends"),
+    Mutant(
+        "total += tl.sum(end_y * end_dy)", "pass", "in parts: the gradient's sum without the ends"
     ),
     Mutant(
-        "n_parts = _cdiv(n_cols, block_n)",
-        "n_parts = n_cols // block_n",
+        "if t == 0 or t == TILES - 1:  # no other",
+        "if t == 0:  # no other",
+        "in parts: the last tile read beyond the row",
+    ),
+    Mutant(
+        "        if t == 0 or t == TILES - 1:\n            tl.store(y_row",
+        "        if t == 0:\n            tl.store(y_row",
+        "in parts: the last tile written beyond the row",
+    ),
+    Mutant(
+        "n_tiles = _cdiv(n_cols, plan.block_n)",
+        "n_tiles = max(1, n_cols // plan.block_n)",
+        "in parts: the last columns forgotten",
+    ),
+    Mutant(
+        '"TILES": _cdiv(n_tiles, n_parts)',
+        '"TILES": n_tiles // n_parts',
         "in parts: floor where ceil was meant",
     ),
+    Mutant('"parts" if n_cols <= most else "eager"', '"parts"', "more parts than may run at once"),
     Mutant(
-        "max(_PART, _power_of_2(_cdiv(n_cols, _MOST_PARTS)))",
-        "_PART",
-        "more parts than may run at once",
+        "x if alike and x.data_ptr() % 16 == 0 else x.clone",
+        "x if alike else x.clone",
+        "in parts: rows of an unaligned x read from the boundary before",
     ),
-    Mutant(_WAIT + "tops", _WAIT_ELSEWHERE + "tops", "in parts: waiting at another row's counter"),
-    Mutant(_WAIT + "sums", _WAIT_ELSEWHERE + "sums", "in parts: the same, backward"),
     Mutant(
-        'ticket = tl.atomic_add(counters_ptr, 1, sem="relaxed")',
-        'ticket = tl.atomic_add(counters_ptr + 1, 1, sem="relaxed")',
-        "in parts: tickets from the counter of a row",
+        "alike = x.is_contiguous() or x.stride(0) % v == x.shape[1] % v == 0",
+        "alike = True",
+        "in parts: rows apart read as if contiguous",
+    ),
+    Mutant(
+        "y.copy_(softmax_eager(matrices, -1, scale, n_seq is not None)",
+        "y.copy_(softmax_eager(matrices, -1, scale)",
+        "eager: not causal",
+    ),
+    Mutant(
+        "_softmax_backward_data(dy, y, -1, y.dtype) * scale",
+        "_softmax_backward_data(dy, y, -1, y.dtype)",
+        "eager: scale forward only",
+    ),
+    Mutant(
+        "grad.view(-1, n_seq, n_cols).tril()",
+        "grad.view(-1, n_seq, n_cols)",
+        "eager: NaN in the gradient of what is left out",
     ),
     # --- the host
     Mutant(
@@ -221,7 +277,7 @@ MUTANTS = [
         "causal: rows of the next matrix see more",
     ),
     Mutant(
-        "        first_col = rows * n_cols - base\n        ends",
+        "        first_col = pieces[2]\n        ends",
         "        first_col = 0\n        ends",
         "causal: from the boundary on",
     ),
@@ -235,11 +291,23 @@ MUTANTS = [
         "causal: NaN in the gradient of what is left out",
     ),
     Mutant(
-        "dx = _scored_grad(dx, row, cols, n_seq, SCALE)",
+        "dx = _scored_grad(dx, row, cols - pieces[2], n_seq, SCALE)",
         "pass",
         "parts: scale and causal forward only",
     ),
     Mutant(
-        "x = _scored(x, row, cols, mask, n_seq, SCALE)", "pass", "parts: deaf to scale and causal"
+        "y = _exp(_scored(x, row, cols - pieces[2], whole, n_seq, SCALE) - top)",
+        "y = _exp(x - top)",
+        "parts: deaf to scale and causal",
+    ),
+    Mutant(
+        "        x = _scored(x, row, cols - pieces[2], whole, n_seq, SCALE)\n        before",
+        "        before",
+        "alone: deaf to scale and causal",
+    ),
+    Mutant(
+        "ends = _scored(ends, row, end_cols - pieces[2], at_ends, n_seq, SCALE)",
+        "pass",
+        "parts: ends deaf to scale and causal",
     ),
 ]
