@@ -13,6 +13,7 @@ Copy it   this file for Triton; add_relu.cu beside it for CUDA. MIT licence.
 import contextlib
 import fcntl
 import functools
+import math
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,75 +40,44 @@ def add_relu_eager(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     return torch.relu(x + bias)
 
 
-@triton.jit
-def _bias_columns(pid_n, n_cols, FOLD: tl.constexpr, NARROW: tl.constexpr, BLOCK_N: tl.constexpr):
-    # The columns of the bias for a tile of rows that are FOLD rows on end. A tile no wider than the bias passes
-    # its end once at most, which costs less than remainders; NARROW: the bias is the narrower one.
-    n_bias = n_cols // FOLD
-    cols = pid_n * BLOCK_N % n_bias + tl.arange(0, BLOCK_N)
-    return cols % n_bias if NARROW else tl.where(cols < n_bias, cols, cols - n_bias)
-
-
-@triton.jit
-def _add_relu_fwd_tile(
-    x_ptr, bias_ptr, y_ptr, row, pid_n, end_row, end_col, n_cols, stride_xm, stride_xn,
-    FOLD: tl.constexpr, NARROW: tl.constexpr,
+@triton.jit(do_not_specialize=["n_rows"])
+def _add_relu_fwd_kernel(
+    x_ptr, bias_ptr, y_ptr, n_rows, n_cols, stride_xm, stride_xn,
     COMPUTE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    rows = row + tl.arange(0, BLOCK_M)
+    # One program handles a tile of x, (BLOCK_M, BLOCK_N). Neighbours take neighbouring columns, so that
+    # together they read whole rows in order: the other way round costs 5 % on an H200.
+    n_tiles = tl.cdiv(n_cols, BLOCK_N)
+    pid_m, pid_n = tl.program_id(0) // n_tiles, tl.program_id(0) % n_tiles
+    # int64: row * stride passes 2**31 from 8 GiB of float32 on
+    rows = pid_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     cols = pid_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
-    mask = (rows < end_row)[:, None] & (cols < end_col)[None, :]
+    mask = (rows < n_rows)[:, None] & (cols < n_cols)[None, :]
 
     x = tl.load(x_ptr + rows[:, None] * stride_xm + cols[None, :] * stride_xn, mask=mask)
-    bias_cols = cols if FOLD == 1 else _bias_columns(pid_n, n_cols, FOLD, NARROW, BLOCK_N)
-    bias = tl.load(bias_ptr + bias_cols, mask=cols < end_col)
+    bias = tl.load(bias_ptr + cols, mask=cols < n_cols)
     z = x.to(COMPUTE) + bias.to(COMPUTE)[None, :]
     y = tl.where(z < 0, 0.0, z)  # tl.maximum(z, 0) would turn NaN into 0
 
     tl.store(y_ptr + rows[:, None] * n_cols + cols[None, :], y, mask=mask)
 
 
-@triton.jit(do_not_specialize=["n_rows"])
-def _add_relu_fwd_kernel(
-    x_ptr, bias_ptr, y_ptr, n_rows, n_cols, stride_xm, stride_xn,
+@triton.jit(do_not_specialize=["n_rows", "rows_per_program"])
+def _add_relu_bwd_kernel(
+    dy_ptr, y_ptr, dx_ptr, partial_ptr, n_rows, n_cols, stride_dym, stride_dyn, rows_per_program,
+    HAS_DX: tl.constexpr, HAS_DBIAS: tl.constexpr, NUM_STAGES: tl.constexpr,
     COMPUTE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    FOLD: tl.constexpr = 1, NARROW: tl.constexpr = False,
 ):  # fmt: skip
-    # One program handles a tile of x, (BLOCK_M, BLOCK_N). Neighbours take neighbouring columns, so that
-    # together they read whole rows in order: the other way round costs 5 % on an H200.
-    # FOLD rows on end are one of n_cols; what is left over is a part of one more, and has programs of its own.
-    n_tiles, wide_rows = tl.cdiv(n_cols, BLOCK_N), n_rows // FOLD
+    # One program handles rows_per_program rows of BLOCK_N columns, BLOCK_M rows at a time, and adds
+    # them up on the way: its row of partial, (programs down, n_cols), is its share of dbias.
+    n_tiles = tl.cdiv(n_cols, BLOCK_N)
     pid_m, pid_n = tl.program_id(0) // n_tiles, tl.program_id(0) % n_tiles
-    # int64: row * stride passes 2**31 from 8 GiB of float32 on
-    row = pid_m.to(tl.int64) * BLOCK_M
-    whole = True if FOLD == 1 else row < wide_rows
-    if whole:  # two calls: a mask that may end anywhere splits 16-byte loads
-        _add_relu_fwd_tile(
-            x_ptr, bias_ptr, y_ptr, row, pid_n, wide_rows, n_cols, n_cols, stride_xm, stride_xn,
-            FOLD, NARROW, COMPUTE, BLOCK_M, BLOCK_N,
-        )  # fmt: skip
-    else:
-        pid_n = tl.program_id(0) - tl.cdiv(wide_rows, BLOCK_M) * n_tiles
-        row, end_col = wide_rows.to(tl.int64), n_rows % FOLD * (n_cols // FOLD)
-        _add_relu_fwd_tile(
-            x_ptr, bias_ptr, y_ptr, row, pid_n, row + 1, end_col, n_cols, stride_xm, stride_xn,
-            FOLD, NARROW, COMPUTE, BLOCK_M, BLOCK_N,
-        )  # fmt: skip
-
-
-@triton.jit
-def _add_relu_bwd_strip(
-    dy_ptr, y_ptr, dx_ptr, partial_ptr, strip, steps, pid_n, end_row, end_col, n_cols, stride_dym, stride_dyn,
-    rows_per_program, HAS_DX: tl.constexpr, HAS_DBIAS: tl.constexpr, NUM_STAGES: tl.constexpr,
-    COMPUTE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    # rows from steps * rows_per_program on
     cols = pid_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     total = tl.zeros((BLOCK_M, BLOCK_N), dtype=COMPUTE)
 
     for start in tl.range(0, rows_per_program, BLOCK_M, num_stages=NUM_STAGES):
-        rows = steps.to(tl.int64) * rows_per_program + start + tl.arange(0, BLOCK_M)
-        mask = (rows < end_row)[:, None] & (cols < end_col)[None, :]
+        rows = pid_m.to(tl.int64) * rows_per_program + start + tl.arange(0, BLOCK_M)
+        mask = (rows < n_rows)[:, None] & (cols < n_cols)[None, :]
         offsets = rows[:, None] * n_cols + cols[None, :]
         dy_offsets = rows[:, None] * stride_dym + cols[None, :] * stride_dyn
         dy = tl.load(dy_ptr + dy_offsets, mask=mask, other=0.0)
@@ -120,34 +90,7 @@ def _add_relu_bwd_strip(
 
     if HAS_DBIAS:
         sums = tl.sum(total, axis=0)
-        tl.store(partial_ptr + strip.to(tl.int64) * n_cols + cols, sums, mask=cols < end_col)
-
-
-@triton.jit(do_not_specialize=["n_rows", "rows_per_program"])
-def _add_relu_bwd_kernel(
-    dy_ptr, y_ptr, dx_ptr, partial_ptr, n_rows, n_cols, stride_dym, stride_dyn, rows_per_program,
-    HAS_DX: tl.constexpr, HAS_DBIAS: tl.constexpr, NUM_STAGES: tl.constexpr,
-    COMPUTE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, FOLD: tl.constexpr = 1,
-):  # fmt: skip
-    # One program handles rows_per_program rows of BLOCK_N columns, BLOCK_M rows at a time, and adds
-    # them up on the way: its row of partial, (programs down, n_cols), is its share of dbias.
-    # FOLD as forward; of what is left over partial has as much as there is.
-    n_tiles, wide_rows = tl.cdiv(n_cols, BLOCK_N), n_rows // FOLD
-    pid_m, pid_n = tl.program_id(0) // n_tiles, tl.program_id(0) % n_tiles
-    strips = tl.cdiv(wide_rows, rows_per_program)
-    whole = True if FOLD == 1 else pid_m < strips
-    if whole:
-        _add_relu_bwd_strip(
-            dy_ptr, y_ptr, dx_ptr, partial_ptr, pid_m, pid_m, pid_n, wide_rows, n_cols, n_cols,
-            stride_dym, stride_dyn, rows_per_program, HAS_DX, HAS_DBIAS, NUM_STAGES, COMPUTE, BLOCK_M, BLOCK_N,
-        )  # fmt: skip
-    else:
-        pid_n = tl.program_id(0) - strips * n_tiles
-        end_col = n_rows % FOLD * (n_cols // FOLD)
-        _add_relu_bwd_strip(
-            dy_ptr, y_ptr, dx_ptr, partial_ptr, strips, wide_rows, pid_n, wide_rows + 1, end_col, n_cols,
-            stride_dym, stride_dyn, 1, HAS_DX, HAS_DBIAS, 1, COMPUTE, BLOCK_M, BLOCK_N,
-        )  # fmt: skip
+        tl.store(partial_ptr + pid_m.to(tl.int64) * n_cols + cols, sums, mask=cols < n_cols)
 
 
 @triton.jit(do_not_specialize=["n_rows"])
@@ -218,16 +161,31 @@ def _tile(n_cols, tile_bytes, row_bytes, dtype):
     return tile_bytes // dtype.itemsize // block_n, block_n
 
 
-def _fold(*matrices):
-    """How many rows of these (M, N) matrices the kernels take as one; None among them is left out.
+@functools.cache
+def _rows_to_fold(n_cols):
+    """How many rows of n_cols elements, taken together, are a multiple of 16 elements long.
+
+    16 elements rather than 16 bytes: only of multiples of 16 does Triton know, for any size given at run time,
+    that masks and offsets leave 16-byte loads whole.
+    """
+    return 16 // math.gcd(n_cols, 16)
+
+
+def _aligned(*matrices):
+    """(fold, matrices) pairs that cover all rows of these (M, N) matrices; a None among them stays None.
 
     A width of 781, say, lets rows begin off any 16-byte boundary, and loads shrink to one element; 16 such rows
-    on end are 12496 elements, a good width. 16 elements rather than 16 bytes: only of multiples of 16 does
-    Triton know, for any size given at run time, that masks and offsets leave 16-byte loads whole.
+    on end are 12496 elements, a good width. So many contiguous rows are folded, and at most 15 left over.
     """
     n_rows, n_cols = matrices[0].shape
-    folds = n_cols % 16 and n_rows >= 1024
-    return 16 if folds and all([m is None or m.is_contiguous() for m in matrices]) else 1
+    fold = _rows_to_fold(n_cols)
+    if fold == 1 or n_rows < 1024 or not all(m is None or m.is_contiguous() for m in matrices):
+        return [(1, matrices)]
+    top = n_rows // fold * fold
+    wide = (top // fold, fold * n_cols)
+    folded = [(fold, [None if m is None else m[:top].view(wide) for m in matrices])]
+    rest = [(1, [None if m is None else m[top:] for m in matrices])] if top < n_rows else []
+    return folded + rest
 
 
 @functools.cache
@@ -249,53 +207,39 @@ def _plan_backward(n_cols, dtype, aligned):
 
 
 def _launch(plan, x, bias, y):
-    (n_rows, n_cols), fold = x.shape, _fold(x, y)
-    wide_rows, wide_cols, left = n_rows // fold, n_cols * fold, n_rows % fold * n_cols
-    tile_cols = wide_cols if fold == 1 else min(wide_cols, max(256, 1 << n_cols.bit_length() - 1))
-    block_m, block_n = (plan or _plan(tile_cols, x.dtype))[:2]
-    n_programs = _cdiv(wide_rows, block_m) * _cdiv(wide_cols, block_n) + _cdiv(left, block_n)
+    n_rows, n_cols = x.shape
     _run(
-        _add_relu_fwd_kernel, (n_programs,), (x, bias, y),
-        n_rows, wide_cols, *(x.stride() if fold == 1 else (wide_cols, 1)),
-        COMPUTE=_compute_dtype(x.dtype), BLOCK_M=block_m, BLOCK_N=block_n,
-        FOLD=fold, NARROW=fold > 1 and n_cols < block_n, num_warps=4,
+        _add_relu_fwd_kernel, (_cdiv(n_rows, plan.block_m) * _cdiv(n_cols, plan.block_n),),
+        (x, bias, y), n_rows, n_cols, *x.stride(), COMPUTE=_compute_dtype(x.dtype),
+        BLOCK_M=plan.block_m, BLOCK_N=plan.block_n, num_warps=4,
     )  # fmt: skip
 
 
-def _launch_backward(plan, dy, y, dx, dtype):
-    """Write dx unless it is None. Returns what each strip of rows adds to dbias, (strips, N), or None.
-
-    dtype: that of dbias, None where it is not needed. Of one strip that is dbias itself, in this dtype.
-    """
-    (n_rows, n_cols), fold = y.shape, _fold(y, dy, dx)
-    wide_rows, wide_cols, left = n_rows // fold, n_cols * fold, n_rows % fold * n_cols
-    stride_dym, stride_dyn = dy.stride() if fold == 1 else (wide_cols, 1)
-    aligned = wide_cols % 16 == 0 and stride_dyn == 1
-    block_m, block_n, strips = plan or _plan_backward(wide_cols, y.dtype, aligned)
-    rows_per_program = _cdiv(_cdiv(wide_rows, strips), block_m) * block_m
-    strips = _cdiv(wide_rows, rows_per_program)
-    n_sums = strips * fold + n_rows % fold
+def _launch_backward(plan, dy, y, dx, has_dbias):
+    """Write dx unless it is None. Returns what each strip of rows adds to dbias, (strips, N), or None."""
+    n_rows, n_cols = y.shape
+    aligned = _rows_to_fold(n_cols) == 1 and dy.stride(1) == 1
+    block_m, block_n, strips = plan or _plan_backward(n_cols, y.dtype, aligned)
+    rows_per_program = _cdiv(_cdiv(n_rows, strips), block_m) * block_m
+    strips, n_tiles = _cdiv(n_rows, rows_per_program), _cdiv(n_cols, block_n)
     wide = torch.float64 if y.dtype == torch.float64 else torch.float32
-    partial = y.new_empty((n_sums, n_cols), dtype=dtype if n_sums == 1 else wide) if dtype else None
+    partial = torch.empty((strips, n_cols), dtype=wide, device=y.device) if has_dbias else None
     _run(
-        _add_relu_bwd_kernel, (strips * _cdiv(wide_cols, block_n) + _cdiv(left, block_n),),
-        (dy, y, dx, partial), n_rows, wide_cols, stride_dym, stride_dyn, rows_per_program,
-        HAS_DX=dx is not None, HAS_DBIAS=partial is not None, NUM_STAGES=3 if aligned else 1,
-        COMPUTE=_compute_dtype(y.dtype), BLOCK_M=block_m, BLOCK_N=block_n, FOLD=fold, num_warps=8,
+        _add_relu_bwd_kernel, (strips * n_tiles,), (dy, y, dx, partial),
+        n_rows, n_cols, *dy.stride(), rows_per_program,
+        HAS_DX=dx is not None, HAS_DBIAS=has_dbias, NUM_STAGES=3 if aligned else 1,
+        COMPUTE=_compute_dtype(y.dtype), BLOCK_M=block_m, BLOCK_N=block_n, num_warps=8,
     )  # fmt: skip
     return partial
 
 
-def _summed(partial, dtype):
-    """What the strips add up to, in one launch and in a fixed order: the same bits in every run."""
-    n_strips, n_cols = partial.shape
-    if n_strips == 1:
-        return partial.view(n_cols)  # in this dtype already
-    out = partial.new_empty(n_cols, dtype=dtype)
-    _run(
-        _sum_rows_kernel, (_cdiv(n_cols, 32),), (partial, out), n_strips, n_cols,
-        BLOCK_M=64, BLOCK_N=32, num_warps=8,
-    )  # fmt: skip
+def _sum_rows(partial, dtype):
+    """partial summed over its rows, in one launch and in a fixed order: the same bits in every run."""
+    out = torch.empty(partial.shape[1], dtype=dtype, device=partial.device)
+    with torch.cuda.device_of(partial):
+        _sum_rows_kernel[(_cdiv(partial.shape[1], 32),)](
+            partial, out, *partial.shape, BLOCK_M=64, BLOCK_N=32, num_warps=8
+        )
     return out
 
 
@@ -317,7 +261,10 @@ def _forward(x, bias, plan=None, launch=_launch):
     y = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
     if y.numel() == 0:
         return y
-    launch(plan, _rows_of(x), bias.contiguous(), _rows_of(y))
+    bias = bias.contiguous()
+    for fold, (x_piece, y_piece) in _aligned(_rows_of(x), _rows_of(y)):
+        chosen = plan or _plan(x_piece.shape[1], x.dtype)
+        launch(chosen, x_piece, bias if fold == 1 else bias.repeat(fold), y_piece)
     return y
 
 
@@ -328,15 +275,18 @@ def _save(ctx, x, bias, y):
 
 def _backward(dy, y, dtypes, needs_grad=(True, True), plan=None):
     """dx and dbias, in these dtypes, each None unless needed."""
-    has_dx, has_dbias = needs_grad
+    n_cols, (has_dx, has_dbias) = y.shape[-1], needs_grad
     dx = torch.empty_like(y, dtype=dtypes[0]) if has_dx else None
     if y.numel() == 0:
-        return dx, y.new_zeros(y.shape[-1], dtype=dtypes[1]) if has_dbias else None
-    dtype = dtypes[1] if has_dbias else None
+        return dx, y.new_zeros(n_cols, dtype=dtypes[1]) if has_dbias else None
     # y.sum().backward() sends a dy of strides 0, which is read as it is
-    matrices = _rows_of(dy), _rows_of(y), _rows_of(dx)
-    partial = _launch_backward(plan and plan.backward, *matrices, dtype)
-    return dx, _summed(partial, dtype) if has_dbias else None
+    dy, y, out = _rows_of(dy), _rows_of(y), _rows_of(dx)
+    chosen = plan and plan.backward
+    sums = [_launch_backward(chosen, *piece, has_dbias) for _, piece in _aligned(dy, y, out)]
+    if not has_dbias:
+        return dx, None
+    sums = [s.view(-1, n_cols) for s in sums]
+    return dx, _sum_rows(sums[0] if len(sums) == 1 else torch.cat(sums), dtypes[1])
 
 
 class _Undifferentiable(torch.autograd.Function):
@@ -547,13 +497,7 @@ def _cuda():
 
 def _launch_cuda(plan, x, bias, y):
     x = x if x.stride(1) == 1 else x.contiguous()  # the kernel reads 16 adjacent bytes at a time
-    x, bias = x.to(y.dtype), bias.to(y.dtype)  # they differ under autocast
-    if (fold := _fold(x, y)) > 1:
-        top, wide = len(x) // fold * fold, fold * x.shape[1]
-        _cuda().forward(x[:top].view(-1, wide), bias.repeat(fold), y[:top].view(-1, wide))
-        x, y = x[top:], y[top:]
-    if len(x):
-        _cuda().forward(x, bias, y)
+    _cuda().forward(x.to(y.dtype), bias.to(y.dtype), y)  # they differ under autocast
 
 
 def _forward_cuda(x, bias, plan=None):

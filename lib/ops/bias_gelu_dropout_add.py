@@ -144,33 +144,27 @@ def _philox(seed, counter):
     return tl.philox(seed, counter.to(tl.uint32), (counter >> 32).to(tl.uint32), 0, 0, n_rounds=7)
 
 
-@triton.jit
-def _bias_columns(pid_n, n_cols, FOLD: tl.constexpr, NARROW: tl.constexpr, BLOCK_N: tl.constexpr):
-    # The columns of the bias for a tile of rows that are FOLD rows on end. A tile no wider than the bias passes
-    # its end once at most, which costs less than remainders; NARROW: the bias is the narrower one.
-    n_bias = n_cols // FOLD
-    cols = pid_n * BLOCK_N % n_bias + tl.arange(0, BLOCK_N)
-    return cols % n_bias if NARROW else tl.where(cols < n_bias, cols, cols - n_bias)
-
-
-@triton.jit
-def _bias_gelu_dropout_add_fwd_tile(
-    x_ptr, bias_ptr, residual_ptr, y_ptr, seed_ptr, first, threshold, row, pid_n, end_row, end_col, n_cols,
-    stride_xm, stride_xn, stride_rm, stride_rn, FOLD: tl.constexpr, NARROW: tl.constexpr,
+@triton.jit(do_not_specialize=["n_rows", "first", "threshold"])
+def _bias_gelu_dropout_add_fwd_kernel(
+    x_ptr, bias_ptr, residual_ptr, y_ptr, seed_ptr, n_rows, n_cols, first, threshold,
+    stride_xm, stride_xn, stride_rm, stride_rn,
     SOME_DROPPED: tl.constexpr, ALL_DROPPED: tl.constexpr, EIGHTS: tl.constexpr, COMPUTE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    rows = row + tl.arange(0, BLOCK_M)
+    # One program handles a tile of x, (BLOCK_M, BLOCK_N). Neighbours take neighbouring columns.
+    n_tiles = tl.cdiv(n_cols, BLOCK_N)
+    pid_m, pid_n = tl.program_id(0) // n_tiles, tl.program_id(0) % n_tiles
+    # int64: row * stride passes 2**31 from 8 GiB of float32 on
+    rows = pid_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     first_col = pid_n.to(tl.int64) * BLOCK_N
     cols = first_col + tl.arange(0, BLOCK_N)
-    mask = (rows < end_row)[:, None] & (cols < end_col)[None, :]
+    mask = (rows < n_rows)[:, None] & (cols < n_cols)[None, :]
 
     x = tl.load(x_ptr + rows[:, None] * stride_xm + cols[None, :] * stride_xn, mask=mask)
     residual = tl.load(
         residual_ptr + rows[:, None] * stride_rm + cols[None, :] * stride_rn, mask=mask
     )
-    bias_cols = cols if FOLD == 1 else _bias_columns(pid_n, n_cols, FOLD, NARROW, BLOCK_N)
-    bias = tl.load(bias_ptr + bias_cols, mask=cols < end_col)
+    bias = tl.load(bias_ptr + cols, mask=cols < n_cols)
     z = x.to(COMPUTE) + bias.to(COMPUTE)[None, :]
     y = _gelu_fast(z)
     # y * 0 and not 0, as in torch: NaN stays NaN, dropped or not; so in the backward pass
@@ -184,54 +178,26 @@ def _bias_gelu_dropout_add_fwd_tile(
     tl.store(y_ptr + rows[:, None] * n_cols + cols[None, :], y, mask=mask)
 
 
-@triton.jit(do_not_specialize=["n_rows", "first", "threshold"])
-def _bias_gelu_dropout_add_fwd_kernel(
-    x_ptr, bias_ptr, residual_ptr, y_ptr, seed_ptr, n_rows, n_cols, first, threshold,
-    stride_xm, stride_xn, stride_rm, stride_rn,
-    SOME_DROPPED: tl.constexpr, ALL_DROPPED: tl.constexpr, EIGHTS: tl.constexpr, COMPUTE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, FOLD: tl.constexpr = 1, NARROW: tl.constexpr = False,
-):  # fmt: skip
-    # One program handles a tile of x, (BLOCK_M, BLOCK_N). Neighbours take neighbouring columns.
-    # FOLD rows on end are one of n_cols; what is left over is a part of one more, and has programs of its own.
-    n_tiles, wide_rows = tl.cdiv(n_cols, BLOCK_N), n_rows // FOLD
-    pid_m, pid_n = tl.program_id(0) // n_tiles, tl.program_id(0) % n_tiles
-    # int64: row * stride passes 2**31 from 8 GiB of float32 on
-    row = pid_m.to(tl.int64) * BLOCK_M
-    whole = True if FOLD == 1 else row < wide_rows
-    if whole:  # two calls: a mask that may end anywhere splits 16-byte loads
-        _bias_gelu_dropout_add_fwd_tile(
-            x_ptr, bias_ptr, residual_ptr, y_ptr, seed_ptr, first, threshold,
-            row, pid_n, wide_rows, n_cols, n_cols, stride_xm, stride_xn, stride_rm, stride_rn,
-            FOLD, NARROW, SOME_DROPPED, ALL_DROPPED, EIGHTS, COMPUTE, BLOCK_M, BLOCK_N,
-        )  # fmt: skip
-    else:
-        pid_n = tl.program_id(0) - tl.cdiv(wide_rows, BLOCK_M) * n_tiles
-        row, end_col = wide_rows.to(tl.int64), n_rows % FOLD * (n_cols // FOLD)
-        _bias_gelu_dropout_add_fwd_tile(
-            x_ptr, bias_ptr, residual_ptr, y_ptr, seed_ptr, first, threshold,
-            row, pid_n, row + 1, end_col, n_cols, stride_xm, stride_xn, stride_rm, stride_rn,
-            FOLD, NARROW, SOME_DROPPED, ALL_DROPPED, EIGHTS, COMPUTE, BLOCK_M, BLOCK_N,
-        )  # fmt: skip
-
-
-@triton.jit
-def _bias_gelu_dropout_add_bwd_strip(
-    dy_ptr, x_ptr, bias_ptr, dx_ptr, partial_ptr, seed_ptr, first, threshold, strip, steps, pid_n,
-    end_row, end_col, n_cols, stride_dym, stride_dyn, stride_xm, stride_xn, rows_per_program,
-    FOLD: tl.constexpr, NARROW: tl.constexpr, HAS_DX: tl.constexpr, HAS_DBIAS: tl.constexpr,
+@triton.jit(do_not_specialize=["n_rows", "first", "threshold", "rows_per_program"])
+def _bias_gelu_dropout_add_bwd_kernel(
+    dy_ptr, x_ptr, bias_ptr, dx_ptr, partial_ptr, seed_ptr, n_rows, n_cols, first, threshold,
+    stride_dym, stride_dyn, stride_xm, stride_xn, rows_per_program,
+    HAS_DX: tl.constexpr, HAS_DBIAS: tl.constexpr,
     SOME_DROPPED: tl.constexpr, ALL_DROPPED: tl.constexpr, EIGHTS: tl.constexpr,
     NUM_STAGES: tl.constexpr, COMPUTE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    # rows from steps * rows_per_program on
+    # One program handles rows_per_program rows of BLOCK_N columns, BLOCK_M rows at a time, and adds
+    # them up on the way: its row of partial, (programs down, n_cols), is its share of dbias.
+    n_tiles = tl.cdiv(n_cols, BLOCK_N)
+    pid_m, pid_n = tl.program_id(0) // n_tiles, tl.program_id(0) % n_tiles
     first_col = pid_n.to(tl.int64) * BLOCK_N
     cols = first_col + tl.arange(0, BLOCK_N)
-    bias_cols = cols if FOLD == 1 else _bias_columns(pid_n, n_cols, FOLD, NARROW, BLOCK_N)
-    bias = tl.load(bias_ptr + bias_cols, mask=cols < end_col).to(COMPUTE)
+    bias = tl.load(bias_ptr + cols, mask=cols < n_cols).to(COMPUTE)
     total = tl.zeros((BLOCK_M, BLOCK_N), dtype=COMPUTE)
 
     for start in tl.range(0, rows_per_program, BLOCK_M, num_stages=NUM_STAGES):
-        rows = steps.to(tl.int64) * rows_per_program + start + tl.arange(0, BLOCK_M)
-        mask = (rows < end_row)[:, None] & (cols < end_col)[None, :]
+        rows = pid_m.to(tl.int64) * rows_per_program + start + tl.arange(0, BLOCK_M)
+        mask = (rows < n_rows)[:, None] & (cols < n_cols)[None, :]
         dy_offsets = rows[:, None] * stride_dym + cols[None, :] * stride_dyn
         dy = tl.load(dy_ptr + dy_offsets, mask=mask, other=0.0).to(COMPUTE)
         x_offsets = rows[:, None] * stride_xm + cols[None, :] * stride_xn
@@ -249,40 +215,7 @@ def _bias_gelu_dropout_add_bwd_strip(
 
     if HAS_DBIAS:
         sums = tl.sum(total, axis=0)
-        tl.store(partial_ptr + strip.to(tl.int64) * n_cols + cols, sums, mask=cols < end_col)
-
-
-@triton.jit(do_not_specialize=["n_rows", "first", "threshold", "rows_per_program"])
-def _bias_gelu_dropout_add_bwd_kernel(
-    dy_ptr, x_ptr, bias_ptr, dx_ptr, partial_ptr, seed_ptr, n_rows, n_cols, first, threshold,
-    stride_dym, stride_dyn, stride_xm, stride_xn, rows_per_program,
-    HAS_DX: tl.constexpr, HAS_DBIAS: tl.constexpr,
-    SOME_DROPPED: tl.constexpr, ALL_DROPPED: tl.constexpr, EIGHTS: tl.constexpr,
-    NUM_STAGES: tl.constexpr, COMPUTE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    FOLD: tl.constexpr = 1, NARROW: tl.constexpr = False,
-):  # fmt: skip
-    # One program handles rows_per_program rows of BLOCK_N columns, BLOCK_M rows at a time, and adds
-    # them up on the way: its row of partial, (programs down, n_cols), is its share of dbias.
-    # FOLD as forward; of what is left over partial has as much as there is.
-    n_tiles, wide_rows = tl.cdiv(n_cols, BLOCK_N), n_rows // FOLD
-    pid_m, pid_n = tl.program_id(0) // n_tiles, tl.program_id(0) % n_tiles
-    strips = tl.cdiv(wide_rows, rows_per_program)
-    whole = True if FOLD == 1 else pid_m < strips
-    if whole:
-        _bias_gelu_dropout_add_bwd_strip(
-            dy_ptr, x_ptr, bias_ptr, dx_ptr, partial_ptr, seed_ptr, first, threshold, pid_m, pid_m, pid_n,
-            wide_rows, n_cols, n_cols, stride_dym, stride_dyn, stride_xm, stride_xn, rows_per_program,
-            FOLD, NARROW, HAS_DX, HAS_DBIAS, SOME_DROPPED, ALL_DROPPED, EIGHTS,
-            NUM_STAGES, COMPUTE, BLOCK_M, BLOCK_N,
-        )  # fmt: skip
-    else:
-        pid_n = tl.program_id(0) - strips * n_tiles
-        end_col = n_rows % FOLD * (n_cols // FOLD)
-        _bias_gelu_dropout_add_bwd_strip(
-            dy_ptr, x_ptr, bias_ptr, dx_ptr, partial_ptr, seed_ptr, first, threshold, strips, wide_rows, pid_n,
-            wide_rows + 1, end_col, n_cols, stride_dym, stride_dyn, stride_xm, stride_xn, 1,
-            FOLD, NARROW, HAS_DX, HAS_DBIAS, SOME_DROPPED, ALL_DROPPED, EIGHTS, 1, COMPUTE, BLOCK_M, BLOCK_N,
-        )  # fmt: skip
+        tl.store(partial_ptr + pid_m.to(tl.int64) * n_cols + cols, sums, mask=cols < n_cols)
 
 
 @triton.jit(do_not_specialize=["n_rows"])
@@ -306,42 +239,6 @@ def _cdiv(a, b):
     return -(-a // b)  # triton.cdiv is the same, and costs 2 µs a call on the host
 
 
-_launched = {}  # of each kind of launch, what runs its compiled kernel, and the arguments around the tensors
-
-
-def _run(kernel, grid, tensors, *sizes, **options):
-    """kernel[grid](*tensors, *sizes, **options) on the tensors' GPU; the second time, at a third of the time.
-
-    Triton looks at every argument of every launch to find the kernel compiled for its like. A launch that
-    differs from an earlier one in nothing but memory finds it here, if pointers are aligned to 16 bytes.
-    """
-    device, addresses, kinds, hooks = tensors[0].get_device(), 0, [], triton.knobs.runtime
-    for t in tensors:
-        addresses |= 0 if t is None else t.data_ptr()
-        kinds.append(t if t is None else t.dtype)
-    how = kernel.fn, type(kernel).run  # tools that watch launches put another `run` in its place
-    key = (*how, device, grid, sizes, *options.items(), *kinds)
-    hooked = hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls  # as profilers do
-    launch = None if hooked or addresses % 16 else _launched.get(key)
-    if launch and torch.cuda.current_device() == device:
-        run, blocks, stream_of, handles, given = launch
-        run(*blocks, stream_of(device), *handles, *tensors, *given)
-        return
-    with torch.cuda.device_of(tensors[0]):  # else the launch goes to the current GPU, not to theirs
-        compiled = kernel[grid](*tensors, *sizes, **options)
-    # Compiled kernels of these versions take what is given here; others go the ordinary way each time.
-    known = triton.__version__[:3] in ("3.6", "3.7")
-    if compiled and known and addresses % 16 == 0:  # the interpreter compiles nothing
-        named = {name: value for name, value in options.items() if name in kernel.arg_names}
-        given = kernel.signature.bind(*tensors, *sizes, **named)
-        given.apply_defaults()
-        if len(_launched) >= 4096:
-            _launched.clear()  # sizes that never come again
-        handles = compiled.function, compiled.packed_metadata, None, None, None  # no hooks
-        around = (*grid, 1, 1)[:3], triton.runtime.driver.active.get_current_stream, handles
-        _launched[key] = compiled.run, *around, given.args[len(tensors) :]
-
-
 def _compute_dtype(dtype):
     return tl.float64 if dtype == torch.float64 else tl.float32
 
@@ -353,16 +250,31 @@ def _flat_tile(n_cols, elements, widest):
     return max(1, elements // block_n), block_n
 
 
-def _fold(*matrices):
-    """How many rows of these (M, N) matrices the kernels take as one; None among them is left out.
+@functools.cache
+def _rows_to_fold(n_cols):
+    """How many rows of n_cols elements, taken together, are a multiple of 16 elements long.
+
+    16 elements rather than 16 bytes: only of multiples of 16 does Triton know, for any size given at run time,
+    that masks and offsets leave 16-byte loads whole.
+    """
+    return 16 // math.gcd(n_cols, 16)
+
+
+def _aligned(*matrices):
+    """(fold, matrices) pairs that cover all rows of these (M, N) matrices; a None among them stays None.
 
     A width of 781, say, lets rows begin off any 16-byte boundary, and loads shrink to one element; 16 such rows
-    on end are 12496 elements, a good width. 16 elements rather than 16 bytes: only of multiples of 16 does
-    Triton know, for any size given at run time, that masks and offsets leave 16-byte loads whole.
+    on end are 12496 elements, a good width. So many contiguous rows are folded, and at most 15 left over.
     """
     n_rows, n_cols = matrices[0].shape
-    folds = n_cols % 16 and n_rows >= 1024
-    return 16 if folds and all([m is None or m.is_contiguous() for m in matrices]) else 1
+    fold = _rows_to_fold(n_cols)
+    if fold == 1 or n_rows < 1024 or not all(m is None or m.is_contiguous() for m in matrices):
+        return [(1, matrices)]
+    top = n_rows // fold * fold
+    wide = (top // fold, fold * n_cols)
+    folded = [(fold, [None if m is None else m[:top].view(wide) for m in matrices])]
+    rest = [(1, [None if m is None else m[top:] for m in matrices])] if top < n_rows else []
+    return folded + rest
 
 
 @functools.cache
@@ -379,59 +291,44 @@ def _plan_backward(n_cols):
     return block_m, block_n, max(1, min(_cdiv(4096, _cdiv(n_cols, block_n)), 1024))
 
 
-def _launch(plan, x, bias, residual, y, p, seed, first=0):
-    """first: the place of x's first element in the tensor that the mask is for."""
-    (n_rows, n_cols), threshold, fold = x.shape, _threshold(p), _fold(x, residual, y)
-    wide_rows, wide_cols, left = n_rows // fold, n_cols * fold, n_rows % fold * n_cols
-    tile_cols = wide_cols if fold == 1 else min(wide_cols, max(256, 1 << n_cols.bit_length() - 1))
-    block_m, block_n = (plan or _plan(tile_cols))[:2]
-    strides = [m.stride() if fold == 1 else (wide_cols, 1) for m in (x, residual)]
-    n_programs = _cdiv(wide_rows, block_m) * _cdiv(wide_cols, block_n) + _cdiv(left, block_n)
-    _run(
-        _bias_gelu_dropout_add_fwd_kernel, (n_programs,), (x, bias, residual, y, seed),
-        n_rows, wide_cols, first, threshold, *strides[0], *strides[1],
-        FOLD=fold, NARROW=fold > 1 and n_cols < block_n,
-        SOME_DROPPED=threshold > 0, ALL_DROPPED=threshold == 65536, EIGHTS=wide_cols % 8 == 0,
-        COMPUTE=_compute_dtype(x.dtype), BLOCK_M=block_m, BLOCK_N=block_n, num_warps=2,
-    )  # fmt: skip
+def _launch(plan, x, bias, residual, y, p, seed, first):
+    """first: how many elements of the whole tensor come before these rows."""
+    (n_rows, n_cols), threshold = x.shape, _threshold(p)
+    with torch.cuda.device_of(x):  # else the launch goes to the current GPU, not to x's
+        grid = (_cdiv(n_rows, plan.block_m) * _cdiv(n_cols, plan.block_n),)
+        _bias_gelu_dropout_add_fwd_kernel[grid](
+            x, bias, residual, y, seed, n_rows, n_cols, first, threshold, *x.stride(), *residual.stride(),
+            SOME_DROPPED=threshold > 0, ALL_DROPPED=threshold == 65536, EIGHTS=n_cols % 8 == 0,
+            COMPUTE=_compute_dtype(x.dtype), BLOCK_M=plan.block_m, BLOCK_N=plan.block_n, num_warps=2,
+        )  # fmt: skip
 
 
-def _launch_backward(plan, dy, x, dx, bias, p, seed, dtype, first=0):
-    """Write dx unless it is None. Returns what each strip of rows adds to dbias, (strips, N), or None.
-
-    dtype: that of dbias, None where it is not needed. Of one strip that is dbias itself, in this dtype.
-    """
-    (n_rows, n_cols), threshold, fold = x.shape, _threshold(p), _fold(x, dy, dx)
-    wide_rows, wide_cols, left = n_rows // fold, n_cols * fold, n_rows % fold * n_cols
-    block_m, block_n, strips = plan and plan.backward or _plan_backward(wide_cols)
-    rows_per_program = _cdiv(_cdiv(wide_rows, strips), block_m) * block_m
-    strips = _cdiv(wide_rows, rows_per_program)
-    n_sums = strips * fold + n_rows % fold
+def _launch_backward(plan, dy, x, bias, dx, p, seed, first, has_dbias):
+    """Write dx unless it is None. Returns what each strip of rows adds to dbias, (strips, N), or None."""
+    (n_rows, n_cols), threshold = x.shape, _threshold(p)
+    block_m, block_n, strips = plan and plan.backward or _plan_backward(n_cols)
+    rows_per_program = _cdiv(_cdiv(n_rows, strips), block_m) * block_m
+    strips, n_tiles = _cdiv(n_rows, rows_per_program), _cdiv(n_cols, block_n)
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-    partial = x.new_empty((n_sums, n_cols), dtype=dtype if n_sums == 1 else wide) if dtype else None
-    strides = [m.stride() if fold == 1 else (wide_cols, 1) for m in (dy, x)]
-    _run(
-        _bias_gelu_dropout_add_bwd_kernel, (strips * _cdiv(wide_cols, block_n) + _cdiv(left, block_n),),
-        (dy, x, bias, dx, partial, seed), n_rows, wide_cols, first, threshold,
-        *strides[0], *strides[1], rows_per_program,
-        FOLD=fold, NARROW=fold > 1 and n_cols < block_n, HAS_DX=dx is not None,
-        HAS_DBIAS=partial is not None, SOME_DROPPED=threshold > 0,
-        ALL_DROPPED=threshold == 65536, EIGHTS=wide_cols % 8 == 0, NUM_STAGES=3,
-        COMPUTE=_compute_dtype(x.dtype), BLOCK_M=block_m, BLOCK_N=block_n, num_warps=4,
-    )  # fmt: skip
+    partial = torch.empty((strips, n_cols), dtype=wide, device=x.device) if has_dbias else None
+    with torch.cuda.device_of(x):
+        _bias_gelu_dropout_add_bwd_kernel[(strips * n_tiles,)](
+            dy, x, bias, dx, partial, seed, n_rows, n_cols, first, threshold,
+            *dy.stride(), *x.stride(), rows_per_program,
+            HAS_DX=dx is not None, HAS_DBIAS=has_dbias, SOME_DROPPED=threshold > 0,
+            ALL_DROPPED=threshold == 65536, EIGHTS=n_cols % 8 == 0,
+            NUM_STAGES=3, COMPUTE=_compute_dtype(x.dtype), BLOCK_M=block_m, BLOCK_N=block_n, num_warps=4,
+        )  # fmt: skip
     return partial
 
 
-def _summed(partial, dtype):
-    """What the strips add up to, in one launch and in a fixed order: the same bits in every run."""
-    n_strips, n_cols = partial.shape
-    if n_strips == 1:
-        return partial.view(n_cols)  # in this dtype already
-    out = partial.new_empty(n_cols, dtype=dtype)
-    _run(
-        _sum_rows_kernel, (_cdiv(n_cols, 32),), (partial, out), n_strips, n_cols,
-        BLOCK_M=64, BLOCK_N=32, num_warps=8,
-    )  # fmt: skip
+def _sum_rows(partial, dtype):
+    """partial summed over its rows, in one launch and in a fixed order: the same bits in every run."""
+    out = torch.empty(partial.shape[1], dtype=dtype, device=partial.device)
+    with torch.cuda.device_of(partial):
+        _sum_rows_kernel[(_cdiv(partial.shape[1], 32),)](
+            partial, out, *partial.shape, BLOCK_M=64, BLOCK_N=32, num_warps=8
+        )
     return out
 
 
@@ -453,8 +350,11 @@ def _forward(x, bias, residual, p, seed, plan=None):
     y = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
     if y.numel() == 0:
         return y
-    matrices = _rows_of(x), bias.contiguous(), _rows_of(residual), _rows_of(y)
-    _launch(plan, *matrices, p, seed)
+    bias, first = bias.contiguous(), 0
+    for fold, (x_piece, *pieces) in _aligned(_rows_of(x), _rows_of(residual), _rows_of(y)):
+        wide = bias if fold == 1 else bias.repeat(fold)
+        _launch(plan or _plan(x_piece.shape[1]), x_piece, wide, *pieces, p, seed, first)
+        first += x_piece.numel()
     return y
 
 
@@ -465,15 +365,21 @@ def _save(ctx, x, bias, residual, p, seed, plan=None):
 
 def _backward(dy, x, bias, p, seed, needs_grad=(True, True), plan=None):
     """dx and dbias, each None unless needed."""
-    has_dx, has_dbias = needs_grad
+    n_cols, (has_dx, has_dbias) = x.shape[-1], needs_grad
     dx = torch.empty_like(x, memory_format=torch.contiguous_format) if has_dx else None
     if x.numel() == 0:
         return dx, torch.zeros_like(bias) if has_dbias else None
-    dtype = bias.dtype if has_dbias else None
     # y.sum().backward() sends a dy of strides 0, which is read as it is
-    matrices = _rows_of(dy), _rows_of(x), _rows_of(dx)
-    partial = _launch_backward(plan, *matrices, bias.contiguous(), p, seed, dtype)
-    return dx, _summed(partial, dtype) if has_dbias else None
+    dy, x, out, bias = _rows_of(dy), _rows_of(x), _rows_of(dx), bias.contiguous()
+    sums, first = [], 0
+    for fold, (dy_piece, x_piece, dx_piece) in _aligned(dy, x, out):
+        piece = dy_piece, x_piece, bias if fold == 1 else bias.repeat(fold), dx_piece
+        sums.append(_launch_backward(plan, *piece, p, seed, first, has_dbias))
+        first += x_piece.numel()
+    if not has_dbias:
+        return dx, None
+    sums = [s.view(-1, n_cols) for s in sums]
+    return dx, _sum_rows(sums[0] if len(sums) == 1 else torch.cat(sums), bias.dtype)
 
 
 class _Undifferentiable(torch.autograd.Function):

@@ -20,6 +20,7 @@ Copy it   this file for Triton; lora_epilogue.cu beside it for CUDA. MIT licence
 import contextlib
 import fcntl
 import functools
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -152,29 +153,24 @@ def _sum_of(x, delta, bias, scale, COMPUTE: tl.constexpr):
     return z + bias.to(COMPUTE)[None, :]
 
 
-@triton.jit
-def _bias_columns(pid_n, n_cols, FOLD: tl.constexpr, NARROW: tl.constexpr, BLOCK_N: tl.constexpr):
-    # The columns of the bias for a tile of rows that are FOLD rows on end. A tile no wider than the bias passes
-    # its end once at most, which costs less than remainders; NARROW: the bias is the narrower one.
-    n_bias = n_cols // FOLD
-    cols = pid_n * BLOCK_N % n_bias + tl.arange(0, BLOCK_N)
-    return cols % n_bias if NARROW else tl.where(cols < n_bias, cols, cols - n_bias)
-
-
-@triton.jit
-def _lora_epilogue_fwd_tile(
-    x_ptr, delta_ptr, bias_ptr, y_ptr, z_ptr, scale, row, pid_n, end_row, end_col, n_cols,
-    stride_xm, stride_xn, stride_dm, stride_dn, stride_ym, stride_yn, FOLD: tl.constexpr, NARROW: tl.constexpr,
+@triton.jit(do_not_specialize=["n_rows"])
+def _lora_epilogue_fwd_kernel(
+    x_ptr, delta_ptr, bias_ptr, y_ptr, z_ptr, scale: tl.float64, n_rows, n_cols,
+    stride_xm, stride_xn, stride_dm, stride_dn, stride_ym, stride_yn,
     ACTIVATION: tl.constexpr, COMPUTE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    rows = row + tl.arange(0, BLOCK_M)
+    # One program handles a tile of x, (BLOCK_M, BLOCK_N). Neighbours take neighbouring columns. In place, y_ptr
+    # is x_ptr: no program, and no thread, reads an element that another one writes.
+    n_tiles = tl.cdiv(n_cols, BLOCK_N)
+    pid_m, pid_n = tl.program_id(0) // n_tiles, tl.program_id(0) % n_tiles
+    # int64: row * stride passes 2**31 from 8 GiB of float32 on
+    rows = pid_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     cols = pid_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
-    mask = (rows < end_row)[:, None] & (cols < end_col)[None, :]
+    mask = (rows < n_rows)[:, None] & (cols < n_cols)[None, :]
 
     x = tl.load(x_ptr + rows[:, None] * stride_xm + cols[None, :] * stride_xn, mask=mask)
     delta = tl.load(delta_ptr + rows[:, None] * stride_dm + cols[None, :] * stride_dn, mask=mask)
-    bias_cols = cols if FOLD == 1 else _bias_columns(pid_n, n_cols, FOLD, NARROW, BLOCK_N)
-    bias = tl.load(bias_ptr + bias_cols, mask=cols < end_col)
+    bias = tl.load(bias_ptr + cols, mask=cols < n_cols)
     z = _sum_of(x, delta, bias, scale, COMPUTE)
     y = _activate(z, ACTIVATION)
 
@@ -183,55 +179,26 @@ def _lora_epilogue_fwd_tile(
         tl.store(z_ptr + rows[:, None] * n_cols + cols[None, :], z, mask=mask)
 
 
-@triton.jit(do_not_specialize=["n_rows"])
-def _lora_epilogue_fwd_kernel(
-    x_ptr, delta_ptr, bias_ptr, y_ptr, z_ptr, scale: tl.float64, n_rows, n_cols,
-    stride_xm, stride_xn, stride_dm, stride_dn, stride_ym, stride_yn,
-    ACTIVATION: tl.constexpr, COMPUTE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    FOLD: tl.constexpr = 1, NARROW: tl.constexpr = False,
-):  # fmt: skip
-    # One program handles a tile of x, (BLOCK_M, BLOCK_N). Neighbours take neighbouring columns. In place, y_ptr
-    # is x_ptr: no program, and no thread, reads an element that another one writes.
-    # FOLD rows on end are one of n_cols; what is left over is a part of one more, and has programs of its own.
-    n_tiles, wide_rows = tl.cdiv(n_cols, BLOCK_N), n_rows // FOLD
-    pid_m, pid_n = tl.program_id(0) // n_tiles, tl.program_id(0) % n_tiles
-    # int64: row * stride passes 2**31 from 8 GiB of float32 on
-    row = pid_m.to(tl.int64) * BLOCK_M
-    whole = True if FOLD == 1 else row < wide_rows
-    if whole:  # two calls: a mask that may end anywhere splits 16-byte loads
-        _lora_epilogue_fwd_tile(
-            x_ptr, delta_ptr, bias_ptr, y_ptr, z_ptr, scale, row, pid_n, wide_rows, n_cols, n_cols,
-            stride_xm, stride_xn, stride_dm, stride_dn, stride_ym, stride_yn,
-            FOLD, NARROW, ACTIVATION, COMPUTE, BLOCK_M, BLOCK_N,
-        )  # fmt: skip
-    else:
-        pid_n = tl.program_id(0) - tl.cdiv(wide_rows, BLOCK_M) * n_tiles
-        row, end_col = wide_rows.to(tl.int64), n_rows % FOLD * (n_cols // FOLD)
-        _lora_epilogue_fwd_tile(
-            x_ptr, delta_ptr, bias_ptr, y_ptr, z_ptr, scale, row, pid_n, row + 1, end_col, n_cols,
-            stride_xm, stride_xn, stride_dm, stride_dn, stride_ym, stride_yn,
-            FOLD, NARROW, ACTIVATION, COMPUTE, BLOCK_M, BLOCK_N,
-        )  # fmt: skip
-
-
-@triton.jit
-def _lora_epilogue_bwd_strip(
-    dy_ptr, saved_ptr, delta_ptr, bias_ptr, dx_ptr, ddelta_ptr, partial_ptr, scale, strip, steps, pid_n,
-    end_row, end_col, n_cols, stride_dym, stride_dyn, stride_sm, stride_sn, stride_dm, stride_dn,
-    rows_per_program, FOLD: tl.constexpr, NARROW: tl.constexpr,
+@triton.jit(do_not_specialize=["n_rows", "rows_per_program"])
+def _lora_epilogue_bwd_kernel(
+    dy_ptr, saved_ptr, delta_ptr, bias_ptr, dx_ptr, ddelta_ptr, partial_ptr, scale: tl.float64,
+    n_rows, n_cols, stride_dym, stride_dyn, stride_sm, stride_sn, stride_dm, stride_dn, rows_per_program,
     ACTIVATION: tl.constexpr, NUM_STAGES: tl.constexpr,
     COMPUTE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    # rows from steps * rows_per_program on
+    # One program handles rows_per_program rows of BLOCK_N columns, BLOCK_M rows at a time, and adds
+    # them up on the way: its row of partial, (programs down, n_cols), is its share of dbias.
+    # saved is y or z; with a delta_ptr it is x, and z is computed again. Pointers may be None.
+    n_tiles = tl.cdiv(n_cols, BLOCK_N)
+    pid_m, pid_n = tl.program_id(0) // n_tiles, tl.program_id(0) % n_tiles
     cols = pid_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     total = tl.zeros((BLOCK_M, BLOCK_N), dtype=COMPUTE)
     if delta_ptr is not None:
-        bias_cols = cols if FOLD == 1 else _bias_columns(pid_n, n_cols, FOLD, NARROW, BLOCK_N)
-        bias = tl.load(bias_ptr + bias_cols, mask=cols < end_col)
+        bias = tl.load(bias_ptr + cols, mask=cols < n_cols)
 
     for start in tl.range(0, rows_per_program, BLOCK_M, num_stages=NUM_STAGES):
-        rows = steps.to(tl.int64) * rows_per_program + start + tl.arange(0, BLOCK_M)
-        mask = (rows < end_row)[:, None] & (cols < end_col)[None, :]
+        rows = pid_m.to(tl.int64) * rows_per_program + start + tl.arange(0, BLOCK_M)
+        mask = (rows < n_rows)[:, None] & (cols < n_cols)[None, :]
         dy_offsets = rows[:, None] * stride_dym + cols[None, :] * stride_dyn
         dx = tl.load(dy_ptr + dy_offsets, mask=mask, other=0.0).to(COMPUTE)
         if saved_ptr is not None:
@@ -251,41 +218,7 @@ def _lora_epilogue_bwd_strip(
 
     if partial_ptr is not None:
         sums = tl.sum(total, axis=0)
-        tl.store(partial_ptr + strip.to(tl.int64) * n_cols + cols, sums, mask=cols < end_col)
-
-
-@triton.jit(do_not_specialize=["n_rows", "rows_per_program"])
-def _lora_epilogue_bwd_kernel(
-    dy_ptr, saved_ptr, delta_ptr, bias_ptr, dx_ptr, ddelta_ptr, partial_ptr, scale: tl.float64,
-    n_rows, n_cols, stride_dym, stride_dyn, stride_sm, stride_sn, stride_dm, stride_dn, rows_per_program,
-    ACTIVATION: tl.constexpr, NUM_STAGES: tl.constexpr,
-    COMPUTE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    FOLD: tl.constexpr = 1, NARROW: tl.constexpr = False,
-):  # fmt: skip
-    # One program handles rows_per_program rows of BLOCK_N columns, BLOCK_M rows at a time, and adds
-    # them up on the way: its row of partial, (programs down, n_cols), is its share of dbias.
-    # saved is y or z; with a delta_ptr it is x, and z is computed again. Pointers may be None.
-    # FOLD as forward; of what is left over partial has as much as there is.
-    n_tiles, wide_rows = tl.cdiv(n_cols, BLOCK_N), n_rows // FOLD
-    pid_m, pid_n = tl.program_id(0) // n_tiles, tl.program_id(0) % n_tiles
-    strips = tl.cdiv(wide_rows, rows_per_program)
-    whole = True if FOLD == 1 else pid_m < strips
-    if whole:
-        _lora_epilogue_bwd_strip(
-            dy_ptr, saved_ptr, delta_ptr, bias_ptr, dx_ptr, ddelta_ptr, partial_ptr, scale,
-            pid_m, pid_m, pid_n, wide_rows, n_cols, n_cols,
-            stride_dym, stride_dyn, stride_sm, stride_sn, stride_dm, stride_dn, rows_per_program,
-            FOLD, NARROW, ACTIVATION, NUM_STAGES, COMPUTE, BLOCK_M, BLOCK_N,
-        )  # fmt: skip
-    else:
-        pid_n = tl.program_id(0) - strips * n_tiles
-        end_col = n_rows % FOLD * (n_cols // FOLD)
-        _lora_epilogue_bwd_strip(
-            dy_ptr, saved_ptr, delta_ptr, bias_ptr, dx_ptr, ddelta_ptr, partial_ptr, scale,
-            strips, wide_rows, pid_n, wide_rows + 1, end_col, n_cols,
-            stride_dym, stride_dyn, stride_sm, stride_sn, stride_dm, stride_dn, 1,
-            FOLD, NARROW, ACTIVATION, 1, COMPUTE, BLOCK_M, BLOCK_N,
-        )  # fmt: skip
+        tl.store(partial_ptr + pid_m.to(tl.int64) * n_cols + cols, sums, mask=cols < n_cols)
 
 
 @triton.jit(do_not_specialize=["n_rows"])
@@ -309,42 +242,6 @@ def _cdiv(a, b):
     return -(-a // b)  # triton.cdiv is the same, and costs 2 µs a call on the host
 
 
-_launched = {}  # of each kind of launch, what runs its compiled kernel, and the arguments around the tensors
-
-
-def _run(kernel, grid, tensors, *sizes, **options):
-    """kernel[grid](*tensors, *sizes, **options) on the tensors' GPU; the second time, at a third of the time.
-
-    Triton looks at every argument of every launch to find the kernel compiled for its like. A launch that
-    differs from an earlier one in nothing but memory finds it here, if pointers are aligned to 16 bytes.
-    """
-    device, addresses, kinds, hooks = tensors[0].get_device(), 0, [], triton.knobs.runtime
-    for t in tensors:
-        addresses |= 0 if t is None else t.data_ptr()
-        kinds.append(t if t is None else t.dtype)
-    how = kernel.fn, type(kernel).run  # tools that watch launches put another `run` in its place
-    key = (*how, device, grid, sizes, *options.items(), *kinds)
-    hooked = hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls  # as profilers do
-    launch = None if hooked or addresses % 16 else _launched.get(key)
-    if launch and torch.cuda.current_device() == device:
-        run, blocks, stream_of, handles, given = launch
-        run(*blocks, stream_of(device), *handles, *tensors, *given)
-        return
-    with torch.cuda.device_of(tensors[0]):  # else the launch goes to the current GPU, not to theirs
-        compiled = kernel[grid](*tensors, *sizes, **options)
-    # Compiled kernels of these versions take what is given here; others go the ordinary way each time.
-    known = triton.__version__[:3] in ("3.6", "3.7")
-    if compiled and known and addresses % 16 == 0:  # the interpreter compiles nothing
-        named = {name: value for name, value in options.items() if name in kernel.arg_names}
-        given = kernel.signature.bind(*tensors, *sizes, **named)
-        given.apply_defaults()
-        if len(_launched) >= 4096:
-            _launched.clear()  # sizes that never come again
-        handles = compiled.function, compiled.packed_metadata, None, None, None  # no hooks
-        around = (*grid, 1, 1)[:3], triton.runtime.driver.active.get_current_stream, handles
-        _launched[key] = compiled.run, *around, given.args[len(tensors) :]
-
-
 def _compute_dtype(dtype):
     return tl.float64 if dtype == torch.float64 else tl.float32
 
@@ -356,16 +253,31 @@ def _tile(n_cols, tile_bytes, row_bytes, dtype):
     return tile_bytes // dtype.itemsize // block_n, block_n
 
 
-def _fold(*matrices):
-    """How many rows of these (M, N) matrices the kernels take as one; None among them is left out.
+@functools.cache
+def _rows_to_fold(n_cols):
+    """How many rows of n_cols elements, taken together, are a multiple of 16 elements long.
+
+    16 elements rather than 16 bytes: only of multiples of 16 does Triton know, for any size given at run time,
+    that masks and offsets leave 16-byte loads whole.
+    """
+    return 16 // math.gcd(n_cols, 16)
+
+
+def _aligned(*matrices):
+    """(fold, matrices) pairs that cover all rows of these (M, N) matrices; a None among them stays None.
 
     A width of 781, say, lets rows begin off any 16-byte boundary, and loads shrink to one element; 16 such rows
-    on end are 12496 elements, a good width. 16 elements rather than 16 bytes: only of multiples of 16 does
-    Triton know, for any size given at run time, that masks and offsets leave 16-byte loads whole.
+    on end are 12496 elements, a good width. So many contiguous rows are folded, and at most 15 left over.
     """
     n_rows, n_cols = matrices[0].shape
-    folds = n_cols % 16 and n_rows >= 1024
-    return 16 if folds and all([m is None or m.is_contiguous() for m in matrices]) else 1
+    fold = _rows_to_fold(n_cols)
+    if fold == 1 or n_rows < 1024 or not all(m is None or m.is_contiguous() for m in matrices):
+        return [(1, matrices)]
+    top = n_rows // fold * fold
+    wide = (top // fold, fold * n_cols)
+    folded = [(fold, [None if m is None else m[:top].view(wide) for m in matrices])]
+    rest = [(1, [None if m is None else m[top:] for m in matrices])] if top < n_rows else []
+    return folded + rest
 
 
 @functools.cache
@@ -383,62 +295,43 @@ def _plan_backward(n_cols, dtype):
 
 
 def _launch(plan, x, bias, delta, y, z, scale, activation):
-    (n_rows, n_cols), fold = x.shape, _fold(x, delta, y, z)
-    wide_rows, wide_cols, left = n_rows // fold, n_cols * fold, n_rows % fold * n_cols
-    tile_cols = wide_cols if fold == 1 else min(wide_cols, max(256, 1 << n_cols.bit_length() - 1))
-    block_m, block_n = (plan or _plan(tile_cols, x.dtype))[:2]
-    strides = [m.stride() if fold == 1 else (wide_cols, 1) for m in (x, delta, y)]
-    n_programs = _cdiv(wide_rows, block_m) * _cdiv(wide_cols, block_n) + _cdiv(left, block_n)
-    _run(
-        _lora_epilogue_fwd_kernel, (n_programs,), (x, delta, bias, y, z),
-        float(scale), n_rows, wide_cols, *strides[0], *strides[1], *strides[2],
-        ACTIVATION=activation, COMPUTE=_compute_dtype(x.dtype),
-        BLOCK_M=block_m, BLOCK_N=block_n, FOLD=fold, NARROW=fold > 1 and n_cols < block_n, num_warps=4,
-    )  # fmt: skip
+    n_rows, n_cols = x.shape
+    with torch.cuda.device_of(x):  # else the launch goes to the current GPU, not to x's
+        _lora_epilogue_fwd_kernel[(_cdiv(n_rows, plan.block_m) * _cdiv(n_cols, plan.block_n),)](
+            x, delta, bias, y, z, float(scale), n_rows, n_cols, *x.stride(), *delta.stride(),
+            *y.stride(), ACTIVATION=activation, COMPUTE=_compute_dtype(x.dtype),
+            BLOCK_M=plan.block_m, BLOCK_N=plan.block_n, num_warps=4,
+        )  # fmt: skip
 
 
-def _launch_backward(plan, dy, saved, delta, dx, ddelta, bias, scale, activation, dtype):
-    """Write dx and ddelta. Returns what each strip of rows adds to dbias, (strips, N), or None.
-
-    dtype: that of dbias, None where it is not needed. Of one strip that is dbias itself, in this dtype.
-    """
-    (n_rows, n_cols), fold = dy.shape, _fold(dy, saved, delta, dx, ddelta)
-    wide_rows, wide_cols, left = n_rows // fold, n_cols * fold, n_rows % fold * n_cols
-    block_m, block_n, strips = plan and plan.backward or _plan_backward(wide_cols, dy.dtype)
-    rows_per_program = _cdiv(_cdiv(wide_rows, strips), block_m) * block_m
-    strips = _cdiv(wide_rows, rows_per_program)
-    n_sums = strips * fold + n_rows % fold
+def _launch_backward(plan, dy, saved, delta, dx, ddelta, bias, scale, activation, has_dbias):
+    """Write dx and ddelta. Returns what each strip of rows adds to dbias, (strips, N), or None."""
+    n_rows, n_cols = dy.shape
+    block_m, block_n, strips = plan and plan.backward or _plan_backward(n_cols, dy.dtype)
+    rows_per_program = _cdiv(_cdiv(n_rows, strips), block_m) * block_m
+    strips, n_tiles = _cdiv(n_rows, rows_per_program), _cdiv(n_cols, block_n)
     wide = torch.float64 if dy.dtype == torch.float64 else torch.float32
-    partial = (
-        dy.new_empty((n_sums, n_cols), dtype=dtype if n_sums == 1 else wide) if dtype else None
-    )
-    strides = [
-        m.stride() if fold == 1 else (wide_cols, 1) for m in (dy, saved, delta) if m is not None
-    ]
+    partial = torch.empty((strips, n_cols), dtype=wide, device=dy.device) if has_dbias else None
+    strides = [(0, 0) if m is None else m.stride() for m in (dy, saved, delta)]
     # Unaligned rows load one element per instruction; cp.async cannot pipeline that, so num_stages=1.
-    aligned = wide_cols % 16 == 0 and all([step == 1 for _, step in strides])
-    strides += [(0, 0)] * (3 - len(strides))
-    _run(
-        _lora_epilogue_bwd_kernel, (strips * _cdiv(wide_cols, block_n) + _cdiv(left, block_n),),
-        (dy, saved, delta, bias, dx, ddelta, partial),
-        float(scale), n_rows, wide_cols, *strides[0], *strides[1], *strides[2], rows_per_program,
-        ACTIVATION=activation, NUM_STAGES=3 if aligned else 1,
-        COMPUTE=_compute_dtype(dy.dtype), BLOCK_M=block_m, BLOCK_N=block_n,
-        FOLD=fold, NARROW=fold > 1 and n_cols < block_n, num_warps=8,
-    )  # fmt: skip
+    aligned = n_cols % 16 == 0 and all(m is None or m.stride(1) == 1 for m in (dy, saved, delta))
+    with torch.cuda.device_of(dy):
+        _lora_epilogue_bwd_kernel[(strips * n_tiles,)](
+            dy, saved, delta, bias, dx, ddelta, partial, float(scale), n_rows, n_cols,
+            *strides[0], *strides[1], *strides[2], rows_per_program,
+            ACTIVATION=activation, NUM_STAGES=3 if aligned else 1,
+            COMPUTE=_compute_dtype(dy.dtype), BLOCK_M=block_m, BLOCK_N=block_n, num_warps=8,
+        )  # fmt: skip
     return partial
 
 
-def _summed(partial, dtype):
-    """What the strips add up to, in one launch and in a fixed order: the same bits in every run."""
-    n_strips, n_cols = partial.shape
-    if n_strips == 1:
-        return partial.view(n_cols)  # in this dtype already
-    out = partial.new_empty(n_cols, dtype=dtype)
-    _run(
-        _sum_rows_kernel, (_cdiv(n_cols, 32),), (partial, out), n_strips, n_cols,
-        BLOCK_M=64, BLOCK_N=32, num_warps=8,
-    )  # fmt: skip
+def _sum_rows(partial, dtype):
+    """partial summed over its rows, in one launch and in a fixed order: the same bits in every run."""
+    out = torch.empty(partial.shape[1], dtype=dtype, device=partial.device)
+    with torch.cuda.device_of(partial):
+        _sum_rows_kernel[(_cdiv(partial.shape[1], 32),)](
+            partial, out, *partial.shape, BLOCK_M=64, BLOCK_N=32, num_warps=8
+        )
     return out
 
 
@@ -461,7 +354,10 @@ def _forward(x, delta, bias, scale, activation, plan=None, in_place=False, z=Non
     n_cols, bias = x.shape[-1], bias.contiguous()
     rows = x.reshape(-1, n_cols)  # (M, N): a view of x, or a copy where strides allow none
     out, z = rows if in_place else y.view(-1, n_cols), None if z is None else z.view(-1, n_cols)
-    launch(plan, rows, bias, delta.reshape(-1, n_cols), out, z, scale, activation)
+    for fold, (x_piece, *pieces) in _aligned(rows, delta.reshape(-1, n_cols), out, z):
+        chosen = plan or _plan(x_piece.shape[1], x.dtype)
+        wide = bias if fold == 1 else bias.repeat(fold)
+        launch(chosen, x_piece, wide, *pieces, scale, activation)
     if in_place and rows.data_ptr() != x.data_ptr():
         x.copy_(rows.view_as(x))
     return y
@@ -495,11 +391,16 @@ def _backward(dy, saved, scale, activation, dtypes, needs_grad=(True, True, True
         return dx, None, None
     saved, delta, bias = (*saved, None, None, None)[:3]
     bias = None if bias is None else bias.contiguous()
-    dtype = dtypes[2] if has_dbias else None
     # y.sum().backward() sends a dy of strides 0, which is read as it is
     matrices = [m if m is None else m.reshape(-1, n_cols) for m in (dy, saved, delta, out, ddelta)]
-    partial = _launch_backward(plan, *matrices, bias, scale, activation, dtype)
-    return dx, ddelta, _summed(partial, dtype) if has_dbias else None
+    sums = []
+    for fold, pieces in _aligned(*matrices):
+        wide = bias if fold == 1 or bias is None else bias.repeat(fold)
+        sums.append(_launch_backward(plan, *pieces, wide, scale, activation, has_dbias))
+    if not has_dbias:
+        return dx, ddelta, None
+    sums = [s.view(-1, n_cols) for s in sums]
+    return dx, ddelta, _sum_rows(sums[0] if len(sums) == 1 else torch.cat(sums), dtypes[2])
 
 
 class _Undifferentiable(torch.autograd.Function):
@@ -833,14 +734,7 @@ def _cuda():
 def _launch_cuda(plan, x, bias, delta, y, z, scale, activation):
     x, delta = (m if m.stride(1) == 1 else m.contiguous() for m in (x, delta))  # 16 adjacent bytes
     x, delta, bias = (t.to(y.dtype) for t in (x, delta, bias))  # which differ under autocast
-    how = scale, list(_ACTIVATIONS).index(activation)
-    if (fold := _fold(x, delta, y)) > 1:
-        top = len(x) // fold * fold
-        wide = [m[:top].view(-1, fold * x.shape[1]) for m in (x, delta, y)]
-        _cuda().forward(wide[0], wide[1], bias.repeat(fold), wide[2], *how)
-        x, delta, y = (m[top:] for m in (x, delta, y))
-    if len(x):
-        _cuda().forward(x, delta, bias, y, *how)
+    _cuda().forward(x, delta, bias, y, scale, list(_ACTIVATIONS).index(activation))
 
 
 def _forward_cuda(x, delta, bias, scale, activation, plan=None, in_place=False, z=None):

@@ -181,9 +181,9 @@ def test_mask_far_down_a_large_tensor(module, first, n_cols):
     bias, seed = zeros[0].clone(), torch.tensor([SEED], device=machine.device())
     want = [kept(first + i, 0.5, SEED) for i in range(8 * n_cols)]
     y, dx = torch.empty_like(x), torch.empty_like(x)
-    module._launch(None, x, bias, zeros, y, 0.5, seed, first)
+    module._launch(module._plan(n_cols), x, bias, zeros, y, 0.5, seed, first)
     assert (y != 0).flatten().tolist() == want
-    module._launch_backward(None, x, x, dx, bias, 0.5, seed, x.dtype, first)
+    module._launch_backward(None, x, x, bias, dx, 0.5, seed, first, True)
     assert (dx != 0).flatten().tolist() == want
 
 

@@ -57,8 +57,8 @@ MUTANTS = [
         "total += tl.load(partial_ptr", "total = tl.load(partial_ptr", "only the last strips summed"
     ),
     Mutant(
-        "strips = _cdiv(wide_rows, rows_per_program)\n",
-        "strips = max(1, wide_rows // rows_per_program)\n",
+        "strips, n_tiles = _cdiv(n_rows, rows_per_program),",
+        "strips, n_tiles = max(1, n_rows // rows_per_program),",
         "floor where ceil was meant: the last strip of rows forgotten",
     ),
     Mutant(
@@ -126,34 +126,19 @@ MUTANTS = [
         "the halves of a word swapped, at odd widths",
     ),
     Mutant(
-        "threshold == 65536, EIGHTS=wide_cols % 8 == 0,\n        COMPUTE",
-        "threshold == 65536, EIGHTS=True,\n        COMPUTE",
+        "threshold == 65536, EIGHTS=n_cols % 8 == 0,\n            COMPUTE",
+        "threshold == 65536, EIGHTS=True,\n            COMPUTE",
         "eight neighbours where rows begin anywhere",
     ),
     Mutant(
-        "else tl.where(cols < n_bias, cols, cols - n_bias)",
-        "else tl.minimum(cols, n_bias - 1)",
-        "folded rows: the end of the bias instead of its beginning",
+        "x_piece, wide, *pieces, p, seed, first)",
+        "x_piece, wide, *pieces, p, seed, 0)",
+        "the rows left over by folding with the mask of the first",
     ),
     Mutant(
-        "return cols % n_bias if NARROW",
-        "return cols % (n_bias // 2 + 1) if NARROW",
-        "folded rows narrower than a tile: half of the bias",
-    ),
-    Mutant(
-        "cols = pid_n * BLOCK_N % n_bias +",
-        "cols = pid_n * BLOCK_N % BLOCK_N +",
-        "folded rows: the bias from the start in each tile",
-    ),
-    Mutant(
-        "* _cdiv(wide_cols, block_n) + _cdiv(left, block_n)\n",
-        "* _cdiv(wide_cols, block_n)\n",
-        "the rows left over by folding forgotten",
-    ),
-    Mutant(
-        "* _cdiv(wide_cols, block_n) + _cdiv(left, block_n),)",
-        "* _cdiv(wide_cols, block_n),)",
-        "the rows left over by folding forgotten in the backward pass",
+        "*piece, p, seed, first, has_dbias)",
+        "*piece, p, seed, 0, has_dbias)",
+        "the rows left over by folding with another mask backward",
     ),
     Mutant("return carry + (low >> 32), low", "return carry, low", "keep_mask: a carry forgotten"),
     Mutant(
@@ -199,14 +184,24 @@ MUTANTS = [
         "float64 computed in float32",
     ),
     Mutant(
-        "matrices = _rows_of(x), bias.contiguous(),",
-        "matrices = _rows_of(x), bias,",
+        "bias, first = bias.contiguous(), 0",
+        "first = 0",
         "a strided bias read as if contiguous",
     ),
     Mutant(
-        "_launch_backward(plan, *matrices, bias.contiguous(),",
-        "_launch_backward(plan, *matrices, bias,",
+        "_rows_of(dx), bias.contiguous()",
+        "_rows_of(dx), bias",
         "a strided bias read as if contiguous, backward",
+    ),
+    Mutant(
+        "x_piece, wide, *pieces,",
+        "x_piece, bias, *pieces,",
+        "folded rows, narrow bias",
+    ),
+    Mutant(
+        "piece = dy_piece, x_piece, bias if fold == 1 else bias.repeat(fold), dx_piece",
+        "piece = dy_piece, x_piece, bias, dx_piece",
+        "folded rows, narrow bias, backward",
     ),
     Mutant(
         "residual_ptr + rows[:, None] * stride_rm + cols[None, :] * stride_rn",
@@ -219,18 +214,18 @@ MUTANTS = [
         "dy read as if contiguous: a gradient of strides 0",
     ),
     Mutant(
-        "row = pid_m.to(tl.int64) * BLOCK_M\n",
-        "row = pid_m * BLOCK_M\n",
+        "rows = pid_m.to(tl.int64) * BLOCK_M +",
+        "rows = pid_m * BLOCK_M +",
         "int32 rows of x and residual",
     ),
     Mutant(
-        "rows = steps.to(tl.int64) * rows_per_program +",
-        "rows = steps * rows_per_program +",
+        "rows = pid_m.to(tl.int64) * rows_per_program +",
+        "rows = pid_m * rows_per_program +",
         "int32 rows of dy",
     ),
     Mutant(
         "tl.store(y_ptr + rows[:, None] * n_cols + cols[None, :], y, mask=mask)",
-        "tl.store(y_ptr + rows[:, None] * n_cols + cols[None, :], y, mask=(rows < end_row)[:, None])",
+        "tl.store(y_ptr + rows[:, None] * n_cols + cols[None, :], y, mask=(rows < n_rows)[:, None])",
         "the mask of the columns dropped from the store",
     ),
     Mutant(

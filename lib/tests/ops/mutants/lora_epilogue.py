@@ -47,13 +47,13 @@ MUTANTS = [
         "ddelta without the scale",
     ),
     Mutant(
-        "row = pid_m.to(tl.int64) * BLOCK_M\n",
-        "row = pid_m * BLOCK_M\n",
+        "rows = pid_m.to(tl.int64) * BLOCK_M +",
+        "rows = pid_m * BLOCK_M +",
         "int32 rows of x and delta",
     ),
     Mutant(
-        "rows = steps.to(tl.int64) * rows_per_program +",
-        "rows = steps * rows_per_program +",
+        "rows = pid_m.to(tl.int64) * rows_per_program +",
+        "rows = pid_m * rows_per_program +",
         "int32 rows of dy",
     ),
     Mutant(
@@ -131,29 +131,9 @@ MUTANTS = [
         "        total += dx\n", "        total = dx\n", "only the last rows of a program summed"
     ),
     Mutant(
-        "else tl.where(cols < n_bias, cols, cols - n_bias)",
-        "else tl.minimum(cols, n_bias - 1)",
-        "folded rows: the end of the bias instead of its beginning",
-    ),
-    Mutant(
-        "return cols % n_bias if NARROW",
-        "return cols % (n_bias // 2 + 1) if NARROW",
-        "folded rows narrower than a tile: half of the bias",
-    ),
-    Mutant(
-        "cols = pid_n * BLOCK_N % n_bias +",
-        "cols = pid_n * BLOCK_N % BLOCK_N +",
-        "folded rows: the bias from the start in each tile",
-    ),
-    Mutant(
-        "* _cdiv(wide_cols, block_n) + _cdiv(left, block_n)\n",
-        "* _cdiv(wide_cols, block_n)\n",
-        "the rows left over by folding forgotten",
-    ),
-    Mutant(
-        "* _cdiv(wide_cols, block_n) + _cdiv(left, block_n),)",
-        "* _cdiv(wide_cols, block_n),)",
-        "the rows left over by folding forgotten in the backward pass",
+        "wide = bias if fold == 1 or bias is None else bias.repeat(fold)",
+        "wide = bias",
+        "folded rows with the bias of one row in the backward pass",
     ),
     Mutant("z = _gelu(z)", "z = _gelu_tanh(z)", "gelu: another form"),
     Mutant("dy * _gelu_grad(saved)", "dy * _gelu_tanh_grad(saved)", "gelu: the other form's slope"),
