@@ -120,8 +120,8 @@ def test_numbers_go_from_memory_to_tensor_cores_in_registers(module, dtype, prod
 
     So many products a thread, and by TF32 three times as many; and the most of y at once.
     """
-    dense, embeddings = torch.empty(8, 16, dtype=dtype), torch.empty(8, 26, 16, dtype=dtype)
-    y, launched = torch.empty(8, 367, dtype=dtype), []
+    sizes, launched = ((8, 16), (8, 26, 16), (8, 367)), []
+    dense, embeddings, y = [torch.empty(s, dtype=dtype, device=machine.device()) for s in sizes]
 
     def launch(kernel, grid, tensors, *sizes, **options):
         n_warps, _ = options.pop("num_warps"), options.pop("num_stages")

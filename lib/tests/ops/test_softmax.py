@@ -481,7 +481,7 @@ def test_loads_and_stores_are_sixteen_bytes_wide(n_cols, gradient, dtype):
 @pytest.mark.parametrize("n_cols", [131072, 50257])
 def test_parts_are_held_in_registers(n_cols, dtype, gradient):
     """As they come from memory, two numbers of 16 bits in one; and all threads wait together, or none."""
-    x = torch.empty(2, n_cols, dtype=dtype)
+    x = torch.empty(2, n_cols, dtype=dtype, device=machine.device())
     if gradient:
         plan = softmax._plan_backward(n_cols, x.itemsize, True, x.device)
         kernel, inputs, extra = softmax._softmax_parts_bwd_kernel, (x, x, x), {}
