@@ -14,7 +14,7 @@ import pytest
 import torch
 
 OPS = list(registry.OPS.values())
-# To measure again with `make bench`: some launches are others since. Their rows say so, wherever they are shown.
+# To measure again with `make bench`, as some launches changed. Where their rows are shown they say so.
 MEASURED_BEFORE = {"add_rms_norm", "fused_mlp", "matmul"}
 
 
