@@ -1,7 +1,9 @@
 """What is particular to add_relu: traffic, launches, the shape of its CUDA code."""
 
+import contextlib
 import inspect
 import re
+from types import SimpleNamespace
 from unittest import mock
 
 from lib import machine
@@ -14,6 +16,7 @@ from lib.recorded.results import ROOT
 
 import pytest
 import torch
+import triton
 import triton.language as tl
 
 OP = registry.find("add_relu")
@@ -135,7 +138,7 @@ class StandIn:
     def __getitem__(self, grid):
         def launch(*args, **options):
             self.log.append(("looked up", grid, args, options))
-            return {(*grid, 1, 1)[:3]: self.again}
+            return SimpleNamespace(run=self.again, function="code", packed_metadata="how")
 
         return launch
 
@@ -143,9 +146,15 @@ class StandIn:
         self.log.append(("again", args))
 
 
+@contextlib.contextmanager
 def on_gpu(index):
     """Inside, the current GPU is `index`; -1 is what a CPU tensor says of its own."""
-    return mock.patch.object(torch.cuda, "current_device", return_value=index)
+    driver = SimpleNamespace(active=SimpleNamespace(get_current_stream=lambda gpu: f"of {gpu}"))
+    with (
+        mock.patch.object(torch.cuda, "current_device", return_value=index),
+        mock.patch.object(triton.runtime, "driver", driver),
+    ):
+        yield
 
 
 def test_a_launch_made_before_is_not_looked_up_again(module):
@@ -156,8 +165,10 @@ def test_a_launch_made_before_is_not_looked_up_again(module):
     (_, grid, args, options), (way, again) = kernel.log
     assert (grid, args[2:], options) == ((4,), (64,), {"BLOCK": 16, "num_warps": 2})
     assert way == "again"
-    assert again[2:] == (64, 16, 1.0)  # in the kernel's order, defaults too
-    assert again[0] is not x
+    assert again[:8] == (4, 1, 1, "of -1", "code", "how", None, None)
+    tensors, rest = again[9:11], again[11:]
+    assert rest == (64, 16, 1.0)  # in the kernel's order, defaults too
+    assert tensors[0] is not x and tensors[1] is y
 
 
 @pytest.mark.parametrize(
@@ -182,8 +193,9 @@ def test_another_launch_is_looked_up(module, changed):
 
 def test_sizes_that_never_come_again_do_not_fill_the_memory(module):
     x = torch.zeros(64)
-    for n in range(5000):
-        module._run(StandIn(), (4,), (x, x), n, BLOCK=16)
+    with on_gpu(-1):
+        for n in range(5000):
+            module._run(StandIn(), (4,), (x, x), n, BLOCK=16)
     assert len(module._launched) <= 4096
 
 
@@ -192,5 +204,23 @@ def test_what_watches_launches_sees_those_made_before(module):
     with on_gpu(-1):
         module._run(kernel, (4,), (x, x), 64, BLOCK=16)
         with mock.patch.object(StandIn, "run"):
+            module._run(kernel, (4,), (x, x), 64, BLOCK=16)
+    assert [entry[0] for entry in kernel.log] == ["looked up", "looked up"]
+
+
+@pytest.mark.parametrize("hooks", ["launch_enter_hook", "launch_exit_hook"])
+def test_hooks_hear_of_launches_made_before(module, hooks):
+    kernel, x, chain = StandIn(), torch.zeros(64), getattr(triton.knobs.runtime, hooks)
+    with on_gpu(-1):
+        module._run(kernel, (4,), (x, x), 64, BLOCK=16)
+        with mock.patch.object(chain, "calls", [print]):
+            module._run(kernel, (4,), (x, x), 64, BLOCK=16)
+    assert [entry[0] for entry in kernel.log] == ["looked up", "looked up"]
+
+
+def test_other_versions_of_triton_are_given_nothing_of_their_own(module):
+    kernel, x = StandIn(), torch.zeros(64)
+    with on_gpu(-1), mock.patch.object(triton, "__version__", "9.6.0"):
+        for _ in range(2):
             module._run(kernel, (4,), (x, x), 64, BLOCK=16)
     assert [entry[0] for entry in kernel.log] == ["looked up", "looked up"]

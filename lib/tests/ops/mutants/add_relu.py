@@ -73,22 +73,22 @@ MUTANTS = [
         "no gradient of the bias where x is empty",
     ),
     Mutant(
-        "    launch = _launched.get(key) if aligned else None\n",
-        "    launch = _launched.get(key)\n",
+        "hooked or addresses % 16 else",
+        "hooked else",
         "a kernel for aligned pointers launched on others",
     ),
     Mutant(
-        "tensors[0].device, *kinds)",
-        "tensors[0].device)",
+        "*options.items(), *kinds)",
+        "*options.items())",
         "a kernel for other dtypes launched",
     ),
     Mutant(
-        "(*options.items(),)",
-        "(*options,)",
+        "*options.items(), *kinds)",
+        "*options, *kinds)",
         "a kernel for other constants launched",
     ),
     Mutant(
-        "    if launch and torch.cuda.current_device() == tensors[0].get_device():\n",
+        "    if launch and torch.cuda.current_device() == device:\n",
         "    if launch:\n",
         "a launch on the current GPU, which is not the tensors'",
     ),
@@ -96,6 +96,21 @@ MUTANTS = [
         "        given.apply_defaults()\n",
         "",
         "a launch without the kernel's defaults",
+    ),
+    Mutant(
+        "if compiled and known and",
+        "if compiled and",
+        "the launcher of any version of Triton",
+    ),
+    Mutant(
+        "launch = None if hooked or",
+        "launch = None if",
+        "launches that hooks do not hear of",
+    ),
+    Mutant(
+        "launch_enter_hook.calls or hooks.launch_exit_hook.calls",
+        "launch_enter_hook.calls",
+        "launches whose end no hook hears of",
     ),
     Mutant(
         "    how = kernel.fn, type(kernel).run",
