@@ -264,9 +264,8 @@ def start():
     how = {} if "MASTER_PORT" in os.environ else {"store": dist.HashStore()}
     if on_gpus:
         torch.cuda.set_device(device)
-        how["device_id"] = (
-            device  # NCCL connects now, within the time-out, and not at the first collective
-        )
+        # NCCL connects now, within the time-out, and not at the first collective
+        how["device_id"] = device
     dist.init_process_group(
         "nccl" if on_gpus else "gloo",
         rank=rank, world_size=world_size, timeout=datetime.timedelta(seconds=TIMEOUT_S), **how,

@@ -122,20 +122,19 @@ def refusals():
     return [{"call": n} | {b: _takes(b, **call) for b in BACKENDS} for n, call in calls.items()]
 
 
-def _that_run(makers):
-    """The calls that `makers`, {name: function without arguments}, make: those that neither refuse nor run out
-    of memory."""
-    able = {}
-    for name, make in makers.items():
+def _calls(runs, tensors, gradients):
+    """Closures to time, of those `runs`, {name: function}, that neither refuse nor run out of memory."""
+    calls = {}
+    for name, run in runs.items():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
-                call = make()
+                call = bench._call(run, tensors, gradients)
                 call()
-                able[name] = call
+                calls[name] = call
             except RuntimeError:  # torch.OutOfMemoryError is one
                 torch.cuda.empty_cache()
-    return able
+    return calls
 
 
 def ladder(b, h, g, s, d):
@@ -145,8 +144,7 @@ def ladder(b, h, g, s, d):
     for what in ("forward", "both"):
         gradients = what == "both"
         tensors = draw(b, h, g, s, d, gradients)
-        makers = {n: functools.partial(bench._call, r, tensors, gradients) for n, r in runs.items()}
-        calls = _that_run(makers)
+        calls = _calls(runs, tensors, gradients)
         for name, us in bench.in_turns_us(calls, n_rounds=3).items():
             rows[name][f"{what}, µs"] = us
             rows[name][f"{what}, TFLOP/s"] = flops(b, h, s, d, gradients) / us / 1e6
@@ -156,17 +154,14 @@ def ladder(b, h, g, s, d):
 
 def peers():
     """Rows of {"S", "D", "mask", "pass", and µs by version}: `fused` where `ladder` has not timed it."""
-    calls = [((1, 32, 8, 16384, 128), True), ((4, 32, 8, 4096, 128), False)]
+    shapes = [((1, 32, 8, 16384, 128), True), ((4, 32, 8, 4096, 128), False)]
     rows = []
-    for (b, h, g, s, d), is_causal in calls:
+    for (b, h, g, s, d), is_causal in shapes:
         runs = fused(s, is_causal)
         for what in ("forward", "both"):
-            tensors = draw(b, h, g, s, d, what == "both")
-            made = {
-                n: functools.partial(bench._call, r, tensors, what == "both")
-                for n, r in runs.items()
-            }
-            times = bench.in_turns_us(_that_run(made), n_rounds=3, rep_ms=50)
+            gradients = what == "both"
+            calls = _calls(runs, draw(b, h, g, s, d, gradients), gradients)
+            times = bench.in_turns_us(calls, n_rounds=3, rep_ms=50)
             mask = "causal" if is_causal else "none"
             rows.append({"S": s, "D": d, "mask": mask, "pass": what} | times)
     return rows

@@ -647,9 +647,8 @@ _TILES = {
     ("elsewhere", 128): (Tile(32, 32, 4, 2), Tile(32, 32, 4, 1), Tile(32, 32, 4, 1)),
     ("elsewhere", 256): (Tile(16, 16, 4, 1), Tile(16, 16, 4, 1), Tile(16, 16, 4, 1)),
 }
-_BY_TMA = Tile(
-    64, 64, 4, 2
-)  # dk and dv with D = 128: two programs on an SM, one multiplies beside the other
+# dk and dv with D = 128, by TMA: two programs on an SM, one multiplies beside the other
+_BY_TMA = Tile(64, 64, 4, 2)
 _FEW = 64  # queries in all heads of a group: as many lie in one tile, and the keys are cut in parts
 _DECODING = Tile(16, 64, 2, 2)  # n, warps and stages then; of wide rows or elements n is less
 _RESIDENT = 4  # such programs fit into one SM
