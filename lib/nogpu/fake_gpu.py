@@ -100,6 +100,8 @@ def _patches_of_fake_tensors():
     """The first fake tensor on cuda would touch the driver; it need not."""
     yield mock.patch.object(FakeTensorMode, "avoid_device_init", property(lambda mode: True))
     yield mock.patch("torch._subclasses.fake_tensor.init_gpu_context")
+    # What Dynamo leaves to eager, as it does nn.LSTM, runs on fake tensors; cuDNN would ask the driver first.
+    yield torch.backends.cudnn.flags(enabled=False)
 
 
 def _patches_of_triton(properties):

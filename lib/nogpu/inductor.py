@@ -115,8 +115,8 @@ def _compiled_text(fn, inputs, options, dynamic):
     codes = write(fn, inputs, options, dynamic)
     if not codes:
         raise ValueError(
-            "output_code: Inductor compiled nothing. The function has no tensor ops, or Dynamo fell back "
-            "to eager (TORCH_LOGS=graph_breaks says why)."
+            "output_code: Inductor compiled nothing. The function has no tensor ops, or Dynamo left them to "
+            "eager, as it does nn.LSTM (TORCH_LOGS=graph_breaks says why)."
         )
     codes = [_with_remarks(code) for code in codes]
     if all(_ON_THE_CPU in code and "async_compile.triton(" not in code for code in codes):
@@ -232,10 +232,6 @@ def _write_on_fake_gpu(fn, inputs, options, dynamic):
             except DataDependentOutputException:
                 if codes:
                     codes[-1] += _ENDS_HERE
-            except torch.AcceleratorError as error:
-                if not codes:
-                    raise ValueError(f"output_code: {_LEFT_TO_EAGER}") from error
-                codes[-1] += f"\n# The text ends here: {_LEFT_TO_EAGER}\n"
     if codes and odd:
         codes[-1] += _on_padding(odd)
     # Each backward graph was written with its forward; on a GPU they come in the order in which they run.
@@ -246,10 +242,6 @@ def _write_on_fake_gpu(fn, inputs, options, dynamic):
 _ENDS_HERE = """
 # The text ends here: what follows depends on a tensor's value, and without a GPU nothing is computed.
 """
-
-_LEFT_TO_EAGER = (
-    "Dynamo leaves what follows to eager, as it does nn.LSTM, and there is no GPU for that."
-)
 
 
 def _load_nothing(key, path, linemap=None, attrs=None, **_):

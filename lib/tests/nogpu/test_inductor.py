@@ -367,10 +367,24 @@ def test_options_that_need_a_gpu(option):
         output_code(softmax, torch.randn(4, 4), options={option: True})
 
 
-@no_gpu
 def test_what_dynamo_leaves_to_eager_gets_a_sentence():
-    with pytest.raises(ValueError, match="leaves what follows to eager, as it does nn.LSTM"):
+    with pytest.raises(ValueError, match="left them to eager, as it does nn.LSTM"):
         output_code(torch.nn.LSTM(8, 8), torch.randn(3, 2, 8))
+
+
+def test_a_graph_before_what_dynamo_leaves_to_eager():
+    class ReluThenLstm(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lstm = torch.nn.LSTM(8, 8)
+
+        def forward(self, x):
+            y = x.relu()
+            torch._dynamo.graph_break()
+            return self.lstm(y)
+
+    code = output_code(ReluThenLstm(), torch.randn(3, 2, 8))
+    assert [kernel.name for kernel in kernels(code)] == ["triton_poi_fused_relu_0"]
 
 
 @no_gpu
