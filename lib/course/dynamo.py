@@ -1,9 +1,9 @@
 """What torch.compile's first two stages make of a function, read where PyTorch keeps it for itself.
 
-    aten_graphs(fn, *inputs)      # {"forward": ..., "backward": ...}: what AOTAutograd hands to Inductor
-    guards_of(fn)                 # for each compiled version of fn, its guards: (kind, what is checked)
-    broken_guard(error)           # what failed, from the error of the stance fail_on_recompile
-    essentials(log)               # the lines to read first of TORCH_LOGS=recompiles,graph_breaks,guards
+aten_graphs(fn, *inputs)      # {"forward": ..., "backward": ...}: what AOTAutograd hands to Inductor
+guards_of(fn)                 # for each compiled version of fn, its guards: (kind, what is checked)
+broken_guard(error)           # what failed, from the error of the stance fail_on_recompile
+essentials(log)               # the lines to read first of TORCH_LOGS=recompiles,graph_breaks,guards
 """
 
 import json
