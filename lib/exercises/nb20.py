@@ -214,6 +214,10 @@ def _first(t, n=4):
 
 # --- 20.4 ----------------------------------------------------------------------------------------------
 
+_NOT_INSIDE = (
+    "mark_dynamic marks a tensor before a call; inside forward Dynamo would have to record it, and refuses. "
+    "Lengths are dynamic from the second on without it: mind the step"
+)
 _LENGTHS = (4, 4, 5, 9, 2, 64, 33, 7, 8, 16, 3, 12, 50, 6, 21, 10, 40, 11, 13, 30)
 
 
@@ -231,7 +235,12 @@ def _(answer):
     with torch.no_grad():
         for call, n in enumerate(_LENGTHS, start=1):
             x = _ones(n, 4)
-            _expect_rows(version(x), eager(x), f"a new module, call {call}, {n} rows")
+            try:
+                got = version(x)
+            except AssertionError as error:
+                expect("mark_dynamic" not in str(error), _NOT_INSIDE)
+                raise
+            _expect_rows(got, eager(x), f"a new module, call {call}, {n} rows")
     n_compiles = len(counter.graphs)
     expect(
         n_compiles <= 2,

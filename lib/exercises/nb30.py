@@ -20,6 +20,8 @@ from lib.nogpu import cuda
 
 import torch
 
+NAN = float("nan")
+
 
 def _inputs(shape, dtype, low=-8.0):
     x, bias = registry.find("add_relu").inputs(shape, dtype, machine.device())
@@ -28,7 +30,7 @@ def _inputs(shape, dtype, low=-8.0):
 
 def _with_nan(shape, dtype):
     x, bias = _inputs(shape, dtype)
-    x[-1, -1] = float("nan")
+    x[-1, -1] = NAN
     return x, bias
 
 
@@ -101,9 +103,56 @@ def check_fixed_source(source):
             raise Wrong(str(error)) from None
         except RuntimeError as error:
             raise Wrong(f"{at}: {str(error).splitlines()[0]}") from None
+    _expect_launch_check(source)
+
+
+def _expect_launch_check(source):
     code = re.sub(r"//[^\n]*|/\*.*?\*/", "", source, flags=re.S)
     behind = code.rpartition(">>>")[2]
     expect(
         "LAUNCH_CHECK" in behind or "cudaGetLastError" in behind,
         "no launch check behind the launch",
     )
+
+
+@exercise("30.5", "A kernel from an empty cell", minutes=20, level=3)
+def check_build(build):
+    if missing := cuda.cuda_build.why_no_compiler():
+        raise Skip(missing)
+    given = {}
+
+    def load_inline(name, cpp_sources, cuda_sources=None, functions=None, **_):
+        given.update(cpp=_text(cpp_sources), cuda=_text(cuda_sources))
+        names = [functions] if isinstance(functions, str) else list(functions or [])
+        expect("add_relu_dx" in names, "functions should name add_relu_dx")
+        return cuda.load_cuda_on_cpu(given["cuda"], names, name="yours", checked=True)
+
+    built = attempted(build(load_inline))
+    expect(given, "build should call the load_inline that it is given")
+    expect(
+        re.search(r"Tensor\s+add_relu_dx\s*\([^)]*\)\s*;", given["cpp"]),
+        "cpp_sources should declare add_relu_dx: nvcc's part and Python's are compiled apart",
+    )
+    for shape in [(1, 1), (8, 8), (5, 7), (17, 33), (3, 2000)]:
+        y = torch.randn(shape).relu()
+        y[0, 0] = 0.0
+        _expect_dx(built, f"at {shape[0]}×{shape[1]}", torch.randn(shape), y)
+    _expect_dx(built, "with a NaN in y", torch.ones(1, 3), torch.tensor([[NAN, 0.0, 1.0]]))
+    _expect_launch_check(given["cuda"])
+
+
+def _text(sources):
+    return sources if isinstance(sources, str) else "\n".join(sources or [])
+
+
+def _expect_dx(built, at, dy, y):
+    try:
+        dx = attempted(built.add_relu_dx(dy, y))
+    except RuntimeError as error:
+        raise Wrong(f"{at}: {str(error).splitlines()[0]}") from None
+    want = torch.where(y <= 0, 0.0, dy)
+    expect(dx.shape == want.shape, f"{at}: dx has shape {tuple(dx.shape)}")
+    if not torch.equal(dx, want):
+        row, col = (dx != want).nonzero()[0].tolist()
+        got = f"dx[{row}, {col}] should be {want[row, col]:g}, got {dx[row, col]:g}"
+        raise Wrong(f"{at}: {got}, where y is {y[row, col]:g}")

@@ -122,7 +122,7 @@ def _read_ptxas(output: str, nvcc: str) -> list[KernelResources]:
         shared = re.search(r"(\d+) bytes smem", part)
         kernels.append(
             KernelResources(
-                _demangle(mangled, nvcc),
+                demangled(mangled, nvcc),
                 int(registers[1]) if registers else 0,
                 int(shared[1]) if shared else 0,
                 *(int(number) for number in (frame.groups() if frame else (0, 0, 0))),
@@ -131,7 +131,7 @@ def _read_ptxas(output: str, nvcc: str) -> list[KernelResources]:
     return kernels
 
 
-def _demangle(symbol: str, nvcc: str) -> str:
+def demangled(symbol: str, nvcc: str) -> str:
     """`_Z4axpyfPKfPf` is `axpy`: the name without its parameters."""
     beside = os.path.join(os.path.dirname(nvcc), "cu++filt")
     tool = beside if os.path.exists(beside) else shutil.which("c++filt")

@@ -32,11 +32,23 @@ def log_softmax(x):
 row_that_shows_it = [0.0, 0.0, 0.0]
 
 
-# %% 32.3 exponents relative to 0 where both parts are -inf: exp(-inf - 0) is 0, and 0 times NaN is still NaN
-def merge(top_a, sum_a, top_b, sum_b):
-    top = torch.maximum(top_a, top_b)
-    zero = torch.where(top == -float("inf"), 0.0, top)
-    return top, sum_a * torch.exp(top_a - zero) + sum_b * torch.exp(top_b - zero)
+# %% 32.3 ∂y_i/∂x_j is 1 for i = j, minus the share e^y_j: dx_j = dy_j - e^y_j · sum of dy
+@triton.jit
+def log_softmax_backward_kernel(dy_ptr, y_ptr, dx_ptr, n_cols, BLOCK_N: tl.constexpr):
+    # One program handles one row, padded to BLOCK_N.
+    cols = tl.arange(0, BLOCK_N)
+    offsets = tl.program_id(0).to(tl.int64) * n_cols + cols
+    mask = cols < n_cols
+    dy = tl.load(dy_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+    y = tl.load(y_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+    tl.store(dx_ptr + offsets, dy - tl.exp(y) * tl.sum(dy, axis=0), mask=mask)
+
+
+def log_softmax_backward(dy, y):
+    dx = torch.empty_like(y)
+    block_n = triton.next_power_of_2(y.shape[1])
+    log_softmax_backward_kernel[(y.shape[0],)](dy, y, dx, y.shape[1], BLOCK_N=block_n)
+    return dx
 
 
 # %% 32.4 the length takes the place of n_cols in the mask of the load, and the store writes the whole row

@@ -146,6 +146,12 @@ class Steady__as_it_was(nb20.Noisy):
     pass
 
 
+class Steady__marks_inside(nb20.Noisy):
+    def forward(self, x):
+        torch._dynamo.mark_dynamic(x, 0)
+        return super().forward(x)
+
+
 class Steady__never_moves(torch.nn.Module):
     def forward(self, x):
         wave = torch.sin(torch.arange(x.shape[0], device=x.device) + 0.1)

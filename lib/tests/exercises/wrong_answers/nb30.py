@@ -117,3 +117,24 @@ fixed_source__check_before_launch = fixed_source__no_launch_check.replace(
     "add_relu_kernel<<<", "C10_CUDA_KERNEL_LAUNCH_CHECK();\n  add_relu_kernel<<<"
 )
 fixed_source__check_in_a_comment = _fixed.replace("C10_CUDA_KERNEL", "// C10_CUDA_KERNEL")
+
+
+def _build(old, new, declaration="torch::Tensor add_relu_dx(torch::Tensor dy, torch::Tensor y);"):
+    source = _right.dx_source.replace(old, new)
+
+    def build(load_inline):
+        return load_inline("dx", declaration, source, functions=["add_relu_dx"])
+
+    return build
+
+
+build__no_bounds_check = _build("if (i < n) ", "")
+build__rounds_down = _build("(n + threads - 1) / threads", "n / threads")
+build__nan_stops_dy = _build("y[i] <= 0.f ? 0.f : dy[i]", "y[i] > 0.f ? dy[i] : 0.f")
+build__zero_passes = _build("y[i] <= 0.f", "y[i] < 0.f")
+build__no_launch_check = _build("C10_CUDA_KERNEL_LAUNCH_CHECK();", "")
+build__not_declared = _build("", "", declaration="")
+
+
+def build__without_cuda(load_inline):
+    return torch.ops.aten

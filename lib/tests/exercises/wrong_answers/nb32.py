@@ -56,29 +56,42 @@ row_that_shows_it__empty = []
 row_that_shows_it__a_length = 3
 
 
-def merge__sums_not_rescaled(top_a, sum_a, top_b, sum_b):
-    return torch.maximum(top_a, top_b), sum_a + sum_b
+@triton.jit
+def _backward_kernel(dy_ptr, y_ptr, dx_ptr, n_cols, HOW: tl.constexpr, BLOCK_N: tl.constexpr):
+    cols = tl.arange(0, BLOCK_N)
+    offsets, mask = tl.program_id(0) * n_cols + cols, cols < n_cols
+    other = 1.0 if HOW == "padding" else 0.0
+    dy = tl.load(dy_ptr + offsets, mask=mask, other=other).to(tl.float32)
+    y = tl.load(y_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+    if HOW == "softmax":
+        dx = y * (dy - tl.sum(y * dy, axis=0))
+    elif HOW == "logarithm":
+        dx = dy - y * tl.sum(dy, axis=0)
+    else:
+        dx = dy - tl.exp(y) * tl.sum(dy, axis=0)
+    tl.store(dx_ptr + offsets, dx, mask=mask)
 
 
-def merge__nan_where_all_is_inf(top_a, sum_a, top_b, sum_b):
-    top = torch.maximum(top_a, top_b)
-    return top, sum_a * torch.exp(top_a - top) + sum_b * torch.exp(top_b - top)
+def _log_softmax_backward(dy, y, how):
+    dx, block_n = torch.empty_like(y), triton.next_power_of_2(y.shape[1])
+    _backward_kernel[(y.shape[0],)](dy, y, dx, y.shape[1], HOW=how, BLOCK_N=block_n)
+    return dx
 
 
-def merge__drops_nan(top_a, sum_a, top_b, sum_b):
-    top, total = _right.merge(top_a, sum_a, top_b, sum_b)
-    return top, total.nan_to_num(0.0)
+def log_softmax_backward__that_of_softmax(dy, y):
+    return _log_softmax_backward(dy, y, "softmax")
 
 
-def merge__wrong_sign(top_a, sum_a, top_b, sum_b):
-    top = torch.maximum(top_a, top_b)
-    return top, sum_a * torch.exp(top - top_a) + sum_b * torch.exp(top - top_b)
+def log_softmax_backward__y_is_no_share(dy, y):
+    return _log_softmax_backward(dy, y, "logarithm")
 
 
-def merge__without_shift(top_a, sum_a, top_b, sum_b):
-    top = torch.maximum(top_a, top_b)
-    total = sum_a * torch.exp(top_a) + sum_b * torch.exp(top_b)
-    return top, torch.where(top == -INF, 0.0, total / torch.exp(top))
+def log_softmax_backward__padding_counts(dy, y):
+    return _log_softmax_backward(dy, y, "padding")
+
+
+def log_softmax_backward__eager(dy, y):
+    return dy - y.exp() * dy.sum(-1, keepdim=True)
 
 
 @triton.jit
