@@ -2,28 +2,27 @@
 
 Passes    forward: logits, without gradients.  training: forward, loss, backward, update (SGD). Gradients of the
           tables are dense, as by default: as large as the tables, all zeros but for the rows of the batch.
+          training, one table: the same, with the 26 tables one below the other in one weight.
 Versions  eager; compiled: torch.compile for this batch size; CUDA graph: the same with mode="reduce-overhead".
           In training the loss is compiled with the model, the update is not. Two more versions of training
           have sparse gradients, which hold the rows of the batch alone (nn.Embedding(sparse=True)).
 Rule      a version whose logits, loss or gradients differ from eager's is not timed: its row says why.
 Data      rows of the course's sample, repeated where there are not enough; the same batch in every call.
 
-    python -m lib.dlrm.bench [--batches 128 2048]      some minutes; saves data/results/<gpu>/dlrm*.json
+    python -m lib.dlrm.bench [--batches 128 2048]      ten minutes or so; saves data/results/<gpu>/dlrm*.json
 """
 
 import argparse
 import gc
 
 from lib import machine
-from lib.dlrm import criteo
 from lib.dlrm import model as dlrm
-from lib.dlrm.train import ParquetBatches, default_model
+from lib.dlrm.train import batch_of, default_model
 from lib.measure import bench
 from lib.measure.check import CheckError
 from lib.profiling import events_of, profiled
 from lib.profiling.cost import utilisation
 from lib.profiling.events import trimmed
-from lib.profiling.memory import memory_of
 from lib.recorded import results
 
 import torch
@@ -42,16 +41,10 @@ PASSES = {
         "compiled, sparse gradients",
     ),
 }
+PASSES["training, one table"] = PASSES["training"]
 SOURCES = ("lib/dlrm/model.py", "lib/dlrm/bench.py")
 _LEARNING_RATE = 1e-4
 _CLOSE = 1e-3  # of the largest value; in float32, sums in another order differ by 1e-6 or so
-
-
-def batch_of(size, device):
-    """A criteo.Batch of `size` rows of the sample, repeated where it has fewer."""
-    rows = next(ParquetBatches(criteo.SAMPLE_TRAIN, size, device).in_order())
-    which = torch.arange(size, device=device) % len(rows.labels)
-    return rows.rows(which)
 
 
 # --- versions ------------------------------------------------------------------------------------------------
@@ -66,6 +59,22 @@ class WithLoss(torch.nn.Module):
 
     def forward(self, dense, sparse, labels):
         return F.binary_cross_entropy_with_logits(self.model(dense, sparse), labels)
+
+
+class OneTable(torch.nn.Module):
+    """A dlrm.SparseArch as one table: row r of table k is row r + start of k."""
+
+    def __init__(self, sparse_arch, sparse_gradients=False):
+        super().__init__()
+        weights = [table.weight.detach() for table in sparse_arch.tables]
+        self.sparse_gradients, self.num_rows = sparse_gradients, [len(w) for w in weights]
+        self.tables = range(len(weights))  # a DLRM asks how many there are
+        self.weight = torch.nn.Parameter(torch.cat(weights))
+        sizes = torch.tensor(self.num_rows, device=self.weight.device)
+        self.register_buffer("starts", sizes.cumsum(0) - sizes)
+
+    def forward(self, rows):
+        return F.embedding(rows + self.starts, self.weight, sparse=self.sparse_gradients)
 
 
 def version_of(version, module):
@@ -114,12 +123,22 @@ def results_of(what, module, model, batch):
         return {"logits": forward_call(module, batch)().clone()}
     loss = module(*batch)
     loss.backward()
-    small = {n: p.grad for n, p in model.named_parameters() if p.numel() < 1e6}
     tensors = {"loss": loss.detach().clone()}
-    dense = {n: g.to_dense() if g.is_sparse else g.clone() for n, g in small.items()}
-    tensors |= {f"gradient of {n}": g for n, g in dense.items()}
+    for name, parameter in model.named_parameters():
+        gradients = {name: parameter.grad}
+        if isinstance(model.sparse_arch, OneTable) and parameter is model.sparse_arch.weight:
+            gradients = _of_each_table(parameter.grad, model.sparse_arch.num_rows)
+        small = {n: g for n, g in gradients.items() if g.numel() < 1e6}
+        dense = {n: g.to_dense() if g.is_sparse else g.clone() for n, g in small.items()}
+        tensors |= {f"gradient of {n}": g for n, g in dense.items()}
     model.zero_grad(set_to_none=True)
     return tensors
+
+
+def _of_each_table(gradient, num_rows):
+    """The gradient of one table as those of the tables in it, named as a dlrm.SparseArch names them."""
+    parts = (gradient.to_dense() if gradient.is_sparse else gradient).split(num_rows)
+    return {f"sparse_arch.tables.{k}.weight": part for k, part in enumerate(parts)}
 
 
 def expect_close(got, want):
@@ -158,13 +177,15 @@ def measure(what, version, model, batch):
     module = model if what == "forward" else WithLoss(model)
     _fresh()
     want = results_of(what, module, model, batch)  # cuBLAS takes its workspace here
+    if one_table := what == "training, one table":
+        model.sparse_arch = OneTable(model.sparse_arch, "sparse" in version)
     _give_back()
     before = torch.cuda.memory_reserved()
     variant = version_of(version, module)
-    if variant is not module:
+    if variant is not module or one_table:
         expect_close(results_of(what, variant, model, batch), want)
     call = forward_call(variant, batch)
-    if what == "training":
+    if what != "forward":
         call = training_call(variant, model.parameters(), batch)
     for _ in range(3):  # records the CUDA graph, replays it
         call()
@@ -194,21 +215,9 @@ def _timed(call):
 
 
 def picture(what, version, call):
-    """A row that a reader without a GPU can draw again: the timeline of a forward pass, or a step's memory."""
-    row = {"pass": what, "version": version}
-    if what == "forward":
-        return {**row, "timeline": trimmed(events_of(profiled(call)), most=120)}
-    return {**row, "memory": memory_of(events_of(profiled(call, memory=True)), most=120)}
-
-
-# A replayed CUDA graph allocates nothing that a profile of memory could see.
-_PICTURES = {
-    ("forward", "eager"),
-    ("forward", "compiled"),
-    ("forward", "CUDA graph"),
-    ("training", "eager"),
-    ("training", "compiled"),
-}
+    """A row that a reader without a GPU can draw again: the timeline of a pass."""
+    timeline = trimmed(events_of(profiled(call)), most=120)
+    return {"pass": what, "version": version, "timeline": timeline}
 
 
 def case(what, version, size):
@@ -218,7 +227,7 @@ def case(what, version, size):
     model = default_model(dlrm.LARGE, sparse_gradients="sparse" in version)
     try:
         row, call = measure(what, version, model, batch_of(size, machine.device()))
-        if size == PICTURED and (what, version) in _PICTURES:
+        if size == PICTURED and what == "forward":
             picture_row = picture(what, version, call)
     except Exception as error:  # of any kind: the other versions are still to be measured
         message = next(iter(str(error).splitlines()), "")[:200]
@@ -246,7 +255,7 @@ def run(batches=BATCHES):
 def recorded(name="dlrm"):
     """(rows, where) of the record of the reference GPU: [] and 'not recorded yet' when there is none.
 
-    name: 'dlrm' for the table, 'dlrm_pictures' for timelines and memory curves.
+    name: 'dlrm' for the table, 'dlrm_pictures' for timelines.
     """
     record = results.load(name)
     if record is None:

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from lib.dlrm import criteo
 from lib.dlrm import model as dlrm
-from lib.dlrm.train import ParquetBatches, train_step
+from lib.dlrm.train import batch_of, train_step
 
 import torch
 import torch.distributed as dist
@@ -234,12 +234,6 @@ class RowSGD(torch.optim.Optimizer):
                 if p.grad.is_sparse:  # torch.optim.SGD sorts the rows, and waits for the GPU
                     rows, values = p.grad._indices()[0], p.grad._values()
                     p.index_add_(0, rows, values, alpha=-group["lr"])
-
-
-def batch_of(size, device):
-    """As lib.dlrm.bench has it, without all that it imports."""
-    rows = next(ParquetBatches(criteo.SAMPLE_TRAIN, size, device).in_order())
-    return rows.rows(torch.arange(size, device=device) % len(rows.labels))
 
 
 def my_rows(batch):

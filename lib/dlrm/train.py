@@ -129,6 +129,12 @@ class ParquetBatches:
             yield remainder
 
 
+def batch_of(size, device):
+    """A criteo.Batch of `size` rows of the sample, repeated where it has fewer."""
+    rows = next(ParquetBatches(criteo.SAMPLE_TRAIN, size, device).in_order())
+    return rows.rows(torch.arange(size, device=device) % len(rows.labels))
+
+
 # --- training ------------------------------------------------------------------------------------------------
 
 

@@ -46,7 +46,7 @@ def test_an_update_reads_gradient_and_parameter_and_writes_it():
 def test_launches_are_near_those_recorded(n_rows):
     totals = bill.totals(bill.bill(*on_meta(n_rows)))
     for row in results.load("dlrm")["rows"]:
-        if (row["version"], row["batch"]) == ("eager", n_rows):
+        if (row["version"], row["batch"]) == ("eager", n_rows) and row["pass"] in totals:
             missing = row["launches"] - totals[row["pass"]]["launches"]
             assert 0 <= missing <= {"forward": 8, "training": 20}[row["pass"]]
 

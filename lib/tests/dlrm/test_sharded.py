@@ -5,8 +5,7 @@ import random
 import time
 
 from lib.dlrm import criteo, sharded
-from lib.dlrm.bench import batch_of
-from lib.dlrm.train import train_step
+from lib.dlrm.train import batch_of, train_step
 
 import pytest
 import torch

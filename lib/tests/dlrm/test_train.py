@@ -164,6 +164,12 @@ def test_a_last_batch_of_one_row(files):
     assert all(math.isfinite(loss) for loss in history.losses)
 
 
+def test_a_batch_larger_than_the_sample_repeats_its_rows():
+    batch = train_dlrm.batch_of(50_000, "cpu")
+    assert batch.dense.shape == (50_000, 13) and batch.sparse.shape == (50_000, 26)
+    assert torch.equal(batch.sparse[:2_000], batch.sparse[48_000:])
+
+
 def test_the_seed_decides(files):
     curves = [train(small_model(), files, seed=seed).losses for seed in (0, 0, 1)]
     assert curves[0] == curves[1] != curves[2]
