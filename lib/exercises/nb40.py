@@ -32,7 +32,7 @@ def check_bytes_requested(answer):
 
 
 def _missing_tiles(tiles_m, tiles_n, group=8):
-    """Tiles of y that place_broken leaves out."""
+    """Tiles of y that the fixed GROUP leaves out."""
     computed = set()
     for tile in range(tiles_m * tiles_n):
         first, rest = tile // (group * tiles_n) * group, tile % (group * tiles_n)
@@ -63,16 +63,18 @@ def _normal(shape, dtype, seed=0):
     return torch.randn(shape, generator=generator).to(machine.device(), dtype)
 
 
-@exercise("40.3", "A sibling: many small products", minutes=20, level=2)
+@exercise("40.3", "A sibling: many small products", minutes=25, level=2)
 def check_batched(answer):
     def inputs(shape, dtype):
         n_batches, m, n, k = shape
-        return _normal((n_batches, m, k), dtype), _normal((n_batches, k, n), dtype, seed=1)
+        a, b = _normal((n_batches, m, k), dtype), _normal((n_batches, k, n), dtype, seed=1)
+        return a.requires_grad_(), b.requires_grad_()
 
     def strided(shape, dtype):
         n_batches, m, n, k = shape
         a = _normal((k, m, n_batches), dtype).permute(2, 1, 0)
-        return a, _normal((k, n), dtype, seed=1).expand(n_batches, k, n)
+        b = _normal((k, n), dtype, seed=1).expand(n_batches, k, n)
+        return a.requires_grad_(), b.requires_grad_()
 
     shapes = ((1, 1, 1, 1), (2, 3, 5, 4), (3, 17, 33, 20), (2, 64, 32, 64), (3, 40, 70, 50))
     expect_op(answer, torch.bmm, inputs, shapes=shapes)
@@ -80,13 +82,30 @@ def check_batched(answer):
     expect_op(answer, torch.bmm, inputs, shapes=((1, 16, 64, 4000),), dtypes=(torch.bfloat16,))
     y = answer(*strided((2, 3, 5, 4), torch.float32))
     expect(y.is_contiguous(), f"y should be contiguous, its strides are {y.stride()}")
+    dy = y.new_ones(()).expand(y.shape)  # as y.sum().backward() sends it
+    turned = strided((2, 3, 5, 4), torch.float32)
+    got = torch.autograd.grad(answer(*turned), turned, dy)
+    for name, g, want in zip("ab", got, torch.autograd.grad(torch.bmm(*turned), turned, dy)):
+        same = torch.allclose(g, want, atol=1e-5)
+        expect(same, f"at (2, 3, 5, 4): d{name} is wrong for a dy of strides 0")
+    both = _both_passes(answer, inputs((3, 17, 33, 20), torch.float32))
     expect_launches(lambda: answer(*inputs((3, 17, 33, 20), torch.float32)), exactly=1)
-    square = inputs((2, 16, 16, 16), torch.float32)
-    expect_kernels_alone_calculate(lambda: answer(*square))
-    expect_float32_products(lambda: answer(*square))
+    expect(
+        count_traffic(both).launches == 3,
+        "both passes should be three launches, one for y, da and db each; "
+        f"there are {count_traffic(both).launches}",
+    )
+    square = _both_passes(answer, inputs((2, 16, 16, 16), torch.float32))
+    expect_kernels_alone_calculate(square)
+    expect_float32_products(square)
     turned = strided((3, 17, 33, 20), torch.float32)
-    n_bytes = turned[0].nbytes
-    expect_no_pass(lambda: answer(*turned), n_bytes, "a permuted, b expanded")
+    smallest = 3 * 17 * 20 * 4
+    expect_no_pass(_both_passes(answer, turned), smallest, "a permuted, b expanded, both passes")
+
+
+def _both_passes(answer, inputs):
+    dy = torch.ones_like(answer(*inputs)).mT.contiguous().mT  # of any strides
+    return lambda: torch.autograd.grad(answer(*inputs), inputs, dy)
 
 
 def _cosine(x, c):

@@ -4,8 +4,13 @@ from functools import partial
 
 from lib import machine, profiling
 from lib.exercises import Wrong, attempted, exercise, expect, expect_launches, expect_op
-from lib.exercises.watch import expect_float32_products
+from lib.exercises.watch import (
+    expect_float32_products,
+    expect_kernels_alone_calculate,
+    expect_no_pass,
+)
 from lib.measure import registry
+from lib.nogpu.memory import count_traffic
 from lib.ops.lora_linear import lora_linear_eager
 
 import torch
@@ -129,29 +134,45 @@ def _products(fn):
     return [(op, n // itemsize, read // itemsize) for op, n, read in rows if op.endswith(ends)]
 
 
-@exercise("42.3", "One product", minutes=15, level=2)
-def check_one_product(answer):
-    m, k, n, r = 48, 56, 64, 3
-    tensors = _tensors((m, k, n, r), torch.float32)
-    attempted(answer(*tensors, 0.5))
-    products = _products(lambda: answer(*tensors, 0.5))
-    kinds = {m * r: "u", m * n: "y", n * k: "a matrix of W's size"}
-    listing = ", ".join(
-        f"{op} gives {kinds.get(size, f'{size} elements')}" for op, size, _ in products
-    )
-    expect(
-        sorted(size for _, size, _ in products) == sorted((m * r, m * n)),
-        f"there should be two products, one gives u and one y; there are {len(products)}: {listing}",
-    )
-    read = max(read for _, size, read in products if size == m * n)
-    expect(
-        read >= (m + n) * (k + r),
-        f"the product that gives y reads {read} elements; with an inner dimension of K + r it would read "
-        f"{(m + n) * (k + r)}: what it leaves out is multiplied elsewhere",
-    )
+def _dz_and_du(dy, y, lora_b, scale):
+    dz = torch.where(y > 0, dy, 0)
+    return dz, scale * (dz @ lora_b)
+
+
+@exercise("42.3", "dz and du in one pass", minutes=20, level=2)
+def check_dz_and_du(answer):
+    def inputs(shape, dtype):
+        m, n, r = shape
+        generator = torch.Generator().manual_seed(0)
+        dy, y, b = (torch.randn(s, generator=generator) for s in ((m, n), (m, n), (n, r)))
+        return tuple(t.to(machine.device(), dtype) for t in (dy, torch.relu(y), b / n**0.5))
+
+    def of_a_sum(shape, dtype):  # y.sum().backward() sends a dy of strides 0
+        dy, *rest = inputs(shape, dtype)
+        return dy[:1, :1].expand(dy.shape), *rest
+
+    def transposed(shape, dtype):
+        dy, *rest = inputs(shape, dtype)
+        return dy.t().contiguous().t(), *rest
+
+    shapes = ((1, 1, 1), (2, 3, 1), (5, 16, 4), (17, 33, 5), (40, 100, 64), (130, 300, 17))
     for scale in (0.5, -2.0):
-        eager = partial(lora_linear_eager, scale=scale, activation="relu")
-        expect_op(lambda *args, s=scale: answer(*args, s), eager, _tensors, shapes=SIZES)
+        eager, version = (partial(f, scale=scale) for f in (_dz_and_du, answer))
+        expect_op(version, eager, inputs, shapes=shapes)
+        for layout in (of_a_sum, transposed):
+            expect_op(version, eager, layout, shapes=shapes[1:4], dtypes=(torch.float32,))
+    small = transposed((40, 100, 5), torch.float32)
+    expect_launches(lambda: answer(*small, 0.5), exactly=1)
+    expect_kernels_alone_calculate(lambda: answer(*small, 0.5))
+    expect_float32_products(lambda: answer(*small, 0.5))
+    expect_no_pass(lambda: answer(*small, 0.5), small[0].nbytes, "at (M, N, r) = (40, 100, 5)")
+    traffic = count_traffic(lambda: answer(*small, 0.5))
+    whole = [a.loaded for a in traffic.by_argument.values() if a.loaded_distinct == small[0].nbytes]
+    expect(
+        sum(whole) == 2 * small[0].nbytes,
+        f"at (40, 100, 5) dy and y have {2 * small[0].nbytes} bytes, and of tensors of their size "
+        f"{sum(whole)} are loaded: load each once, and do not read dz back",
+    )
 
 
 def _many(sizes, dtype):

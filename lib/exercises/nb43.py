@@ -9,7 +9,7 @@ from lib.nogpu.memory import count_traffic
 import torch
 import torch.nn.functional as F
 
-_TILE = 16  # hidden units of a program in 43.2 and 43.3
+_TILE = 16  # hidden units of a program in 43.2, rows of one in 43.3
 _MOST_NUMBERS = 60
 
 
@@ -106,32 +106,44 @@ def _with_nan(inputs):
     return changed
 
 
-def _parts(x, w1, b1, w2):
+def _dw2_parts(dz2, x, w1, b1):
     hidden = torch.relu(F.linear(x, w1, b1))
-    pieces = zip(hidden.split(_TILE, dim=1), w2.split(_TILE, dim=1))
-    return torch.stack([F.linear(a, b) for a, b in pieces])
+    return torch.stack([a.t() @ b for a, b in zip(dz2.split(_TILE), hidden.split(_TILE))])
 
 
-@exercise("43.3", "Split the sum", minutes=15, level=2)
-def check_parts_of(answer):
+@exercise("43.3", "dW2 without the hidden layer", minutes=20, level=2)
+def check_dw2_parts(answer):
     def inputs(shape, dtype):
-        return _two_layers(shape, dtype)[:4]
+        x, w1, b1, *_ = _two_layers(shape, dtype)
+        generator = torch.Generator().manual_seed(0)
+        dz2 = torch.randn(shape[0], shape[3], generator=generator)
+        return dz2.to(x.device, dtype), x, w1, b1
+
+    def with_nan(shape, dtype):
+        dz2, x, w1, b1 = inputs(shape, dtype)
+        x[0, 0] = float("nan")
+        return dz2, x, w1, b1
 
     shapes = (
         (1, 1, 1, 1),
         (2, 3, 16, 1),
-        (1, 8, 17, 2),
-        (17, 33, 40, 3),
-        (40, 20, 33, 64),
-        (70, 100, 100, 33),
+        (17, 8, 1, 2),
+        (40, 33, 17, 3),
+        (33, 20, 40, 64),
+        (70, 100, 130, 33),
     )
-    expect_op(answer, _parts, inputs, shapes=shapes, dtypes=(torch.float32,))
-    expect_op(answer, _parts, _with_nan(inputs), shapes=shapes[1:2], dtypes=(torch.float32,))
-    small = inputs((5, 7, 100, 3), torch.float32)
+    expect_op(answer, _dw2_parts, inputs, shapes=shapes, dtypes=(torch.float32,))
+    expect_op(answer, _dw2_parts, with_nan, shapes=shapes[1:2], dtypes=(torch.float32,))
+    small = inputs((100, 7, 150, 3), torch.float32)
     expect_launches(lambda: answer(*small), exactly=1)
+    expect_kernels_alone_calculate(lambda: answer(*small))
     expect_float32_products(lambda: answer(*small))
-    programs = count_traffic(lambda: answer(*small)).programs
-    expect(programs >= 7, f"100 hidden units are 7 tiles, a program has one; it starts {programs}")
+    traffic = count_traffic(lambda: answer(*small))
+    stored, parts = sum(a.stored for a in traffic.by_argument.values()), 7 * 3 * 150 * 4
+    expect(
+        stored == parts,
+        f"at (M, K, H, N) = (100, 7, 150, 3) the parts have {parts} bytes, and {stored} are stored",
+    )
 
 
 def _residual(x, w1, b1, w2, b2):

@@ -3,6 +3,7 @@
 # %%
 import lib  # noqa: F401  before triton: with no GPU it switches the interpreter on
 
+import torch
 import triton
 import triton.language as tl
 
@@ -16,7 +17,8 @@ def bytes_requested(M, N, K, BLOCK_M, BLOCK_N, s):
 smallest_grid = (1, 2)
 
 
-# %% 40.3 the number of the product is a second axis of the grid, and moves the three pointers
+# %% 40.3 the number of the product is a second axis of the grid, and moves the three pointers. Backward is the
+# same kernel: a transpose swaps two strides
 @triton.jit
 def batched_kernel(
     a_ptr, b_ptr, y_ptr, n_rows, n_cols, n_inner,
@@ -42,7 +44,7 @@ def batched_kernel(
     tl.store(y_ptr + rows * n_cols + cols, total, mask=(rows < n_rows) & (cols < n_cols))
 
 
-def batched(a, b):
+def product_of_each(a, b):
     (n_batches, m, k), n = a.shape, b.shape[2]
     y = a.new_empty(n_batches, m, n)
     grid = (triton.cdiv(m, 64) * triton.cdiv(n, 64), n_batches)
@@ -50,6 +52,22 @@ def batched(a, b):
         a, b, y, m, n, k, *a.stride(), *b.stride(), BLOCK_M=64, BLOCK_N=64, BLOCK_K=32
     )
     return y
+
+
+class Batched(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, a, b):
+        ctx.save_for_backward(a, b)
+        return product_of_each(a, b)
+
+    @staticmethod
+    def backward(ctx, dy):
+        a, b = ctx.saved_tensors
+        return product_of_each(dy, b.mT), product_of_each(a.mT, dy)
+
+
+def batched(a, b):
+    return Batched.apply(a, b)
 
 
 # %% 40.4 squares of the pieces, summed along K; 0 behind the masks, and the 0/0 of rows not there is not stored

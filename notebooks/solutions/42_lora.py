@@ -31,13 +31,42 @@ def add_lora(linear, rank, alpha):
 shapes_that_show_it = ((1, 33, 1, 1), (2, 1, 2, 1))
 
 
-# %% 42.3 [x u] [W B]ᵀ. Copying x costs 2MK elements, y MN, ReLU in place 2MN: 5MNs where K = N, once more.
-# With ReLU in cuBLASLt's epilogue it is 3, and 1 if x already lies in memory that has room for u beside it.
-# (torch.cat reads and writes W as well, NK each; that can be done once.)
-def lora_one_product(x, weight, lora_a, lora_b, bias, scale):
-    u = x.new_empty(x.shape[0], lora_a.shape[0]).addmm_(x, lora_a.t(), beta=0, alpha=scale)
-    wide = torch.cat([weight, lora_b], dim=1)
-    return torch.addmm(bias, torch.cat([x, u], dim=1), wide.t()).relu_()
+# %% 42.3 a program owns rows and walks along N: it has dz in registers, stores it, and adds its product with a
+# piece of B to du. A row's du is complete at the end, so nothing is added up by others.
+@triton.jit
+def dz_and_du_kernel(
+    dy_ptr, y_ptr, b_ptr, dz_ptr, du_ptr, n_rows, n_cols, rank, scale, stride_dym, stride_dyn,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_R: tl.constexpr,
+):  # fmt: skip
+    # One program handles BLOCK_M rows: dz, BLOCK_N columns at a time, and du, (BLOCK_M, BLOCK_R).
+    rows = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    ranks = tl.arange(0, BLOCK_R)
+    du = tl.zeros((BLOCK_M, BLOCK_R), dtype=tl.float32)
+    for start in range(0, n_cols, BLOCK_N):
+        cols = start + tl.arange(0, BLOCK_N).to(tl.int64)
+        mask = (rows < n_rows)[:, None] & (cols < n_cols)[None, :]
+        offsets = rows[:, None] * n_cols + cols[None, :]
+        dy_offsets = rows[:, None] * stride_dym + cols[None, :] * stride_dyn
+        dy = tl.load(dy_ptr + dy_offsets, mask=mask, other=0.0)
+        y = tl.load(y_ptr + offsets, mask=mask, other=0.0)
+        dz = tl.where(y > 0, dy, 0.0).to(dy.dtype)
+        tl.store(dz_ptr + offsets, dz, mask=mask)
+        b_mask = (cols < n_cols)[:, None] & (ranks < rank)[None, :]
+        b = tl.load(b_ptr + cols[:, None] * rank + ranks[None, :], mask=b_mask, other=0.0)
+        du = tl.dot(dz, b, du, input_precision="ieee")
+    du_mask = (rows < n_rows)[:, None] & (ranks < rank)[None, :]
+    tl.store(du_ptr + rows[:, None] * rank + ranks[None, :], du * scale, mask=du_mask)
+
+
+def dz_and_du(dy, y, lora_b, scale):
+    (m, n), rank = y.shape, lora_b.shape[1]
+    dz, du = torch.empty_like(y), y.new_empty(m, rank)
+    block_r = max(16, triton.next_power_of_2(rank))
+    dz_and_du_kernel[(triton.cdiv(m, 32),)](
+        dy, y, lora_b, dz, du, m, n, rank, float(scale), *dy.stride(),
+        BLOCK_M=32, BLOCK_N=64, BLOCK_R=block_r,
+    )  # fmt: skip
+    return dz, du
 
 
 # %% 42.4 tiles of 16 rows, so that a tile has one adapter: its number is one load, and moves the pointers to A

@@ -25,14 +25,14 @@ def inputs_that_show_it():
     return x, w1, b1, w2, torch.tensor([0.3])
 
 
-# %% 43.3 the second dimension of the grid is the tile of hidden units; no program waits for another
+# %% 43.3 rows that are not there have a hidden layer, of the bias alone; the mask of dz2 makes them add 0
 @triton.jit
-def parts_kernel(
-    x_ptr, w1_ptr, b1_ptr, w2_ptr, parts_ptr, n_rows, n_inner, n_hidden, n_cols,
+def dw2_kernel(
+    dz2_ptr, x_ptr, w1_ptr, b1_ptr, parts_ptr, n_rows, n_inner, n_hidden, n_cols,
     BLOCK_M: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    # One program handles BLOCK_M rows, BLOCK_H hidden units, and their part of z for all columns.
-    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    # One program handles BLOCK_M rows, BLOCK_H hidden units, and their part of dW2, (BLOCK_N, BLOCK_H).
+    rows = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     units = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     cols = tl.arange(0, BLOCK_N)
     hidden = tl.zeros((BLOCK_M, BLOCK_H), dtype=tl.float32)
@@ -45,21 +45,20 @@ def parts_kernel(
         hidden = tl.dot(x, w1, hidden, input_precision="ieee")
     hidden += tl.load(b1_ptr + units, mask=units < n_hidden, other=0.0)[None, :]
     hidden = tl.where(hidden < 0, 0.0, hidden)
-    w2_mask = (units < n_hidden)[:, None] & (cols < n_cols)[None, :]
-    w2 = tl.load(w2_ptr + cols[None, :] * n_hidden + units[:, None], mask=w2_mask, other=0.0)
-    part = tl.dot(hidden, w2, input_precision="ieee")
-    part_ptr = parts_ptr + tl.program_id(1).to(tl.int64) * n_rows * n_cols
-    mask = (rows < n_rows)[:, None] & (cols < n_cols)[None, :]
-    tl.store(part_ptr + rows[:, None] * n_cols + cols[None, :], part, mask=mask)
+    dz2_mask = (cols < n_cols)[:, None] & (rows < n_rows)[None, :]
+    dz2_t = tl.load(dz2_ptr + rows[None, :] * n_cols + cols[:, None], mask=dz2_mask, other=0.0)
+    part = tl.dot(dz2_t, hidden, input_precision="ieee")
+    part_ptr = parts_ptr + tl.program_id(0).to(tl.int64) * n_cols * n_hidden
+    mask = (cols < n_cols)[:, None] & (units < n_hidden)[None, :]
+    tl.store(part_ptr + cols[:, None] * n_hidden + units[None, :], part, mask=mask)
 
 
-def parts_of(x, w1, b1, w2):
-    (m, k), (n, h) = x.shape, w2.shape
-    tiles = triton.cdiv(h, 16)
-    parts = x.new_empty(tiles, m, n)
-    block_n = max(16, triton.next_power_of_2(n))
-    parts_kernel[(triton.cdiv(m, 16), tiles)](
-        x, w1, b1, w2, parts, m, k, h, n, BLOCK_M=16, BLOCK_H=16, BLOCK_K=16, BLOCK_N=block_n
+def dw2_parts(dz2, x, w1, b1):
+    (m, k), h, n = x.shape, w1.shape[0], dz2.shape[1]
+    tiles, block_n = triton.cdiv(m, 16), max(16, triton.next_power_of_2(n))
+    parts = x.new_empty(tiles, n, h)
+    dw2_kernel[(tiles, triton.cdiv(h, 64))](
+        dz2, x, w1, b1, parts, m, k, h, n, BLOCK_M=16, BLOCK_H=64, BLOCK_K=32, BLOCK_N=block_n
     )
     return parts
 

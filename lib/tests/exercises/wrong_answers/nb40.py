@@ -79,52 +79,83 @@ def _batched(a, b, y=None, strides=None, precision="ieee", k_mask=True, wide=Tru
     return y
 
 
-def batched__tf32(a, b):
-    return _batched(a, b, precision="tf32")
+class _Batched(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, product, a, b):
+        ctx.product = product
+        ctx.save_for_backward(a, b)
+        return product(a, b)
+
+    @staticmethod
+    def backward(ctx, dy):
+        a, b = ctx.saved_tensors
+        return None, ctx.product(dy, b.mT), ctx.product(a.mT, dy)
 
 
-def batched__eager(a, b):
-    return torch.bmm(a, b)
+def _with_gradients(product):
+    return lambda a, b: _Batched.apply(product, a, b)
 
 
-def batched__copies_the_products_of_pytorch(a, b):
-    eye = torch.eye(b.shape[2], device=b.device, dtype=b.dtype).expand(b.shape[0], -1, -1)
-    return _batched(torch.bmm(a, b), eye)
-
-
-def batched__a_sum_of_products(a, b):
-    return _batched(a, b, dot=False)
-
-
-def batched__copies_a_first(a, b):
-    return _batched(a.contiguous(), b)
-
-
-def batched__no_mask_along_k(a, b):
-    return _batched(a, b, k_mask=False)
-
-
-def batched__sums_in_the_dtype_of_y(a, b):
-    return _batched(a, b, wide=False)
-
-
-def batched__as_if_contiguous(a, b):
-    (_, m, k), n = a.shape, b.shape[2]
-    a, b = (t if t.is_contiguous() else t.as_strided(t.shape, t.stride()) for t in (a, b))
-    if 0 in b.stride():
-        return _batched(a.contiguous(), b, strides=(m * k, k, 1, 0, 1, k))
-    return _batched(a, b, strides=(m * k, k, 1, k * n, n, 1))
-
-
-def batched__one_launch_each(a, b):
+def _one_launch_each(a, b):
     y = a.new_empty(a.shape[0], a.shape[1], b.shape[2])
     for i in range(a.shape[0]):
         _batched(a[i : i + 1], b[i : i + 1], y[i : i + 1])
     return y
 
 
-def batched__first_b_for_all(a, b):
-    return _batched(a, b, strides=(*a.stride(), 0, *b.stride()[1:]))
+def _as_if_contiguous(a, b):
+    (_, m, k), n = a.shape, b.shape[2]
+    return _batched(a, b, strides=(m * k, k, 1, k * n, n, 1))
+
+
+def _product_of_pytorch(a, b):
+    eye = torch.eye(b.shape[2], device=b.device, dtype=b.dtype).expand(b.shape[0], -1, -1)
+    return _batched(torch.bmm(a, b), eye)
+
+
+batched__tf32 = _with_gradients(lambda a, b: _batched(a, b, precision="tf32"))
+batched__copies_the_products_of_pytorch = _with_gradients(_product_of_pytorch)
+batched__a_sum_of_products = _with_gradients(lambda a, b: _batched(a, b, dot=False))
+batched__copies_a_first = _with_gradients(lambda a, b: _batched(a.contiguous(), b))
+batched__no_mask_along_k = _with_gradients(lambda a, b: _batched(a, b, k_mask=False))
+batched__sums_in_the_dtype_of_y = _with_gradients(lambda a, b: _batched(a, b, wide=False))
+batched__as_if_contiguous = _with_gradients(_as_if_contiguous)
+batched__one_launch_each = _with_gradients(_one_launch_each)
+batched__first_b_for_all = _with_gradients(
+    lambda a, b: _batched(a, b, strides=(*a.stride(), 0, *b.stride()[1:]))
+)
+
+
+def batched__eager(a, b):
+    return torch.bmm(a, b)
+
+
+def batched__no_gradients(a, b):
+    return _batched(a, b)
+
+
+class _Backward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, backward, a, b):
+        ctx.save_for_backward(a, b)
+        ctx.backward = backward
+        return _batched(a, b)
+
+    @staticmethod
+    def backward(ctx, dy):
+        return None, *ctx.backward(dy, *ctx.saved_tensors)
+
+
+def batched__backward_by_pytorch(a, b):
+    return _Backward.apply(lambda dy, a, b: (torch.bmm(dy, b.mT), torch.bmm(a.mT, dy)), a, b)
+
+
+def batched__copies_dy(a, b):
+    def backward(dy, a, b):
+        dy = dy.contiguous()
+        return _batched(dy, b.mT), _batched(a.mT, dy)
+
+    return _Backward.apply(backward, a, b)
 
 
 @triton.jit

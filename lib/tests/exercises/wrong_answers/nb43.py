@@ -73,45 +73,37 @@ def inputs_that_show_it__a_shape():
 
 
 _tf32 = solution("43_whole_mlp", 'input_precision="ieee"', 'input_precision="tf32"')
-parts_of__tf32, residual_mlp__tf32 = _tf32.parts_of, _tf32.residual_mlp
+dw2_parts__tf32, residual_mlp__tf32 = _tf32.dw2_parts, _tf32.residual_mlp
 _no_nan = solution(
     "43_whole_mlp", "tl.where(hidden < 0, 0.0, hidden)", "tl.where(hidden > 0, hidden, 0.0)"
 )
-parts_of__drops_nan, residual_mlp__drops_nan = _no_nan.parts_of, _no_nan.residual_mlp
+dw2_parts__drops_nan, residual_mlp__drops_nan = _no_nan.dw2_parts, _no_nan.residual_mlp
 
 
-def parts_of__no_kernel(x, w1, b1, w2):
+def dw2_parts__no_kernel(dz2, x, w1, b1):
     hidden = torch.relu(F.linear(x, w1, b1))
-    pieces = zip(hidden.split(16, dim=1), w2.split(16, dim=1))
-    return torch.stack([F.linear(a, b) for a, b in pieces])
+    return torch.stack([a.t() @ b for a, b in zip(dz2.split(16), hidden.split(16))])
 
 
-def parts_of__the_sum_alone(x, w1, b1, w2):
-    return _right.parts_of(x, w1, b1, w2).sum(0)
+def dw2_parts__the_sum_alone(dz2, x, w1, b1):
+    return _right.dw2_parts(dz2, x, w1, b1).sum(0)
 
 
-def parts_of__rest_left_out(x, w1, b1, w2):
-    parts = _right.parts_of(x, w1, b1, w2)
-    if w1.shape[0] % 16:
-        parts[-1] = 0
-    return parts
+def _dw2(old, new):
+    return solution("43_whole_mlp", old, new).dw2_parts
 
 
-def parts_of__bias_by_row(x, w1, b1, w2):
-    by_row = F.pad(b1, (0, x.shape[0]))[: x.shape[0], None]
-    # as one more input, with a weight of 1 for each unit
-    x, w1 = torch.cat([x, by_row], 1), F.pad(w1, (0, 1), value=1.0)
-    return _right.parts_of(x, w1, torch.zeros_like(b1), w2)
+dw2_parts__rows_that_are_not_there = _dw2("& (rows < n_rows)[None, :]", "& (rows >= 0)[None, :]")
+dw2_parts__hidden_of_0_counts = _dw2("hidden < 0, 0.0, hidden", "hidden <= 0, -1.0, hidden")
+dw2_parts__bias_by_row = _dw2(
+    "b1_ptr + units, mask=units < n_hidden, other=0.0)[None, :]",
+    "b1_ptr + rows, mask=rows < n_hidden, other=0.0)[:, None]",
+)
+dw2_parts__transposed = _dw2("return parts\n\n\n# %% 43.4", "return parts.mT\n\n\n# %% 43.4")
 
 
-def parts_of__no_relu(x, w1, b1, w2):
-    positive = _right.parts_of(x, w1, b1, w2)
-    return positive - _right.parts_of(x, -w1, -b1, w2)
-
-
-def parts_of__several_launches(x, w1, b1, w2):
-    pieces = zip(w1.split(16), b1.split(16), w2.split(16, dim=1))
-    return torch.cat([_right.parts_of(x, w, b, v.contiguous()) for w, b, v in pieces])
+def dw2_parts__several_launches(dz2, x, w1, b1):
+    return torch.cat([_right.dw2_parts(*t, w1, b1) for t in zip(dz2.split(16), x.split(16))])
 
 
 @triton.jit
