@@ -1,6 +1,6 @@
-"""Room 4: the gradient and the test, where nobody looks."""
+"""Room 4: the gradient, the test and the stopwatch, where nobody looks."""
 
-from lib.exercises.museum.exhibit import Exhibit, numbers, position
+from lib.exercises.museum.exhibit import Exhibit, numbers, position, whole_numbers
 
 import torch
 import triton
@@ -114,6 +114,21 @@ def _accepts_zeros(check, x):
     return check(torch.zeros_like(exact), exact, eager)
 
 
+# --- 25 ------------------------------------------------------------------------------------------------------
+
+
+def is_faster(host_us):
+    # Is the fused op faster than eager? Times of the GPU are those of a CUDA graph.
+    eager_gpu_us, fused_gpu_us = 7, 3
+    return fused_gpu_us < eager_gpu_us
+
+
+def is_faster_fixed(host_us):
+    # Is the fused op faster than eager? A call takes the longer of the GPU's time and the host's.
+    eager_us, fused_us = max(7, 25), max(3, host_us)
+    return fused_us < eager_us
+
+
 EXHIBITS = (
     Exhibit(
         "The wheel that turns one way", (turned, Rotate), (turned, RotateFixed), position, 0, 1,
@@ -127,5 +142,10 @@ EXHIBITS = (
     Exhibit(
         "The check that passes zeros", accepts, accepts_fixed, numbers, [300, 400], [256, 300],
         run=_accepts_zeros,
+    ),
+    Exhibit(
+        "The gain that the host ate", is_faster, is_faster_fixed,
+        whole_numbers(1, 1000, unit="µs"), 10, 25,
+        run=lambda verdict, host_us: verdict(host_us),
     ),
 )  # fmt: skip
