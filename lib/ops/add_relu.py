@@ -26,24 +26,46 @@ from torch.autograd import forward_ad
 # With TRITON_INTERPRET=1 kernels run on CPU tensors; otherwise they need a GPU.
 _ON_CPU = triton.knobs.runtime.interpret
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+_LARGE = 1 << 26  # elements, from which on several launches take an H200 longer than its host
 
 
 class Plan(NamedTuple):
-    """How one call is launched. backward: (BLOCK_M, BLOCK_N, strips), or None to have it chosen."""
+    """How one call is launched. backward: (BLOCK_M, BLOCK_N, strips), or None to have it chosen.
+
+    repeats: whether folded rows have a bias repeated in memory, and rows left over a launch of their own.
+    """
 
     block_m: int
     block_n: int
     backward: tuple[int, int, int] | None = None
+    repeats: bool = False
 
 
 def add_relu_eager(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     return torch.relu(x + bias)
 
 
+@triton.jit
+def _fold_ends(n_rows, n_cols, cols, FOLD: tl.constexpr):
+    # FOLD rows on end are one of n_cols. Masks that end at a multiple of 16 leave 16-byte loads whole: this
+    # one, and offsets and mask of what is behind it, fewer than 16 elements, for the columns of a tile.
+    end = n_rows.to(tl.int64) * (n_cols // FOLD)
+    whole = end // 16 * 16
+    last = (n_rows // FOLD).to(tl.int64) * n_cols + cols
+    return whole, last, (last >= whole) & (last < end) & (cols < n_cols)
+
+
+@triton.jit
+def _add_relu_tile(x_ptrs, bias, y_ptrs, mask, COMPUTE: tl.constexpr):
+    z = tl.load(x_ptrs, mask=mask).to(COMPUTE) + bias.to(COMPUTE)
+    y = tl.where(z < 0, 0.0, z)  # tl.maximum(z, 0) would turn NaN into 0
+    tl.store(y_ptrs, y, mask=mask)
+
+
 @triton.jit(do_not_specialize=["n_rows"])
 def _add_relu_fwd_kernel(
     x_ptr, bias_ptr, y_ptr, n_rows, n_cols, stride_xm, stride_xn,
-    COMPUTE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    COMPUTE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, FOLD: tl.constexpr = 1,
 ):  # fmt: skip
     # One program handles a tile of x, (BLOCK_M, BLOCK_N). Neighbours take neighbouring columns, so that
     # together they read whole rows in order: the other way round costs 5 % on an H200.
@@ -52,21 +74,25 @@ def _add_relu_fwd_kernel(
     # int64: row * stride passes 2**31 from 8 GiB of float32 on
     rows = pid_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     cols = pid_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
-    mask = (rows < n_rows)[:, None] & (cols < n_cols)[None, :]
+    offsets = rows[:, None] * n_cols + cols[None, :]
+    mask, bias_cols = (rows < n_rows)[:, None] & (cols < n_cols)[None, :], cols
+    if FOLD > 1:
+        whole, last, behind = _fold_ends(n_rows, n_cols, cols, FOLD)
+        mask = (offsets < whole) & (cols < n_cols)[None, :]
+        bias_cols = cols.to(tl.int32) % (n_cols // FOLD)
 
-    x = tl.load(x_ptr + rows[:, None] * stride_xm + cols[None, :] * stride_xn, mask=mask)
-    bias = tl.load(bias_ptr + cols, mask=cols < n_cols)
-    z = x.to(COMPUTE) + bias.to(COMPUTE)[None, :]
-    y = tl.where(z < 0, 0.0, z)  # tl.maximum(z, 0) would turn NaN into 0
-
-    tl.store(y_ptr + rows[:, None] * n_cols + cols[None, :], y, mask=mask)
+    x_ptrs = x_ptr + rows[:, None] * stride_xm + cols[None, :] * stride_xn
+    bias = tl.load(bias_ptr + bias_cols, mask=cols < n_cols)
+    _add_relu_tile(x_ptrs, bias[None, :], y_ptr + offsets, mask, COMPUTE)
+    if FOLD > 1 and pid_m == 0:
+        _add_relu_tile(x_ptr + last, bias, y_ptr + last, behind, COMPUTE)
 
 
 @triton.jit(do_not_specialize=["n_rows", "rows_per_program"])
 def _add_relu_bwd_kernel(
     dy_ptr, y_ptr, dx_ptr, partial_ptr, n_rows, n_cols, stride_dym, stride_dyn, rows_per_program,
     HAS_DX: tl.constexpr, HAS_DBIAS: tl.constexpr, NUM_STAGES: tl.constexpr,
-    COMPUTE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    COMPUTE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, FOLD: tl.constexpr = 1,
 ):  # fmt: skip
     # One program handles rows_per_program rows of BLOCK_N columns, BLOCK_M rows at a time, and adds
     # them up on the way: its row of partial, (programs down, n_cols), is its share of dbias.
@@ -74,11 +100,15 @@ def _add_relu_bwd_kernel(
     pid_m, pid_n = tl.program_id(0) // n_tiles, tl.program_id(0) % n_tiles
     cols = pid_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     total = tl.zeros((BLOCK_M, BLOCK_N), dtype=COMPUTE)
+    if FOLD > 1:
+        whole, last, behind = _fold_ends(n_rows, n_cols, cols, FOLD)
 
     for start in tl.range(0, rows_per_program, BLOCK_M, num_stages=NUM_STAGES):
         rows = pid_m.to(tl.int64) * rows_per_program + start + tl.arange(0, BLOCK_M)
-        mask = (rows < n_rows)[:, None] & (cols < n_cols)[None, :]
         offsets = rows[:, None] * n_cols + cols[None, :]
+        mask = (offsets < whole if FOLD > 1 else (rows < n_rows)[:, None]) & (cols < n_cols)[
+            None, :
+        ]
         dy_offsets = rows[:, None] * stride_dym + cols[None, :] * stride_dyn
         dy = tl.load(dy_ptr + dy_offsets, mask=mask, other=0.0)
         y = tl.load(y_ptr + offsets, mask=mask, other=0.0)
@@ -88,8 +118,14 @@ def _add_relu_bwd_kernel(
             tl.store(dx_ptr + offsets, dx, mask=mask)
         total += dx.to(COMPUTE)
 
+    sums = tl.sum(total, axis=0)
+    if FOLD > 1 and pid_m == 0:
+        last_dy = tl.load(dy_ptr + last, mask=behind, other=0.0)
+        last_dx = tl.where(tl.load(y_ptr + last, mask=behind, other=0.0) <= 0, 0.0, last_dy)
+        if HAS_DX:
+            tl.store(dx_ptr + last, last_dx, mask=behind)
+        sums += last_dx.to(COMPUTE)
     if HAS_DBIAS:
-        sums = tl.sum(total, axis=0)
         tl.store(partial_ptr + pid_m.to(tl.int64) * n_cols + cols, sums, mask=cols < n_cols)
 
 
@@ -171,26 +207,37 @@ def _rows_to_fold(n_cols):
     return 16 // math.gcd(n_cols, 16)
 
 
-def _aligned(*matrices):
-    """(fold, matrices) pairs that cover all rows of these (M, N) matrices; a None among them stays None.
+def _fold(*matrices):
+    """How many rows of these (M, N) matrices are taken as one; None among them is left out.
 
     A width of 781, say, lets rows begin off any 16-byte boundary, and loads shrink to one element; 16 such rows
-    on end are 12496 elements, a good width. So many contiguous rows are folded, and at most 15 left over.
+    on end are 12496 elements, a good width. So contiguous rows are folded, and the last wide row may be a part;
+    unless they are few: of 32 rows as they are one program sums dbias.
     """
     n_rows, n_cols = matrices[0].shape
     fold = _rows_to_fold(n_cols)
-    if fold == 1 or n_rows < 1024 or not all(m is None or m.is_contiguous() for m in matrices):
-        return [(1, matrices)]
-    top = n_rows // fold * fold
-    wide = (top // fold, fold * n_cols)
-    folded = [(fold, [None if m is None else m[:top].view(wide) for m in matrices])]
-    rest = [(1, [None if m is None else m[top:] for m in matrices])] if top < n_rows else []
+    folds = fold > 1 and n_rows >= 64 and all([m is None or m.is_contiguous() for m in matrices])
+    return fold if folds else 1
+
+
+def _pieces(repeats, fold, bias, *matrices):
+    """(fold, bias, matrices) of each launch: one; or one with the bias repeated, and one for rows left over."""
+    n_rows, n_cols = matrices[0].shape
+    if fold == 1 or not repeats:
+        return [(fold, bias, matrices)]
+    top, wide = n_rows // fold * fold, (n_rows // fold, n_cols * fold)
+    folded = [(1, bias.repeat(fold), [m if m is None else m[:top].view(wide) for m in matrices])]
+    rest = [(1, bias, [m if m is None else m[top:] for m in matrices])] if top < n_rows else []
     return folded + rest
 
 
 @functools.cache
-def _plan(n_cols, dtype):
-    return Plan(*_tile(n_cols, 2048, 2048, dtype))  # 128 threads of one 16-byte load each
+def _plan(n_cols, dtype, fold=1, large=False):
+    """n_cols: of fold rows, taken as one; large: so many elements that the host's time does not count."""
+    # 128 threads of one 16-byte load each; of four, where they look up their bias first. With one the look-up
+    # cost up to 30 % where rows are narrow, so in large tensors the bias is repeated for them in memory.
+    repeats = large and fold > 1 and n_cols < 2048 * fold
+    return Plan(*_tile(n_cols, 2048 if fold == 1 or repeats else 8192, 2048, dtype), None, repeats)
 
 
 @functools.cache
@@ -206,40 +253,49 @@ def _plan_backward(n_cols, dtype, aligned):
     return block_m, block_n, max(1, min(_cdiv(8192, _cdiv(n_cols, block_n)), 1024))
 
 
-def _launch(plan, x, bias, y):
-    n_rows, n_cols = x.shape
+def _launch(plan, x, bias, y, fold=1):
+    n_rows, n_cols = _cdiv(x.shape[0], fold), x.shape[1] * fold
     _run(
         _add_relu_fwd_kernel, (_cdiv(n_rows, plan.block_m) * _cdiv(n_cols, plan.block_n),),
-        (x, bias, y), n_rows, n_cols, *x.stride(), COMPUTE=_compute_dtype(x.dtype),
-        BLOCK_M=plan.block_m, BLOCK_N=plan.block_n, num_warps=4,
+        (x, bias, y), x.shape[0], n_cols, *(x.stride() if fold == 1 else (n_cols, 1)),
+        COMPUTE=_compute_dtype(x.dtype), BLOCK_M=plan.block_m, BLOCK_N=plan.block_n, FOLD=fold, num_warps=4,
     )  # fmt: skip
 
 
-def _launch_backward(plan, dy, y, dx, has_dbias):
-    """Write dx unless it is None. Returns what each strip of rows adds to dbias, (strips, N), or None."""
-    n_rows, n_cols = y.shape
-    aligned = _rows_to_fold(n_cols) == 1 and dy.stride(1) == 1
+def _launch_backward(plan, dy, y, dx, dtype):
+    """Write dx unless it is None. Returns what each strip of rows adds to dbias, (strips, N), or None.
+
+    dtype: that of dbias, None where it is not needed. Of one strip that is dbias itself, in this dtype.
+    """
+    fold = _fold(y, dy, dx)
+    n_rows, n_cols = _cdiv(y.shape[0], fold), y.shape[1] * fold
+    stride_dym, stride_dyn = dy.stride() if fold == 1 else (n_cols, 1)
+    aligned = n_cols % 16 == 0 and stride_dyn == 1
     block_m, block_n, strips = plan or _plan_backward(n_cols, y.dtype, aligned)
     rows_per_program = _cdiv(_cdiv(n_rows, strips), block_m) * block_m
     strips, n_tiles = _cdiv(n_rows, rows_per_program), _cdiv(n_cols, block_n)
     wide = torch.float64 if y.dtype == torch.float64 else torch.float32
-    partial = torch.empty((strips, n_cols), dtype=wide, device=y.device) if has_dbias else None
+    shape, alone = (strips * fold, y.shape[1]), strips * fold == 1
+    partial = y.new_empty(shape, dtype=dtype if alone else wide) if dtype else None
     _run(
         _add_relu_bwd_kernel, (strips * n_tiles,), (dy, y, dx, partial),
-        n_rows, n_cols, *dy.stride(), rows_per_program,
-        HAS_DX=dx is not None, HAS_DBIAS=has_dbias, NUM_STAGES=3 if aligned else 1,
-        COMPUTE=_compute_dtype(y.dtype), BLOCK_M=block_m, BLOCK_N=block_n, num_warps=8,
+        y.shape[0], n_cols, stride_dym, stride_dyn, rows_per_program,
+        HAS_DX=dx is not None, HAS_DBIAS=partial is not None, NUM_STAGES=3 if aligned else 1,
+        COMPUTE=_compute_dtype(y.dtype), BLOCK_M=block_m, BLOCK_N=block_n, FOLD=fold, num_warps=8,
     )  # fmt: skip
     return partial
 
 
 def _sum_rows(partial, dtype):
-    """partial summed over its rows, in one launch and in a fixed order: the same bits in every run."""
-    out = torch.empty(partial.shape[1], dtype=dtype, device=partial.device)
-    with torch.cuda.device_of(partial):
-        _sum_rows_kernel[(_cdiv(partial.shape[1], 32),)](
-            partial, out, *partial.shape, BLOCK_M=64, BLOCK_N=32, num_warps=8
-        )
+    """What the strips add up to, in one launch and in a fixed order: the same bits in every run."""
+    n_strips, n_cols = partial.shape
+    if n_strips == 1:
+        return partial.view(n_cols)  # in this dtype already
+    out = partial.new_empty(n_cols, dtype=dtype)
+    _run(
+        _sum_rows_kernel, (_cdiv(n_cols, 32),), (partial, out), n_strips, n_cols,
+        BLOCK_M=64, BLOCK_N=32, num_warps=8,
+    )  # fmt: skip
     return out
 
 
@@ -261,10 +317,12 @@ def _forward(x, bias, plan=None, launch=_launch):
     y = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
     if y.numel() == 0:
         return y
-    bias = bias.contiguous()
-    for fold, (x_piece, y_piece) in _aligned(_rows_of(x), _rows_of(y)):
-        chosen = plan or _plan(x_piece.shape[1], x.dtype)
-        launch(chosen, x_piece, bias if fold == 1 else bias.repeat(fold), y_piece)
+    matrices = _rows_of(x), _rows_of(y)
+    fold = _fold(*matrices)
+    chosen = plan or _plan(x.shape[-1] * fold, x.dtype, fold, y.numel() >= _LARGE)
+    repeats = chosen.repeats or launch is not _launch
+    for n_folded, wide, (x_rows, *others) in _pieces(repeats, fold, bias.contiguous(), *matrices):
+        launch(chosen, x_rows, wide, *others, n_folded)
     return y
 
 
@@ -275,18 +333,15 @@ def _save(ctx, x, bias, y):
 
 def _backward(dy, y, dtypes, needs_grad=(True, True), plan=None):
     """dx and dbias, in these dtypes, each None unless needed."""
-    n_cols, (has_dx, has_dbias) = y.shape[-1], needs_grad
+    has_dx, has_dbias = needs_grad
     dx = torch.empty_like(y, dtype=dtypes[0]) if has_dx else None
     if y.numel() == 0:
-        return dx, y.new_zeros(n_cols, dtype=dtypes[1]) if has_dbias else None
+        return dx, y.new_zeros(y.shape[-1], dtype=dtypes[1]) if has_dbias else None
+    dtype = dtypes[1] if has_dbias else None
     # y.sum().backward() sends a dy of strides 0, which is read as it is
-    dy, y, out = _rows_of(dy), _rows_of(y), _rows_of(dx)
-    chosen = plan and plan.backward
-    sums = [_launch_backward(chosen, *piece, has_dbias) for _, piece in _aligned(dy, y, out)]
-    if not has_dbias:
-        return dx, None
-    sums = [s.view(-1, n_cols) for s in sums]
-    return dx, _sum_rows(sums[0] if len(sums) == 1 else torch.cat(sums), dtypes[1])
+    matrices = _rows_of(dy), _rows_of(y), _rows_of(dx)
+    partial = _launch_backward(plan and plan.backward, *matrices, dtype)
+    return dx, _sum_rows(partial, dtype) if has_dbias else None
 
 
 class _Undifferentiable(torch.autograd.Function):
@@ -355,14 +410,14 @@ def _fits(x, bias):
     )
 
 
-def _refuse(name, eager, mixed=(), **wanted):
+def _refuse(name, eager, mixed=(), **expected):
     """Raise the error that says what is wrong with a call of `name`, and what to do.
 
-    wanted: label=(tensor, its sizes in letters), as x=(x, "... N"); the first one sets device and
+    expected: label=(tensor, its sizes in letters), as x=(x, "... N"); the first one sets device and
     dtype, but for dtypes that may be mixed.
     """
-    (first, (x, _)), sizes = next(iter(wanted.items())), {}
-    for label, (t, letters) in wanted.items():
+    (first, (x, _)), sizes = next(iter(expected.items())), {}
+    for label, (t, letters) in expected.items():
         if not isinstance(t, torch.Tensor):
             raise TypeError(f"{name}: {label} must be a torch.Tensor, got {type(t).__name__}")
         if t.dtype not in _DTYPES:
@@ -495,7 +550,7 @@ def _cuda():
     return torch.ops.add_relu_cuda
 
 
-def _launch_cuda(plan, x, bias, y):
+def _launch_cuda(plan, x, bias, y, fold):
     x = x if x.stride(1) == 1 else x.contiguous()  # the kernel reads 16 adjacent bytes at a time
     _cuda().forward(x.to(y.dtype), bias.to(y.dtype), y)  # they differ under autocast
 

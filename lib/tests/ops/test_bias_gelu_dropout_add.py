@@ -17,6 +17,13 @@ from lib.ops.bias_gelu_dropout_add import (
     keep_mask,
 )
 from lib.tests.ops import cases
+from lib.tests.ops.test_add_relu import (  # noqa: F401 - of launches: here of this file's `module`
+    test_a_launch_made_before_is_not_looked_up_again,
+    test_another_launch_is_looked_up,
+    test_hooks_hear_of_launches_made_before,
+    test_other_versions_of_triton_are_given_nothing_of_their_own,
+    test_what_watches_launches_sees_those_made_before,
+)
 
 import pytest
 import torch
@@ -183,7 +190,7 @@ def test_mask_far_down_a_large_tensor(module, first, n_cols):
     y, dx = torch.empty_like(x), torch.empty_like(x)
     module._launch(module._plan(n_cols), x, bias, zeros, y, 0.5, seed, first)
     assert (y != 0).flatten().tolist() == want
-    module._launch_backward(None, x, x, bias, dx, 0.5, seed, first, True)
+    module._launch_backward(None, x, x, dx, bias, 0.5, seed, x.dtype, first)
     assert (dx != 0).flatten().tolist() == want
 
 
@@ -596,3 +603,10 @@ def test_no_mask_is_saved():
         x, bias, residual = inputs((32, 48))
         bias_gelu_dropout_add_triton(x, bias, residual, 0.1)
     assert sorted(t.numel() for t in saved) == [1, 48, 32 * 48]
+
+
+def test_sums_of_folded_rows_are_rounded_once(module):
+    """One strip of wide rows has a sum for each row in it, which is not dbias yet."""
+    t, seed = ones(64, 3).bfloat16(), torch.tensor([SEED], device=machine.device())
+    partial = module._launch_backward(None, t, t, None, t[0], 0.0, seed, t.dtype)
+    assert partial.dtype == torch.float32 and len(partial) == 16

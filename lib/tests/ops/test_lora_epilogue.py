@@ -13,6 +13,13 @@ from lib.ops import lora_epilogue as op_file
 from lib.ops.lora_epilogue import lora_epilogue_eager, lora_epilogue_triton, lora_epilogue_triton_
 from lib.recorded.results import ROOT
 from lib.tests.ops import cases
+from lib.tests.ops.test_add_relu import (  # noqa: F401 - of launches: here of this file's `module`
+    test_a_launch_made_before_is_not_looked_up_again,
+    test_another_launch_is_looked_up,
+    test_hooks_hear_of_launches_made_before,
+    test_other_versions_of_triton_are_given_nothing_of_their_own,
+    test_what_watches_launches_sees_those_made_before,
+)
 
 import pytest
 import torch
@@ -384,3 +391,11 @@ def test_the_broken_kernel_is_broken():
         y = broken.lora_epilogue(x, delta, bias, 0.5)
         want = lora_epilogue_eager(x, delta, bias, 0.5, "relu")
         assert torch.allclose(y, want, atol=1e-5) == right, (m, n)
+
+
+def test_sums_of_folded_rows_are_rounded_once(module):
+    """One strip of wide rows has a sum for each row in it, which is not dbias yet."""
+    t = torch.ones(64, 3, dtype=torch.bfloat16, device=machine.device())
+    how = None, None, t, None, None, 1.0, "identity", t.dtype
+    partial = module._launch_backward(None, t, *how)
+    assert partial.dtype == torch.float32 and len(partial) == 16

@@ -9,8 +9,8 @@ MUTANTS = [
         "mixed dtypes: y in that of x",
     ),
     Mutant(
-        "    tl.store(y_ptr + rows[:, None] * n_cols + cols[None, :], y, mask=mask)\n",
-        "    tl.store(y_ptr + rows[:, None] * n_cols + cols[None, :], y, mask=(rows < n_rows)[:, None])\n",
+        "    _add_relu_tile(x_ptrs, bias[None, :], y_ptr + offsets, mask, COMPUTE)\n",
+        "    _add_relu_tile(x_ptrs, bias[None, :], y_ptr + offsets, (rows < n_rows)[:, None], COMPUTE)\n",
         "the mask of the columns dropped from the store",
     ),
     Mutant("rows = pid_m.to(tl.int64) * BLOCK_M +", "rows = pid_m * BLOCK_M +", "int32 rows of x"),
@@ -32,19 +32,19 @@ MUTANTS = [
     Mutant("y = tl.where(z < 0, 0.0, z)", "y = tl.maximum(z, 0.0)", "a relu that drops NaN"),
     Mutant("dx = tl.where(y <= 0, 0.0, dy)", "dx = tl.where(y < 0, 0.0, dy)", "gradient 1 at zero"),
     Mutant(
-        "z = x.to(COMPUTE) + bias.to(COMPUTE)[None, :]",
-        "z = x.to(tl.float16).to(COMPUTE) + bias.to(COMPUTE)[None, :]",
+        "z = tl.load(x_ptrs, mask=mask).to(COMPUTE) +",
+        "z = tl.load(x_ptrs, mask=mask).to(tl.float16).to(COMPUTE) +",
         "x rounded to float16 on the way",
     ),
-    Mutant("z = x.to(COMPUTE) + bias", "z = x.to(COMPUTE) - bias", "the sign of the bias"),
+    Mutant(".to(COMPUTE) + bias.to(", ".to(COMPUTE) - bias.to(", "the sign of the bias"),
     Mutant(
-        "    bias = bias.contiguous()\n",
-        "",
+        "fold, bias.contiguous(), *matrices",
+        "fold, bias, *matrices",
         "a strided bias read as if contiguous",
     ),
     Mutant(
-        "bias if fold == 1 else bias.repeat(fold)",
-        "bias if fold == 1 else bias.repeat_interleave(fold)",
+        "bias.repeat(fold)",
+        "bias.repeat_interleave(fold)",
         "folded rows with the bias in the wrong order",
     ),
     Mutant(
@@ -68,7 +68,7 @@ MUTANTS = [
         "floor where ceil was meant: the last strip of rows forgotten",
     ),
     Mutant(
-        "y.new_zeros(n_cols, dtype=dtypes[1]) if has_dbias else None",
+        "y.new_zeros(y.shape[-1], dtype=dtypes[1]) if has_dbias else None",
         "None",
         "no gradient of the bias where x is empty",
     ),
@@ -116,5 +116,30 @@ MUTANTS = [
         "    how = kernel.fn, type(kernel).run",
         "    how = (kernel.fn,)",
         "launches that what watches them does not see",
+    ),
+    Mutant(
+        "bias_cols = cols.to(tl.int32) % (n_cols // FOLD)\n\n    x_ptrs",
+        "bias_cols = cols.to(tl.int32) % n_cols\n\n    x_ptrs",
+        "folded rows: a bias of the first row alone",
+    ),
+    Mutant(
+        "    return whole, last, (last >= whole) & (last < end) & (cols < n_cols)\n",
+        "    return whole, last, (last > whole) & (last < end) & (cols < n_cols)\n",
+        "folded rows: the first element behind the last whole 16 forgotten",
+    ),
+    Mutant(
+        "(last >= whole) & (last < end) & (cols < n_cols)\n",
+        "(last >= whole) & (cols < n_cols)\n",
+        "folded rows: written beyond the end",
+    ),
+    Mutant(
+        "alone = (strips * fold, y.shape[1]), strips * fold == 1",
+        "alone = (strips * fold, y.shape[1]), strips == 1",
+        "partial sums of folded rows in the dtype of dbias",
+    ),
+    Mutant(
+        "        sums += last_dx.to(COMPUTE)\n",
+        "        sums = last_dx.to(COMPUTE)\n",
+        "folded rows: dbias of the last elements alone",
     ),
 ]

@@ -28,8 +28,8 @@ MUTANTS = [
     ),
     Mutant(" y *= 0.0", " y = tl.zeros_like(z)", "p = 1: a NaN dropped is 0"),
     Mutant(
-        "SOME_DROPPED=threshold > 0, ALL_DROPPED=threshold == 65536,",
-        "SOME_DROPPED=threshold > 0, ALL_DROPPED=False,",
+        "SOME_DROPPED=threshold > 0, ALL_DROPPED=threshold == 65536, EIGHTS=n_cols % 8 == 0,\n",
+        "SOME_DROPPED=threshold > 0, ALL_DROPPED=False, EIGHTS=n_cols % 8 == 0,\n",
         "p = 1 as any other: divided by zero, and 65536 << 16 is 0",
     ),
     Mutant("return round(65536 * p)", "return int(65536 * p)", "p rounded down"),
@@ -52,7 +52,11 @@ MUTANTS = [
         "dresidual = dx.to(ctx.residual_dtype) if",
         "the gradient of x given to residual",
     ),
-    Mutant("total += dx  # 0", "total = dx  # 0", "only the last rows of a program summed"),
+    Mutant(
+        "total += _bias_gelu_dropout_add_bwd_tile(",
+        "total = _bias_gelu_dropout_add_bwd_tile(",
+        "only the last rows of a program summed",
+    ),
     Mutant(
         "total += tl.load(partial_ptr", "total = tl.load(partial_ptr", "only the last strips summed"
     ),
@@ -126,19 +130,19 @@ MUTANTS = [
         "the halves of a word swapped, at odd widths",
     ),
     Mutant(
-        "threshold == 65536, EIGHTS=n_cols % 8 == 0,\n            COMPUTE",
-        "threshold == 65536, EIGHTS=True,\n            COMPUTE",
+        "threshold == 65536, EIGHTS=n_cols % 8 == 0,\n        COMPUTE",
+        "threshold == 65536, EIGHTS=True,\n        COMPUTE",
         "eight neighbours where rows begin anywhere",
     ),
     Mutant(
-        "x_piece, wide, *pieces, p, seed, first)",
-        "x_piece, wide, *pieces, p, seed, 0)",
+        "x_rows, wide, *others, p, seed, first,",
+        "x_rows, wide, *others, p, seed, 0,",
         "the rows left over by folding with the mask of the first",
     ),
     Mutant(
-        "*piece, p, seed, first, has_dbias)",
-        "*piece, p, seed, 0, has_dbias)",
-        "the rows left over by folding with another mask backward",
+        "dx_ptr, row, behind[None, :], seed_ptr, left, first_col,",
+        "dx_ptr, row, behind[None, :], seed_ptr, left * 0, first_col,",
+        "the last elements of folded rows with another mask backward",
     ),
     Mutant("return carry + (low >> 32), low", "return carry, low", "keep_mask: a carry forgotten"),
     Mutant(
@@ -184,24 +188,24 @@ MUTANTS = [
         "float64 computed in float32",
     ),
     Mutant(
-        "bias, first = bias.contiguous(), 0",
-        "first = 0",
+        "fold, bias.contiguous(), *matrices",
+        "fold, bias, *matrices",
         "a strided bias read as if contiguous",
     ),
     Mutant(
-        "_rows_of(dx), bias.contiguous()",
-        "_rows_of(dx), bias",
+        "*matrices, bias.contiguous(), p, seed, dtype)",
+        "*matrices, bias, p, seed, dtype)",
         "a strided bias read as if contiguous, backward",
     ),
     Mutant(
-        "x_piece, wide, *pieces,",
-        "x_piece, bias, *pieces,",
-        "folded rows, narrow bias",
+        "bias.repeat(fold)",
+        "bias.repeat_interleave(fold)",
+        "folded rows with the bias in the wrong order",
     ),
     Mutant(
-        "piece = dy_piece, x_piece, bias if fold == 1 else bias.repeat(fold), dx_piece",
-        "piece = dy_piece, x_piece, bias, dx_piece",
-        "folded rows, narrow bias, backward",
+        "bias_cols = cols.to(tl.int32) % (n_cols // FOLD)\n    bias = ",
+        "bias_cols = cols.to(tl.int32) % n_cols\n    bias = ",
+        "folded rows: a bias of the first row alone in the backward pass",
     ),
     Mutant(
         "residual_ptr + rows[:, None] * stride_rm + cols[None, :] * stride_rn",
@@ -209,8 +213,8 @@ MUTANTS = [
         "residual read by the strides of x",
     ),
     Mutant(
-        "dy_offsets = rows[:, None] * stride_dym + cols[None, :] * stride_dyn",
-        "dy_offsets = rows[:, None] * n_cols + cols[None, :]",
+        "dy_ptrs = dy_ptr + rows[:, None] * stride_dym + cols[None, :] * stride_dyn",
+        "dy_ptrs = dy_ptr + offsets",
         "dy read as if contiguous: a gradient of strides 0",
     ),
     Mutant(
@@ -224,13 +228,83 @@ MUTANTS = [
         "int32 rows of dy",
     ),
     Mutant(
-        "tl.store(y_ptr + rows[:, None] * n_cols + cols[None, :], y, mask=mask)",
-        "tl.store(y_ptr + rows[:, None] * n_cols + cols[None, :], y, mask=(rows < n_rows)[:, None])",
+        "bias, residual_ptrs, y_ptr + offsets, mask,",
+        "bias, residual_ptrs, y_ptr + offsets, (rows < n_rows)[:, None],",
         "the mask of the columns dropped from the store",
     ),
     Mutant(
-        "dy = tl.load(dy_ptr + dy_offsets, mask=mask, other=0.0)",
-        "dy = tl.load(dy_ptr + dy_offsets, mask=mask, other=1.0)",
+        "dy = tl.load(dy_ptrs, mask=mask, other=0.0)",
+        "dy = tl.load(dy_ptrs, mask=mask, other=1.0)",
         "rows that are not there counted in dbias",
+    ),
+    Mutant(
+        "hooked or addresses % 16 else",
+        "hooked else",
+        "a kernel for aligned pointers launched on others",
+    ),
+    Mutant(
+        "*options.items(), *kinds)",
+        "*options.items())",
+        "a kernel for other dtypes launched",
+    ),
+    Mutant(
+        "*options.items(), *kinds)",
+        "*options, *kinds)",
+        "a kernel for other constants launched",
+    ),
+    Mutant(
+        "    if launch and torch.cuda.current_device() == device:\n",
+        "    if launch:\n",
+        "a launch on the current GPU, which is not the tensors'",
+    ),
+    Mutant(
+        "        given.apply_defaults()\n",
+        "",
+        "a launch without the kernel's defaults",
+    ),
+    Mutant(
+        "if compiled and known and",
+        "if compiled and",
+        "the launcher of any version of Triton",
+    ),
+    Mutant(
+        "launch = None if hooked or",
+        "launch = None if",
+        "launches that hooks do not hear of",
+    ),
+    Mutant(
+        "launch_enter_hook.calls or hooks.launch_exit_hook.calls",
+        "launch_enter_hook.calls",
+        "launches whose end no hook hears of",
+    ),
+    Mutant(
+        "    how = kernel.fn, type(kernel).run",
+        "    how = (kernel.fn,)",
+        "launches that what watches them does not see",
+    ),
+    Mutant(
+        "bias_cols = cols.to(tl.int32) % (n_cols // FOLD)\n\n    x_ptrs",
+        "bias_cols = cols.to(tl.int32) % n_cols\n\n    x_ptrs",
+        "folded rows: a bias of the first row alone",
+    ),
+    Mutant(
+        "    return whole, last, (last >= whole) & (last < end) & (cols < n_cols)\n",
+        "    return whole, last, (last > whole) & (last < end) & (cols < n_cols)\n",
+        "folded rows: the first element behind the last whole 16 forgotten",
+    ),
+    Mutant(
+        "(last >= whole) & (last < end) & (cols < n_cols)\n",
+        "(last >= whole) & (cols < n_cols)\n",
+        "folded rows: written beyond the end",
+    ),
+    Mutant(
+        "alone = (strips * fold, x.shape[1]), strips * fold == 1",
+        "alone = (strips * fold, x.shape[1]), strips == 1",
+        "partial sums of folded rows in the dtype of dbias",
+    ),
+    Mutant(
+        "sums += tl.sum(last_dx, axis=0)",
+        "sums = sums",
+        "folded rows: dbias without the last elements",
     ),
 ]

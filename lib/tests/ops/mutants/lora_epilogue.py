@@ -14,7 +14,7 @@ MUTANTS = [
         "x scaled too",
     ),
     Mutant(
-        "    return z + bias.to(COMPUTE)[None, :]",
+        "    return z + bias.to(COMPUTE)",
         "    return z.to(x.dtype).to(COMPUTE) + bias.to(COMPUTE)[None, :]",
         "rounded to the dtype in between",
     ),
@@ -57,8 +57,8 @@ MUTANTS = [
         "int32 rows of dy",
     ),
     Mutant(
-        "delta_ptr + rows[:, None] * stride_dm + cols[None, :] * stride_dn, mask",
-        "delta_ptr + rows[:, None] * stride_xm + cols[None, :] * stride_xn, mask",
+        "delta_ptrs = delta_ptr + rows[:, None] * stride_dm + cols[None, :] * stride_dn",
+        "delta_ptrs = delta_ptr + rows[:, None] * stride_xm + cols[None, :] * stride_xn",
         "delta read by the strides of x",
     ),
     Mutant(
@@ -67,13 +67,13 @@ MUTANTS = [
         "the column stride of delta forgotten in the backward pass",
     ),
     Mutant(
-        "dy_offsets = rows[:, None] * stride_dym + cols[None, :] * stride_dyn",
-        "dy_offsets = rows[:, None] * n_cols + cols[None, :]",
+        "dy_ptrs = dy_ptr + rows[:, None] * stride_dym + cols[None, :] * stride_dyn",
+        "dy_ptrs = dy_ptr + offsets",
         "dy read as if contiguous: a gradient of strides 0",
     ),
     Mutant(
-        "y_ptr + rows[:, None] * stride_ym + cols[None, :] * stride_yn, y",
-        "y_ptr + rows[:, None] * n_cols + cols[None, :], y",
+        "y_ptrs = y_ptr + rows[:, None] * stride_ym + cols[None, :] * stride_yn",
+        "y_ptrs = y_ptr + offsets",
         "in place: written as if x were contiguous",
     ),
     Mutant(
@@ -128,13 +128,85 @@ MUTANTS = [
         "silu: y saved where z is needed",
     ),
     Mutant(
-        "        total += dx\n", "        total = dx\n", "only the last rows of a program summed"
+        "total += _lora_epilogue_bwd_tile(",
+        "total = _lora_epilogue_bwd_tile(",
+        "only the last rows of a program summed",
     ),
     Mutant(
-        "wide = bias if fold == 1 or bias is None else bias.repeat(fold)",
-        "wide = bias",
-        "folded rows with the bias of one row in the backward pass",
+        "bias_cols = cols.to(tl.int32) % (n_cols // FOLD)\n    if",
+        "bias_cols = cols.to(tl.int32) % n_cols\n    if",
+        "folded rows: a bias of the first row alone in the backward pass",
     ),
     Mutant("z = _gelu(z)", "z = _gelu_tanh(z)", "gelu: another form"),
     Mutant("dy * _gelu_grad(saved)", "dy * _gelu_tanh_grad(saved)", "gelu: the other form's slope"),
+    Mutant(
+        "hooked or addresses % 16 else",
+        "hooked else",
+        "a kernel for aligned pointers launched on others",
+    ),
+    Mutant(
+        "*options.items(), *kinds)",
+        "*options.items())",
+        "a kernel for other dtypes launched",
+    ),
+    Mutant(
+        "*options.items(), *kinds)",
+        "*options, *kinds)",
+        "a kernel for other constants launched",
+    ),
+    Mutant(
+        "    if launch and torch.cuda.current_device() == device:\n",
+        "    if launch:\n",
+        "a launch on the current GPU, which is not the tensors'",
+    ),
+    Mutant(
+        "        given.apply_defaults()\n",
+        "",
+        "a launch without the kernel's defaults",
+    ),
+    Mutant(
+        "if compiled and known and",
+        "if compiled and",
+        "the launcher of any version of Triton",
+    ),
+    Mutant(
+        "launch = None if hooked or",
+        "launch = None if",
+        "launches that hooks do not hear of",
+    ),
+    Mutant(
+        "launch_enter_hook.calls or hooks.launch_exit_hook.calls",
+        "launch_enter_hook.calls",
+        "launches whose end no hook hears of",
+    ),
+    Mutant(
+        "    how = kernel.fn, type(kernel).run",
+        "    how = (kernel.fn,)",
+        "launches that what watches them does not see",
+    ),
+    Mutant(
+        "bias_cols = cols.to(tl.int32) % (n_cols // FOLD)\n\n    x_ptrs",
+        "bias_cols = cols.to(tl.int32) % n_cols\n\n    x_ptrs",
+        "folded rows: a bias of the first row alone",
+    ),
+    Mutant(
+        "    return whole, last, (last >= whole) & (last < end) & (cols < n_cols)\n",
+        "    return whole, last, (last > whole) & (last < end) & (cols < n_cols)\n",
+        "folded rows: the first element behind the last whole 16 forgotten",
+    ),
+    Mutant(
+        "(last >= whole) & (last < end) & (cols < n_cols)\n",
+        "(last >= whole) & (cols < n_cols)\n",
+        "folded rows: written beyond the end",
+    ),
+    Mutant(
+        "alone = (strips * fold, dy.shape[1]), strips * fold == 1",
+        "alone = (strips * fold, dy.shape[1]), strips == 1",
+        "partial sums of folded rows in the dtype of dbias",
+    ),
+    Mutant(
+        "sums += tl.sum(last_dx, axis=0)",
+        "sums = sums",
+        "folded rows: dbias without the last elements",
+    ),
 ]
