@@ -668,10 +668,12 @@ def _run(kernel, grid, tensors, *sizes, **options):
     Triton looks at every argument of every launch to find the kernel compiled for its like. A launch that
     differs from an earlier one in nothing but memory finds it here, if pointers are aligned to 16 bytes.
     """
-    device, addresses, kinds, hooks = tensors[0].get_device(), 0, [], triton.knobs.runtime
+    first, hooks = getattr(tensors[0], "base", tensors[0]), triton.knobs.runtime
+    device, addresses, kinds = first.get_device(), 0, []
     for t in tensors:
-        addresses |= 0 if t is None else t.data_ptr()
-        kinds.append(t if t is None else t.dtype)
+        is_tensor = isinstance(t, torch.Tensor)  # else None, or a TMA descriptor: aligned, one layout a block
+        addresses |= t.data_ptr() if is_tensor else 0
+        kinds.append(t.dtype if is_tensor else t and (t.base.dtype, *t.block_shape))
     how = kernel.fn, type(kernel).run  # tools that watch launches put another `run` in its place
     key = (*how, device, grid, sizes, *options.items(), *kinds)
     hooked = hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls  # as profilers do
@@ -680,7 +682,7 @@ def _run(kernel, grid, tensors, *sizes, **options):
         run, blocks, stream_of, handles, given = launch
         run(*blocks, stream_of(device), *handles, *tensors, *given)
         return
-    with torch.cuda.device_of(tensors[0]):  # else the launch goes to the current GPU, not to theirs
+    with torch.cuda.device_of(first):  # else the launch goes to the current GPU, not to theirs
         compiled = kernel[grid](*tensors, *sizes, **options)
     # Compiled kernels of these versions take what is given here; others go the ordinary way each time.
     known = triton.__version__[:3] in ("3.6", "3.7")
@@ -781,12 +783,6 @@ def _row_strides(*tensors):
     return [stride for t in tensors for stride in t.stride()[:3]]
 
 
-def _run_described(kernel, grid, tensors, *sizes, **options):
-    """The same with descriptors among the tensors, which _run does not take."""
-    with torch.cuda.device_of(tensors[0]):
-        kernel[grid](*tensors, *sizes, **options)
-
-
 def _launch_roles(q, k, v, o, lse, is_causal, scale):
     (batch, n_heads, n_queries, dim), (_, n_kv_heads, n_keys, _) = q.shape, k.shape
     width = 64 if dim <= 64 else 128
@@ -794,7 +790,7 @@ def _launch_roles(q, k, v, o, lse, is_causal, scale):
     tiles = ((q, 64), (k, 128), (v, 128), (o, 64))
     described = [GluonDescriptor.from_tensor(t, [1, 1, n, width], layout) for t, n in tiles]
     n_places, n_blocks, factor = batch * n_heads, _cdiv(n_queries, 128), scale * 1.4426950408889634
-    _run_described(
+    _run(
         _attention_roles_kernel, (min(n_places * n_blocks, _n_multiprocessors(q.device)),),
         (lse, *described), factor, 2.0 ** math.ceil(math.log2(factor)), n_heads, n_heads // n_kv_heads,
         n_queries, n_keys, n_places, n_blocks, IS_CAUSAL=is_causal, STAGES=2, num_warps=4,
@@ -854,11 +850,11 @@ def _launch_backward(plan, do, q, k, v, lengths, o, lse, dq, dk, dv, limits, sca
         )  # fmt: skip
     if (dk is not None or dv is not None) and n_keys > 0:
         strides = _row_strides(do, q, k, v, k if dk is None else dk, k if dv is None else dv)
-        described, start, tiles = [None] * 4, _run, (do, q, lse, delta)
+        described, tiles = [None] * 4, (do, q, lse, delta)
         if plan.tma and _tma_fits(*tiles):
-            block, start = [1, 1, plan.dkdv.m, max(16, _power_of_2(dim))], _run_described
+            block = [1, 1, plan.dkdv.m, max(16, _power_of_2(dim))]
             described = [TensorDescriptor.from_tensor(t, block[: t.dim()]) for t in tiles]
-        start(
+        _run(
             _attention_dkdv_kernel, (batch * n_kv_heads * _cdiv(n_keys, plan.dkdv.n),),
             (do, q, k, v, *described, *saved, dk, dv), scale, *sizes, *strides, **_options_of(q, plan.dkdv),
         )  # fmt: skip
@@ -999,14 +995,14 @@ def _fits(q, k, v, lengths, window, scale):
     )
 
 
-def _refuse(name, eager, mixed=(), **wanted):
+def _refuse(name, eager, mixed=(), **expected):
     """Raise the error that says what is wrong with a call of `name`, and what to do.
 
-    wanted: label=(tensor, its sizes in letters), as x=(x, "... N"); the first one sets device and
+    expected: label=(tensor, its sizes in letters), as x=(x, "... N"); the first one sets device and
     dtype, but for dtypes that may be mixed.
     """
-    (first, (x, _)), sizes = next(iter(wanted.items())), {}
-    for label, (t, letters) in wanted.items():
+    (first, (x, _)), sizes = next(iter(expected.items())), {}
+    for label, (t, letters) in expected.items():
         if not isinstance(t, torch.Tensor):
             raise TypeError(f"{name}: {label} must be a torch.Tensor, got {type(t).__name__}")
         if t.dtype not in _DTYPES:

@@ -439,14 +439,14 @@ def _fits(x, weight, labels, options):
     )
 
 
-def _refuse(name, eager, mixed=(), **wanted):
+def _refuse(name, eager, mixed=(), **expected):
     """Raise the error that says what is wrong with a call of `name`, and what to do.
 
-    wanted: label=(tensor, its sizes in letters), as x=(x, "... N"); the first one sets device and
+    expected: label=(tensor, its sizes in letters), as x=(x, "... N"); the first one sets device and
     dtype, but for dtypes that may be mixed.
     """
-    (first, (x, _)), sizes = next(iter(wanted.items())), {}
-    for label, (t, letters) in wanted.items():
+    (first, (x, _)), sizes = next(iter(expected.items())), {}
+    for label, (t, letters) in expected.items():
         if not isinstance(t, torch.Tensor):
             raise TypeError(f"{name}: {label} must be a torch.Tensor, got {type(t).__name__}")
         if t.dtype not in _DTYPES:

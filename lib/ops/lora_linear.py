@@ -278,7 +278,7 @@ def _lora_linear_kernel(
 
     total = tl.zeros((BLOCK_M, BLOCK_N), dtype=COMPUTE)
     for k in range(0, n_inner, BLOCK_K):
-        inside = tl.arange(0, BLOCK_K) < n_inner - k  # columns that are not there must add 0
+        inside = tl.arange(0, BLOCK_K) < n_inner - k  # masked-off columns must contribute 0
         x = tl.load(x_ptrs, mask=row_mask & inside[None, :], other=0.0)
         w = tl.load(w_ptrs, mask=inside[:, None] & col_mask, other=0.0)
         total = _dot(x, w, total, PRECISION, COMPUTE)
@@ -396,10 +396,12 @@ def _run(kernel, grid, tensors, *sizes, **options):
     Triton looks at every argument of every launch to find the kernel compiled for its like. A launch that
     differs from an earlier one in nothing but memory finds it here, if pointers are aligned to 16 bytes.
     """
-    device, addresses, kinds, hooks = tensors[0].get_device(), 0, [], triton.knobs.runtime
+    first, hooks = getattr(tensors[0], "base", tensors[0]), triton.knobs.runtime
+    device, addresses, kinds = first.get_device(), 0, []
     for t in tensors:
-        addresses |= 0 if t is None else t.data_ptr()
-        kinds.append(t if t is None else t.dtype)
+        is_tensor = isinstance(t, torch.Tensor)  # else None, or a TMA descriptor: aligned, one layout a block
+        addresses |= t.data_ptr() if is_tensor else 0
+        kinds.append(t.dtype if is_tensor else t and (t.base.dtype, *t.block_shape))
     how = kernel.fn, type(kernel).run  # tools that watch launches put another `run` in its place
     key = (*how, device, grid, sizes, *options.items(), *kinds)
     hooked = hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls  # as profilers do
@@ -408,7 +410,7 @@ def _run(kernel, grid, tensors, *sizes, **options):
         run, blocks, stream_of, handles, given = launch
         run(*blocks, stream_of(device), *handles, *tensors, *given)
         return
-    with torch.cuda.device_of(tensors[0]):  # else the launch goes to the current GPU, not to theirs
+    with torch.cuda.device_of(first):  # else the launch goes to the current GPU, not to theirs
         compiled = kernel[grid](*tensors, *sizes, **options)
     # Compiled kernels of these versions take what is given here; others go the ordinary way each time.
     known = triton.__version__[:3] in ("3.6", "3.7")
@@ -421,28 +423,6 @@ def _run(kernel, grid, tensors, *sizes, **options):
         handles = compiled.function, compiled.packed_metadata, None, None, None  # no hooks
         around = (*grid, 1, 1)[:3], triton.runtime.driver.active.get_current_stream, handles
         _launched[key] = compiled.run, *around, given.args[len(tensors) :]
-
-
-def _run_tma(kernel, grid, tensors, *sizes, **options):
-    """_run for tensors some of which, the first one too, are TMA descriptors."""
-    x = tensors[0].base
-    kinds = [None if t is None else getattr(t, "dtype", None) or (*t.block_shape,) for t in tensors]
-    how = kernel.fn, type(kernel).run  # tools that watch launches put another `run` in its place
-    key = (*how, grid, sizes, (*options.items(),), x.device, x.dtype, *kinds)
-    aligned = not any([isinstance(t, torch.Tensor) and t.data_ptr() % 16 for t in tensors])
-    launch = _launched.get(key) if aligned else None
-    if launch and torch.cuda.current_device() == x.get_device():
-        launch[0](*tensors, *launch[1])
-        return
-    with torch.cuda.device_of(x):  # else the launch goes to the current GPU, not to theirs
-        compiled = kernel[grid](*tensors, *sizes, **options)
-    if compiled and aligned:  # the interpreter compiles nothing
-        named = {name: value for name, value in options.items() if name in kernel.arg_names}
-        given = kernel.signature.bind(*tensors, *sizes, **named)
-        given.apply_defaults()
-        if len(_launched) >= 4096:
-            _launched.clear()  # sizes that never come again
-        _launched[key] = compiled[(*grid, 1, 1)[:3]], given.args[len(tensors) :]
 
 
 def _power_of_2(n):
@@ -534,7 +514,7 @@ def _launch(plan, x, weight, u, lora_b, bias, y, z, scale, activation, allow_tf3
         )  # fmt: skip
         return
     out = [tile.m, tile.n // 2 if halves else tile.n]
-    _run_tma(
+    _run(
         _lora_linear_tma_kernel, (min(n_tiles, _n_multiprocessors(x.device)),),
         (
             TensorDescriptor(x, x.shape, x.stride(), [tile.m, tile.k]),
@@ -580,8 +560,8 @@ def _launch_backward(plan, dy, saved, dz, has_dbias, activation):
     block_m, block_n, strips = plan or _plan_backward(n_cols, dy.dtype)
     rows_per_program = _cdiv(_cdiv(n_rows, strips), block_m) * block_m
     strips, n_tiles = _cdiv(n_rows, rows_per_program), _cdiv(n_cols, block_n)
-    wide = torch.float64 if dy.dtype == torch.float64 else torch.float32
-    partial = torch.empty((strips, n_cols), dtype=wide, device=dy.device) if has_dbias else None
+    wide = dy.dtype if strips == 1 or dy.dtype == torch.float64 else torch.float32
+    partial = dy.new_empty((strips, n_cols), dtype=wide) if has_dbias else None
     # Unaligned rows load one element per instruction; cp.async cannot pipeline that, so num_stages=1.
     aligned = n_cols % 16 == 0 and dy.stride(1) == 1
     _run(
@@ -594,12 +574,15 @@ def _launch_backward(plan, dy, saved, dz, has_dbias, activation):
 
 
 def _sum_rows(partial, dtype):
-    """partial summed over its rows, in one launch and in a fixed order: the same bits in every run."""
-    out = torch.empty(partial.shape[1], dtype=dtype, device=partial.device)
-    with torch.cuda.device_of(partial):
-        _sum_rows_kernel[(_cdiv(partial.shape[1], 32),)](
-            partial, out, *partial.shape, BLOCK_M=64, BLOCK_N=32, num_warps=8
-        )
+    """What the strips add up to, in one launch and in a fixed order: the same bits in every run."""
+    n_strips, n_cols = partial.shape
+    if n_strips == 1:
+        return partial.view(n_cols)  # in this dtype already
+    out = partial.new_empty(n_cols, dtype=dtype)
+    _run(
+        _sum_rows_kernel, (_cdiv(n_cols, 32),), (partial, out), n_strips, n_cols,
+        BLOCK_M=64, BLOCK_N=32, num_warps=8,
+    )  # fmt: skip
     return out
 
 
@@ -745,14 +728,14 @@ def _fits(x, weight, lora_a, lora_b, bias, scale, activation):
     )
 
 
-def _refuse(name, eager, mixed=(), **wanted):
+def _refuse(name, eager, mixed=(), **expected):
     """Raise the error that says what is wrong with a call of `name`, and what to do.
 
-    wanted: label=(tensor, its sizes in letters), as x=(x, "... N"); the first one sets device and
+    expected: label=(tensor, its sizes in letters), as x=(x, "... N"); the first one sets device and
     dtype, but for dtypes that may be mixed.
     """
-    (first, (x, _)), sizes = next(iter(wanted.items())), {}
-    for label, (t, letters) in wanted.items():
+    (first, (x, _)), sizes = next(iter(expected.items())), {}
+    for label, (t, letters) in expected.items():
         if not isinstance(t, torch.Tensor):
             raise TypeError(f"{name}: {label} must be a torch.Tensor, got {type(t).__name__}")
         if t.dtype not in _DTYPES:

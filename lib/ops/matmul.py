@@ -223,7 +223,7 @@ def _matmul_kernel(
 
     total = tl.zeros((BLOCK_M, BLOCK_N), dtype=COMPUTE)
     for k in range(start, start + tl.minimum(inner_per_part, n_inner - start), BLOCK_K):
-        inside = tl.arange(0, BLOCK_K) < n_inner - k  # columns that are not there must add 0
+        inside = tl.arange(0, BLOCK_K) < n_inner - k  # masked-off columns must contribute 0
         a = tl.load(a_ptrs, mask=row_mask & inside[None, :], other=0.0)
         b = tl.load(b_ptrs, mask=inside[:, None] & col_mask, other=0.0)
         if DOT:
@@ -390,10 +390,12 @@ def _run(kernel, grid, tensors, *sizes, **options):
     Triton looks at every argument of every launch to find the kernel compiled for its like. A launch that
     differs from an earlier one in nothing but memory finds it here, if pointers are aligned to 16 bytes.
     """
-    device, addresses, kinds, hooks = tensors[0].get_device(), 0, [], triton.knobs.runtime
+    first, hooks = getattr(tensors[0], "base", tensors[0]), triton.knobs.runtime
+    device, addresses, kinds = first.get_device(), 0, []
     for t in tensors:
-        addresses |= 0 if t is None else t.data_ptr()
-        kinds.append(t if t is None else t.dtype)
+        is_tensor = isinstance(t, torch.Tensor)  # else None, or a TMA descriptor: aligned, one layout a block
+        addresses |= t.data_ptr() if is_tensor else 0
+        kinds.append(t.dtype if is_tensor else t and (t.base.dtype, *t.block_shape))
     how = kernel.fn, type(kernel).run  # tools that watch launches put another `run` in its place
     key = (*how, device, grid, sizes, *options.items(), *kinds)
     hooked = hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls  # as profilers do
@@ -402,7 +404,7 @@ def _run(kernel, grid, tensors, *sizes, **options):
         run, blocks, stream_of, handles, given = launch
         run(*blocks, stream_of(device), *handles, *tensors, *given)
         return
-    with torch.cuda.device_of(tensors[0]):  # else the launch goes to the current GPU, not to theirs
+    with torch.cuda.device_of(first):  # else the launch goes to the current GPU, not to theirs
         compiled = kernel[grid](*tensors, *sizes, **options)
     # Compiled kernels of these versions take what is given here; others go the ordinary way each time.
     known = triton.__version__[:3] in ("3.6", "3.7")
@@ -593,10 +595,13 @@ def _launch_persistent(plan, y, z, a, b, bias, activation):
     halves = tile.n >= _HALVES_FROM
     out_block = [tile.m, tile.n // 2 if halves else tile.n]
     n_tiles = _cdiv(n_rows, tile.m) * _cdiv(n_cols, tile.n)
-    _matmul_persistent_kernel[(min(n_tiles, _n_multiprocessors(y.device)),)](
-        TensorDescriptor.from_tensor(a, [tile.k, tile.m] if a_transposed else [tile.m, tile.k]),
-        TensorDescriptor.from_tensor(b, [tile.n, tile.k] if b_transposed else [tile.k, tile.n]), bias,
-        *(None if t is None else TensorDescriptor.from_tensor(t, out_block) for t in outs),
+    _run(
+        _matmul_persistent_kernel, (min(n_tiles, _n_multiprocessors(y.device)),),
+        (
+            TensorDescriptor.from_tensor(a, [tile.k, tile.m] if a_transposed else [tile.m, tile.k]),
+            TensorDescriptor.from_tensor(b, [tile.n, tile.k] if b_transposed else [tile.k, tile.n]), bias,
+            *(None if t is None else TensorDescriptor.from_tensor(t, out_block) for t in outs),
+        ),
         n_rows, n_cols, n_inner, A_TRANSPOSED=a_transposed, B_TRANSPOSED=b_transposed,
         ACTIVATION=activation, GROUP=plan.group, HALVES=halves,
         BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k,
@@ -625,7 +630,7 @@ def _launch_backward(plan, dy, saved, dz, has_dbias, activation):
     return partial
 
 
-def _summed(partial, dtype):
+def _sum_rows(partial, dtype):
     """What the strips add up to, in one launch and in a fixed order: the same bits in every run."""
     n_strips, n_cols = partial.shape
     if n_strips == 1:
@@ -649,8 +654,7 @@ def _forward(a, b, bias, activation, allow_tf32, save_z=False, plan=None, launch
         bias, kind = None if bias is None else bias.contiguous(), _kind(a.dtype, allow_tf32)
         # every element is read many times: with gaps along rows and along columns, better from a copy
         a, b = a if 1 in a.stride() else a.contiguous(), b if 1 in b.stride() else b.contiguous()
-        with torch.cuda.device_of(a):  # else the launch goes to the current GPU, not to a's
-            launch(plan or _plan(a, b, kind, activation), y, z, a, b, bias, activation, kind)
+        launch(plan or _plan(a, b, kind, activation), y, z, a, b, bias, activation, kind)
     return y, z
 
 
@@ -685,7 +689,7 @@ def _dz(dy, saved, activation, has_dz, has_dbias, plan=None):
     if dy.numel() == 0 or not (has_dbias or dz is not None):
         return result, dy.new_zeros(dy.shape[1]) if has_dbias else None
     partial = _launch_backward(plan, dy, saved, dz, has_dbias, activation)
-    return result, _summed(partial, dy.dtype) if has_dbias else None
+    return result, _sum_rows(partial, dy.dtype) if has_dbias else None
 
 
 class _Undifferentiable(torch.autograd.Function):
@@ -770,14 +774,14 @@ def _fits(a, b, bias, activation):
     )
 
 
-def _refuse(name, eager, mixed=(), **wanted):
+def _refuse(name, eager, mixed=(), **expected):
     """Raise the error that says what is wrong with a call of `name`, and what to do.
 
-    wanted: label=(tensor, its sizes in letters), as x=(x, "... N"); the first one sets device and
+    expected: label=(tensor, its sizes in letters), as x=(x, "... N"); the first one sets device and
     dtype, but for dtypes that may be mixed.
     """
-    (first, (x, _)), sizes = next(iter(wanted.items())), {}
-    for label, (t, letters) in wanted.items():
+    (first, (x, _)), sizes = next(iter(expected.items())), {}
+    for label, (t, letters) in expected.items():
         if not isinstance(t, torch.Tensor):
             raise TypeError(f"{name}: {label} must be a torch.Tensor, got {type(t).__name__}")
         if t.dtype not in _DTYPES:
