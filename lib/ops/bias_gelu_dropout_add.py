@@ -310,10 +310,12 @@ def _run(kernel, grid, tensors, *sizes, **options):
     Triton looks at every argument of every launch to find the kernel compiled for its like. A launch that
     differs from an earlier one in nothing but memory finds it here, if pointers are aligned to 16 bytes.
     """
-    device, addresses, kinds, hooks = tensors[0].get_device(), 0, [], triton.knobs.runtime
+    first, hooks = getattr(tensors[0], "base", tensors[0]), triton.knobs.runtime
+    device, addresses, kinds = first.get_device(), 0, []
     for t in tensors:
-        addresses |= 0 if t is None else t.data_ptr()
-        kinds.append(t if t is None else t.dtype)
+        is_tensor = isinstance(t, torch.Tensor)  # else None, or a TMA descriptor: aligned, one layout a block
+        addresses |= t.data_ptr() if is_tensor else 0
+        kinds.append(t.dtype if is_tensor else t and (t.base.dtype, *t.block_shape))
     how = kernel.fn, type(kernel).run  # tools that watch launches put another `run` in its place
     key = (*how, device, grid, sizes, *options.items(), *kinds)
     hooked = hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls  # as profilers do
@@ -322,7 +324,7 @@ def _run(kernel, grid, tensors, *sizes, **options):
         run, blocks, stream_of, handles, given = launch
         run(*blocks, stream_of(device), *handles, *tensors, *given)
         return
-    with torch.cuda.device_of(tensors[0]):  # else the launch goes to the current GPU, not to theirs
+    with torch.cuda.device_of(first):  # else the launch goes to the current GPU, not to theirs
         compiled = kernel[grid](*tensors, *sizes, **options)
     # Compiled kernels of these versions take what is given here; others go the ordinary way each time.
     known = triton.__version__[:3] in ("3.6", "3.7")
