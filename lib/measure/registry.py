@@ -310,8 +310,7 @@ ADD_RELU = Op(
         "two strips of several tiles": (
             add_relu.Plan(16, 8, (16, 8, 2)),
             [(70, 11), (64, 16), (1030, 11)],
-        ),
-        "a bias repeated": (add_relu.Plan(1, 64, None, True), [(70, 11), (64, 24), (67, 33)]),
+        )
     },
     sources=("lib/ops/add_relu.py", "lib/ops/add_relu.cu"),
 )
@@ -374,8 +373,7 @@ LORA_EPILOGUE = Op(
         "two strips of several tiles": (
             lora_epilogue.Plan(16, 8, (16, 8, 2)),
             [(70, 11), (64, 16), (1030, 11)],
-        ),
-        "a bias repeated": (lora_epilogue.Plan(1, 64, None, True), [(70, 11), (64, 24), (67, 33)]),
+        )
     },  # fmt: skip
     sources=("lib/ops/lora_epilogue.py", "lib/ops/lora_epilogue.cu"),
 )
@@ -453,11 +451,7 @@ BIAS_GELU_DROPOUT_ADD = Op(
         "two strips of several tiles": (
             bias_gelu_dropout_add.Plan(16, 8, (16, 8, 2)),
             [(70, 11), (64, 16), (1030, 11)],
-        ),
-        "a bias repeated": (
-            bias_gelu_dropout_add.Plan(1, 64, None, True),
-            [(70, 11), (64, 24), (67, 33)],
-        ),
+        )
     },
     random=("seed",),
     not_compiled=(bias_gelu_dropout_add.keep_mask,),

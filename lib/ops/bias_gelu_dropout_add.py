@@ -31,19 +31,14 @@ from triton.language.extra import libdevice
 _ON_CPU = triton.knobs.runtime.interpret
 _INTERPRETED = tl.constexpr(_ON_CPU)
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-_LARGE = 1 << 26  # elements, from which on several launches take an H200 longer than its host
 
 
 class Plan(NamedTuple):
-    """How one call is launched. backward: (BLOCK_M, BLOCK_N, strips), or None to have it chosen.
-
-    repeats: whether folded rows have a bias repeated in memory, and rows left over a launch of their own.
-    """
+    """How one call is launched. backward: (BLOCK_M, BLOCK_N, strips), or None to have it chosen."""
 
     block_m: int
     block_n: int
     backward: tuple[int, int, int] | None = None
-    repeats: bool = False
 
 
 def bias_gelu_dropout_add_eager(
@@ -313,7 +308,7 @@ def _run(kernel, grid, tensors, *sizes, **options):
     first, hooks = getattr(tensors[0], "base", tensors[0]), triton.knobs.runtime
     device, addresses, kinds = first.get_device(), 0, []
     for t in tensors:
-        is_tensor = isinstance(t, torch.Tensor)  # else None, or a TMA descriptor: aligned, one layout a block
+        is_tensor = isinstance(t, torch.Tensor)  # else None or a TMA descriptor, which is aligned
         addresses |= t.data_ptr() if is_tensor else 0
         kinds.append(t.dtype if is_tensor else t and (t.base.dtype, *t.block_shape))
     how = kernel.fn, type(kernel).run  # tools that watch launches put another `run` in its place
@@ -373,22 +368,9 @@ def _fold(*matrices):
     return fold if folds else 1
 
 
-def _pieces(repeats, fold, bias, *matrices):
-    """(fold, bias, matrices) of each launch: one; or one with the bias repeated, and one for rows left over."""
-    n_rows, n_cols = matrices[0].shape
-    if fold == 1 or not repeats:
-        return [(fold, bias, matrices)]
-    top, wide = n_rows // fold * fold, (n_rows // fold, n_cols * fold)
-    folded = [(1, bias.repeat(fold), [m if m is None else m[:top].view(wide) for m in matrices])]
-    rest = [(1, bias, [m if m is None else m[top:] for m in matrices])] if top < n_rows else []
-    return folded + rest
-
-
 @functools.cache
-def _plan(n_cols, fold=1, large=False):
-    """n_cols: of fold rows, taken as one; large: so many elements that the host's time does not count."""
-    repeats = large and fold > 1 and n_cols < 2048 * fold  # as in add_relu, where it was measured
-    return Plan(*_flat_tile(n_cols, 2048, 1024), None, repeats)
+def _plan(n_cols):
+    return Plan(*_flat_tile(n_cols, 2048, 1024))
 
 
 @functools.cache
@@ -400,7 +382,7 @@ def _plan_backward(n_cols):
     return block_m, block_n, max(1, min(_cdiv(4096, _cdiv(n_cols, block_n)), 1024))
 
 
-def _launch(plan, x, bias, residual, y, p, seed, first, fold=1):
+def _launch(plan, x, bias, residual, y, p, seed, fold=1, first=0):
     """first: how many elements of the whole tensor come before these rows."""
     n_rows, n_cols, threshold = _cdiv(x.shape[0], fold), x.shape[1] * fold, _threshold(p)
     strides = (*x.stride(), *residual.stride()) if fold == 1 else (n_cols, 1) * 2
@@ -466,13 +448,10 @@ def _forward(x, bias, residual, p, seed, plan=None):
     y = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
     if y.numel() == 0:
         return y
-    matrices, first = (_rows_of(x), _rows_of(residual), _rows_of(y)), 0
+    matrices = _rows_of(x), _rows_of(residual), _rows_of(y)
     fold = _fold(*matrices)
-    chosen = plan or _plan(x.shape[-1] * fold, fold, y.numel() >= _LARGE)
-    pieces = _pieces(chosen.repeats, fold, bias.contiguous(), *matrices)
-    for n_folded, wide, (x_rows, *others) in pieces:
-        _launch(chosen, x_rows, wide, *others, p, seed, first, n_folded)
-        first += x_rows.numel()
+    x, residual, out = matrices
+    _launch(plan or _plan(x.shape[1] * fold), x, bias.contiguous(), residual, out, p, seed, fold)
     return y
 
 

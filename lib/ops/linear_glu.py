@@ -589,7 +589,7 @@ def _run(kernel, grid, tensors, *sizes, **options):
     first, hooks = getattr(tensors[0], "base", tensors[0]), triton.knobs.runtime
     device, addresses, kinds = first.get_device(), 0, []
     for t in tensors:
-        is_tensor = isinstance(t, torch.Tensor)  # else None, or a TMA descriptor: aligned, one layout a block
+        is_tensor = isinstance(t, torch.Tensor)  # else None or a TMA descriptor, which is aligned
         addresses |= t.data_ptr() if is_tensor else 0
         kinds.append(t.dtype if is_tensor else t and (t.base.dtype, *t.block_shape))
     how = kernel.fn, type(kernel).run  # tools that watch launches put another `run` in its place

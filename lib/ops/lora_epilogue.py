@@ -35,7 +35,6 @@ from torch.autograd import forward_ad
 # With TRITON_INTERPRET=1 kernels run on CPU tensors; otherwise they need a GPU.
 _ON_CPU = triton.knobs.runtime.interpret
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-_LARGE = 1 << 26  # elements, from which on several launches take an H200 longer than its host
 
 # The eager activations, in the order of the numbers that lora_epilogue.cu knows them by.
 _ACTIVATIONS = {
@@ -50,15 +49,11 @@ _OF_Z = ("gelu", "gelu_tanh", "silu")  # their slope is taken from z; relu's and
 
 
 class Plan(NamedTuple):
-    """How one call is launched. backward: (BLOCK_M, BLOCK_N, strips), or None to have it chosen.
-
-    repeats: whether folded rows have a bias repeated in memory, and rows left over a launch of their own.
-    """
+    """How one call is launched. backward: (BLOCK_M, BLOCK_N, strips), or None to have it chosen."""
 
     block_m: int
     block_n: int
     backward: tuple[int, int, int] | None = None
-    repeats: bool = False
 
 
 def lora_epilogue_eager(
@@ -312,7 +307,7 @@ def _run(kernel, grid, tensors, *sizes, **options):
     first, hooks = getattr(tensors[0], "base", tensors[0]), triton.knobs.runtime
     device, addresses, kinds = first.get_device(), 0, []
     for t in tensors:
-        is_tensor = isinstance(t, torch.Tensor)  # else None, or a TMA descriptor: aligned, one layout a block
+        is_tensor = isinstance(t, torch.Tensor)  # else None or a TMA descriptor, which is aligned
         addresses |= t.data_ptr() if is_tensor else 0
         kinds.append(t.dtype if is_tensor else t and (t.base.dtype, *t.block_shape))
     how = kernel.fn, type(kernel).run  # tools that watch launches put another `run` in its place
@@ -372,24 +367,11 @@ def _fold(*matrices):
     return fold if folds else 1
 
 
-def _pieces(repeats, fold, bias, *matrices):
-    """(fold, bias, matrices) of each launch: one; or one with the bias repeated, and one for rows left over."""
-    n_rows, n_cols = matrices[0].shape
-    if fold == 1 or not repeats:
-        return [(fold, bias, matrices)]
-    top, wide = n_rows // fold * fold, (n_rows // fold, n_cols * fold)
-    folded = [(1, bias.repeat(fold), [m if m is None else m[:top].view(wide) for m in matrices])]
-    rest = [(1, bias, [m if m is None else m[top:] for m in matrices])] if top < n_rows else []
-    return folded + rest
-
-
 @functools.cache
-def _plan(n_cols, dtype, fold=1, large=False):
-    """n_cols: of fold rows, taken as one; large: so many elements that the host's time does not count."""
-    # 128 threads of one 16-byte load each; of four, where they look up their bias first. With one the look-up
-    # cost up to 30 % where rows are narrow, so in large tensors the bias is repeated for them in memory.
-    repeats = large and fold > 1 and n_cols < 2048 * fold
-    return Plan(*_tile(n_cols, 2048 if fold == 1 or repeats else 8192, 2048, dtype), None, repeats)
+def _plan(n_cols, dtype, fold=1):
+    """n_cols: of fold rows, taken as one."""
+    # 128 threads of one 16-byte load each; of four, where each looks up its bias first: one costs up to a third
+    return Plan(*_tile(n_cols, 2048 if fold == 1 else 8192, 2048, dtype))
 
 
 @functools.cache
@@ -401,7 +383,7 @@ def _plan_backward(n_cols, dtype):
     return block_m, block_n, max(1, min(_cdiv(8192, _cdiv(n_cols, block_n)), 1024))
 
 
-def _launch(plan, x, bias, delta, y, z, scale, activation, fold=1):
+def _launch(plan, fold, bias, x, delta, y, z, scale, activation):
     n_rows, n_cols = _cdiv(x.shape[0], fold), x.shape[1] * fold
     strides = [m.stride() if fold == 1 else (n_cols, 1) for m in (x, delta, y)]
     _run(
@@ -471,10 +453,8 @@ def _forward(x, delta, bias, scale, activation, plan=None, in_place=False, z=Non
     out, z = rows if in_place else y.view(-1, n_cols), None if z is None else z.view(-1, n_cols)
     matrices = rows, delta.reshape(-1, n_cols), out, z
     fold = _fold(*matrices)
-    chosen = plan or _plan(n_cols * fold, x.dtype, fold, x.numel() >= _LARGE)
-    repeats = chosen.repeats or launch is not _launch
-    for n_folded, wide, (x_rows, *others) in _pieces(repeats, fold, bias, *matrices):
-        launch(chosen, x_rows, wide, *others, scale, activation, n_folded)
+    chosen = plan or _plan(n_cols * fold, x.dtype, fold)
+    launch(chosen, fold, bias, *matrices, scale, activation)
     if in_place and rows.data_ptr() != x.data_ptr():
         x.copy_(rows.view_as(x))
     return y
@@ -843,10 +823,22 @@ def _cuda():
     return torch.ops.lora_epilogue_cuda
 
 
-def _launch_cuda(plan, x, bias, delta, y, z, scale, activation, fold):
+def _in_pieces(fold, bias, *matrices):
+    """(bias, matrices) of each launch: of folded rows, with the bias repeated, and of rows left over."""
+    n_rows, n_cols = matrices[0].shape
+    if fold == 1:
+        return [(bias, matrices)]
+    top, wide = n_rows // fold * fold, (n_rows // fold, n_cols * fold)
+    folded = [(bias.repeat(fold), [m if m is None else m[:top].view(wide) for m in matrices])]
+    rest = [(bias, [m if m is None else m[top:] for m in matrices])] if top < n_rows else []
+    return folded + rest
+
+
+def _launch_cuda(plan, fold, bias, x, delta, y, z, scale, activation):
     x, delta = (m if m.stride(1) == 1 else m.contiguous() for m in (x, delta))  # 16 adjacent bytes
     x, delta, bias = (t.to(y.dtype) for t in (x, delta, bias))  # which differ under autocast
-    _cuda().forward(x, delta, bias, y, scale, list(_ACTIVATIONS).index(activation))
+    for b, (x_rows, delta_rows, y_rows) in _in_pieces(fold, bias, x, delta, y):
+        _cuda().forward(x_rows, delta_rows, b, y_rows, scale, list(_ACTIVATIONS).index(activation))
 
 
 def _forward_cuda(x, delta, bias, scale, activation, plan=None, in_place=False, z=None):
