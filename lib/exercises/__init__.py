@@ -190,12 +190,16 @@ def expect_op(answer, eager, make_inputs, shapes=SHAPES, dtypes=(torch.float32, 
                 raise Wrong(f"{at}: raised {type(error).__name__}: {str(error)[:300]}") from None
 
 
-def expect_launches(launch, exactly=None, at_least=1):
-    """Wrong unless `launch()` launches that many Triton kernels, counted in the interpreter: small inputs."""
+def expect_launches(launch, exactly=None, at_least=1, what=""):
+    """Wrong unless `launch()` launches that many Triton kernels, counted in the interpreter: small inputs.
+
+    what: what launches them, "the backward pass "; the message begins with it.
+    """
     count = count_traffic(launch).launches
     if exactly is not None:
-        expect(count == exactly, f"should launch {exactly} Triton kernel, launched {count}")
-    expect(count >= at_least, f"should launch {at_least} Triton kernel or more, launched {count}")
+        expect(count == exactly, f"{what}should launch {exactly} Triton kernel, launched {count}")
+    few = f"{what}should launch {at_least} Triton kernel or more, launched {count}"
+    expect(count >= at_least, few)
 
 
 # --- progress ------------------------------------------------------------------------------------------
