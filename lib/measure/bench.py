@@ -377,9 +377,9 @@ def _to_time(op, configuration):
 
 
 def _compute_bound(op, shape, dtype, gradients):
-    """Whether arithmetic and not traffic sets the least time, as far as ceilings are known."""
+    """Whether arithmetic and not traffic sets the least time."""
     top, bytes_moved = roofline.ceilings(), op.bytes_moved(shape, dtype.itemsize, gradients)
-    return bool(top) and op.flops(shape, gradients) > bytes_moved * top.ridge(_name(dtype))
+    return op.flops(shape, gradients) > bytes_moved * top.ridge(_name(dtype))
 
 
 def _checked_here(op, dtype, gradients, versions, recorded):
