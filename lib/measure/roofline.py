@@ -8,6 +8,7 @@ import dataclasses
 import functools
 
 from lib import machine
+from lib.nogpu import fake_gpu
 from lib.recorded import results
 
 import torch
@@ -99,8 +100,8 @@ def draw(ax, rows, dtype="float32"):
 
 def draw_copies(ax, rates):
     """Copy rates, {MiB of the buffer: GB/s}, with a line where two such buffers fill L2."""
-    on_gpu = machine.HAS_GPU
-    l2 = torch.cuda.get_device_properties(0).L2_cache_size / 2**20 if on_gpu else 50  # MiB, H200
+    gpu = torch.cuda.get_device_properties(0) if machine.HAS_GPU else fake_gpu.H200
+    l2 = gpu.L2_cache_size / 2**20
     ax.semilogx([int(mib) for mib in rates], list(rates.values()), "o-", base=2, color="black")
     ax.axvline(l2 / 2, color="black", linestyle="--", linewidth=1)
     label = f" two buffers fill L2: {l2 / 2:.0f} MiB each"

@@ -215,7 +215,7 @@ def test_copies_are_drawn_with_the_size_at_which_two_buffers_fill_l2():
     roofline.draw_copies(ax, {"1": 1000.0, "64": 4000.0})
     copies, l2 = ax.lines
     assert list(copies.get_xdata()) == [1, 64]
-    assert machine.HAS_GPU or l2.get_xdata()[0] == 25
+    assert machine.HAS_GPU or l2.get_xdata()[0] == 30
     plt.close("all")
 
 
