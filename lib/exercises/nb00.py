@@ -9,14 +9,15 @@ import torch
 @exercise("00.1", "Bytes", minutes=5, level=1)
 def check_bytes(answer):
     for m, n, itemsize in [(1, 1, 4), (3, 5, 4), (128, 512, 2)]:
-        what = f"for ({m}, {n}) with {itemsize} bytes an element"
+        what = f"bytes for ({m}, {n}), {itemsize} bytes an element (count trips to memory, not operands)"
         expect_number(answer(m, n, itemsize), 3 * m * n * itemsize, what)
 
 
 @exercise("00.2", "What fusing saves", minutes=5, level=1)
 def check_ratio(answer):
     for k in (1, 2, 3, 10):
-        expect_number(answer(k), k, f"for a chain of {k}")
+        what = f"for a chain of {k} (count what all of eager's kernels read and write)"
+        expect_number(answer(k), k, what)
 
 
 @exercise("00.3", "The least time", minutes=8, level=2)
@@ -33,9 +34,11 @@ def check_least_time(answer):
             isinstance(got, tuple) and len(got) == 2,
             "return a tuple: (time in µs, 'memory' or 'compute')",
         )
-        expect_number(got[0], max(memory_us, compute_us), f"{at}: the time in µs")
+        what = f"{at}: the time in µs (moving bytes and arithmetic overlap)"
+        expect_number(got[0], max(memory_us, compute_us), what)
         limit = "memory" if memory_us >= compute_us else "compute"
-        expect(got[1] == limit, f"{at}: the limit should be {limit!r}, got {got[1]!r}")
+        what = f"{at}: the limit (what would a faster memory change?) should be {limit!r}, got {got[1]!r}"
+        expect(got[1] == limit, what)
 
 
 @exercise("00.4", "A kernel of your own", minutes=12, level=2)

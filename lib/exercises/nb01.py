@@ -48,21 +48,21 @@ def _(really_faster):
 
 # --- 01.2 ----------------------------------------------------------------------------------------------
 
-# Elements that have to be read and written, for (M, N) inputs.
+# Elements that have to be read and written, for (M, N) inputs, and what to think of.
 _ELEMENTS = {
-    "gelu": lambda m, n: 2 * m * n,
-    "add": lambda m, n: 3 * m * n,
-    "bias_relu": lambda m, n: 2 * m * n + n,
-    "row_sum": lambda m, n: m * n + m,
-    "softmax": lambda m, n: 2 * m * n,
+    "gelu": (lambda m, n: 2 * m * n, "what is read, and what is written?"),
+    "add": (lambda m, n: 3 * m * n, "how many tensors cross memory?"),
+    "bias_relu": (lambda m, n: 2 * m * n + n, "how often must the bias be read?"),
+    "row_sum": (lambda m, n: m * n + m, "how much is written?"),
+    "softmax": (lambda m, n: 2 * m * n, "the least, not what eager moves"),
 }
 
 
 @exercise("01.2", "Effective bandwidth, counted honestly", minutes=8, level=1)
 def _(bandwidth_gbps):
     for m, n, itemsize, time_us in ((2, 3, 4, 1.0), (64, 128, 2, 3.0), (4096, 781, 4, 20.0)):
-        for op, elements in _ELEMENTS.items():
-            what = f"{op}, {m}×{n}, {itemsize} bytes an element, {time_us:g} µs"
+        for op, (elements, idea) in _ELEMENTS.items():
+            what = f"{op}, {m}×{n}, {itemsize} bytes an element, {time_us:g} µs ({idea}), in 10⁹ bytes/s"
             want = elements(m, n) * itemsize / time_us / 1e3
             expect_number(bandwidth_gbps(op, m, n, itemsize, time_us), want, what)
 

@@ -348,8 +348,8 @@ def ladder(op, shape=None, dtype=torch.float32, gradients=False, versions=None, 
 
     op: an entry of the registry or its name; configuration: a label of it, the first by default. With a GPU,
     `shape` (default: the op's first bench shape, made to fit) is checked and timed here, and the recorded rows
-    stand beside it. With no GPU, versions are checked on the op's small shape and the times are the recorded
-    ones for `shape`.
+    stand beside it, but for a page that `make record` writes on the GPU they come from. With no GPU, versions
+    are checked on the op's small shape and the times are the recorded ones for `shape`.
     """
     op = registry.find(op) if isinstance(op, str) else op
     shape = tuple(shape or op.bench_shapes[0])
@@ -360,7 +360,9 @@ def ladder(op, shape=None, dtype=torch.float32, gradients=False, versions=None, 
         recorded = [row for row in recorded if row["version"] in versions]
     if machine.HAS_GPU:
         shape = fit(op, shape, dtype)
-        rows = measure(op, shape, dtype, gradients, versions, timed=timed) + recorded
+        rows = measure(op, shape, dtype, gradients, versions, timed=timed)
+        # On a page that is being recorded they would be a second measurement of one and the same GPU.
+        rows += [] if results.recording_the_reference() else recorded
     else:
         rows = _checked_here(op, dtype, gradients, versions, recorded)
     table = pd.DataFrame(rows).reindex(columns=COLUMNS)
@@ -377,9 +379,9 @@ def _to_time(op, configuration):
 
 
 def _compute_bound(op, shape, dtype, gradients):
-    """Whether arithmetic and not traffic sets the least time, as far as ceilings are known."""
+    """Whether arithmetic and not traffic sets the least time."""
     top, bytes_moved = roofline.ceilings(), op.bytes_moved(shape, dtype.itemsize, gradients)
-    return bool(top) and op.flops(shape, gradients) > bytes_moved * top.ridge(_name(dtype))
+    return op.flops(shape, gradients) > bytes_moved * top.ridge(_name(dtype))
 
 
 def _checked_here(op, dtype, gradients, versions, recorded):

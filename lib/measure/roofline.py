@@ -8,6 +8,7 @@ import dataclasses
 import functools
 
 from lib import machine
+from lib.nogpu import fake_gpu
 from lib.recorded import results
 
 import torch
@@ -55,10 +56,7 @@ def measure_gemm_tflops(dtype, n=8192):
 
 @functools.cache
 def ceilings():
-    """This GPU's Ceilings, measured once a process (two seconds); with no GPU the recorded ones of an H200.
-
-    Returns None when there is no GPU and nothing was recorded yet.
-    """
+    """This GPU's Ceilings, measured once a process (two seconds); with no GPU the recorded ones of an H200."""
     if machine.HAS_GPU:
         tflops = {
             str(dtype).removeprefix("torch."): measure_gemm_tflops(dtype)
@@ -66,8 +64,6 @@ def ceilings():
         }
         return Ceilings(measure_copy_gbps(), tflops, "measured here")
     record = results.load("ceilings")
-    if record is None:
-        return None
     row = record["rows"][0]
     return Ceilings(row["bandwidth_gbps"], row["tflops"], results.where(record))
 
@@ -79,37 +75,37 @@ def save():
     return results.save("ceilings", [row], ["lib/measure/roofline.py"])
 
 
-def plot(points, dtype="float32", ax=None):
-    """The roofline of `ceilings()` with one marker for each (label, flops, bytes_moved, time_us) of points."""
-    import matplotlib.pyplot as plt
-    import numpy as np
+def draw(ax, rows, dtype="float32"):
+    """The roofline of `ceilings()` and its ridge, with one marker for each row.
 
+    A row is a dictionary: version, flops, bytes_moved, time_us.
+    """
     top = ceilings()
-    if ax is None:
-        _, ax = plt.subplots(figsize=(7, 4.2), layout="constrained")
-    if top is None:
-        ax.set_title(results.NOT_RECORDED)
-        return ax
-    intensity = np.logspace(-2, 4, 200)
-    roof = np.minimum(intensity * top.bandwidth_gbps / 1e3, top.tflops[dtype])
-    ax.loglog(intensity, roof, color="black", linewidth=1.5)
-    ax.annotate(
-        f"{top.bandwidth_gbps:.0f} GB/s", (0.03, 0.03 * top.bandwidth_gbps / 1e3), rotation=32,
-        xytext=(-4, 12), textcoords="offset points",
-    )  # fmt: skip
-    ax.annotate(
-        f"{top.tflops[dtype]:.0f} TFLOP/s ({dtype})", (1e3, top.tflops[dtype] * 1.25), ha="center"
-    )
-    for marker, (label, flops, bytes_moved, time_us) in zip("osD^vP*X", points):
-        ax.plot(
-            flops / bytes_moved, flops / time_us / 1e6, marker, markersize=8, label=label, alpha=0.8
-        )
-    ax.set(
-        xlabel="arithmetic intensity, FLOPs per byte",
-        ylabel="TFLOP/s",
-        title=f"Roofline, {top.where}",
-    )
-    ax.grid(True, which="major", alpha=0.3)
-    if points:
-        ax.legend(loc="lower right", fontsize="small")
-    return ax
+    ridge, roof, slope = top.ridge(dtype), top.tflops[dtype], top.bandwidth_gbps / 1e3
+    left, right = 0.03, 1000
+    ax.loglog([left, ridge, right], [left * slope, roof, roof], color="black", linewidth=1.5)
+    ax.plot([ridge, ridge], [0, roof], color="black", linestyle=":", linewidth=1)
+    for marker, row in zip("osD^vP*X", rows):
+        tflops, intensity = row["flops"] / row["time_us"] / 1e6, row["flops"] / row["bytes_moved"]
+        ax.plot(intensity, tflops, marker, color="black", fillstyle="none", markersize=9)
+        beside = {"xytext": (10, -4), "textcoords": "offset points", "va": "center"}
+        ax.annotate(f"{row['version']}, {row['time_us']:,.0f} µs", (intensity, tflops), **beside)
+    ax.set(xlabel="arithmetic intensity, FLOPs per byte", ylabel="TFLOP/s")
+    ax.set(xlim=(left, right), ylim=(left * slope, 5 * roof))
+    ax.text(right / 1.3, roof * 1.3, f"{dtype}: {roof:.0f} TFLOP/s", ha="right")
+    ax.text(2, 3 * slope, f"copy: {top.bandwidth_gbps:,.0f} GB/s", ha="right")
+    ax.text(ridge * 1.15, left * slope * 1.6, f"ridge: {ridge:.1f} FLOPs per byte")
+    ax.grid(alpha=0.3)
+
+
+def draw_copies(ax, rates):
+    """Copy rates, {MiB of the buffer: GB/s}, with a line where two such buffers fill L2."""
+    gpu = torch.cuda.get_device_properties(0) if machine.HAS_GPU else fake_gpu.H200
+    l2 = gpu.L2_cache_size / 2**20
+    ax.semilogx([int(mib) for mib in rates], list(rates.values()), "o-", base=2, color="black")
+    ax.axvline(l2 / 2, color="black", linestyle="--", linewidth=1)
+    label = f" two buffers fill L2: {l2 / 2:.0f} MiB each"
+    ax.text(l2 / 2, 0.06, label, transform=ax.get_xaxis_transform())
+    ax.xaxis.set_major_formatter("{x:.0f}")
+    ax.set(xlabel="size of the buffer, MiB", ylabel="copy, GB/s", ylim=0)
+    ax.grid(alpha=0.3)

@@ -3,6 +3,7 @@
 Two sources: spans, from an example or a model of a GPU, and the events of a profile (see events.py).
 """
 
+import re
 from typing import NamedTuple
 
 from lib.course.show import show_figure
@@ -13,12 +14,13 @@ import matplotlib.pyplot as plt
 from matplotlib.patches import Patch
 
 _ORDER = ("region", "host", "device")  # lanes with other names come below, in order of appearance
-_BLUES = ("#cfdcec", "#a9c1dd")
+_BLUE = "#cfdcec"
 _WAIT = {"facecolor": "white", "edgecolor": "black", "linestyle": ":", "linewidth": 1.0}
 _IDLE = {"facecolor": "white", "edgecolor": "#8a8a8a", "hatch": "////", "linewidth": 0.0}
 _COPY = {"facecolor": "#f0dcb4", "edgecolor": "black", "hatch": "....", "linewidth": 0.5}
 _ROOM = 118  # characters in a lane
 _HEIGHT = 0.62
+_ENDING = re.compile("_kernel(_cuda|_impl)?$|(CUDA)?KernelImpl$")  # says only that it is a kernel
 
 
 class Span(NamedTuple):
@@ -43,12 +45,12 @@ def plot_timeline(source, title):
     lanes.sort(key=lambda lane: _ORDER.index(lane) if lane in _ORDER else len(_ORDER))
     total = max((span.end_us for span in source), default=0) or 1.0
     figure, ax = _axes(lanes, total, title)
-    for k, span in enumerate(source):
+    for span in source:
         y, width = lanes.index(span.lane), span.end_us - span.start_us
         if width == 0:
             ax.plot(span.start_us, y - 0.47, "v", color="black", markersize=5, clip_on=False)
             continue
-        _bar(ax, y, span, total, k)
+        _bar(ax, y, span, total)
     return figure
 
 
@@ -75,11 +77,11 @@ def _axes(lanes, total, title, below=0.0):
     return figure, ax
 
 
-def _bar(ax, y, span, total, k, style=None, share=1.0):
-    """Draw one span and as much of its name as fits; returns the label."""
+def _bar(ax, y, span, total, style=None, share=1.0):
+    """Draw one span and its name, where it fits; returns the label."""
     width = span.end_us - span.start_us
     line = 0.7 if width >= ev.NARROW * total else 0.0
-    plain = {"facecolor": _BLUES[k % 2], "edgecolor": "black", "linewidth": line}
+    plain = {"facecolor": _BLUE, "edgecolor": "black", "linewidth": line}
     style = style or (_WAIT if span.name == "wait" else plain)
     center = y + _HEIGHT * (1 - share) / 2  # the axis points down: a low block stands on the edge
     ax.barh(center, width, left=span.start_us, height=_HEIGHT * share, **style)
@@ -93,14 +95,26 @@ def _bar(ax, y, span, total, k, style=None, share=1.0):
 
 
 def _label(name, room):
-    """As much of a name as fits `room` characters: all, the part in <>, the beginning, or nothing."""
+    """The name in lines of at most `room` characters, two at most; or a part that says as much; or nothing."""
     inner = name.partition("<")[2].rstrip(">")
-    for text in (name, inner, name.partition(":")[0]):  # the last for 'wait: item'
+    kernel = _ENDING.sub("", inner or name)
+    texts = [name, inner, name.partition(":")[0], kernel]  # the third for 'wait: item'
+    for text in texts:
         if text and len(text) <= room:
             return text
-    if not name or room < 8 or name.startswith("launch "):
-        return ""
-    return (inner or name)[: room - 1] + "…"
+    for text in texts:
+        for place in _breaks(text):
+            first, second = text[:place].rstrip(), text[place:]
+            if max(len(first), len(second)) <= room:
+                return f"{first}\n{second}"
+    return ""
+
+
+def _breaks(text):
+    """Where a name may go on in a second line, the most even place first."""
+    places = [m.end() for m in re.finditer(r"[_ ,]+|(?<=[a-z])(?=[A-Z])|(?=<)", text)]
+    inside = [place for place in places if 0 < place < len(text)]
+    return sorted(inside, key=lambda place: abs(len(text) - 2 * place))
 
 
 def show_timeline(source, title):
@@ -122,16 +136,16 @@ def _plot_events(events, title):
     lanes, total = _lanes(events), ev.wall_us(events) or 1.0
     figure, ax = _axes(list(lanes), total, title, below=0.35)
     for y, bars in enumerate(lanes.values()):
-        labels = [_bar(ax, y, span, total, k, *how) for k, (span, *how) in enumerate(bars)]
+        labels = [_bar(ax, y, span, total, *how) for span, *how in bars]
         if bars and bars[0][0].lane == "region":
-            _name_above(ax, [span for (span, *_), label in zip(bars, labels) if label != span.name])
+            _name_above(ax, [span for (span, *_), label in zip(bars, labels) if not label])
     if not ev.has_device(events):
         y = list(lanes).index("device")
         ax.text(total / 2, y, _NO_DEVICE, ha="center", va="center", fontsize=8, style="italic")
     used = utilisation(events)
     busy = "" if used is None else f"; the device is busy {used:.0f} % of {total:,.0f} µs"
     ax.set_xlabel(f"time, µs{busy}")
-    _legend(figure, lanes)
+    _legend(figure, lanes, ev.NARROW * total)
     return figure
 
 
@@ -150,8 +164,10 @@ def _name_above(ax, narrow):
 _NO_DEVICE = "no GPU in this profile: nothing ran on a device"
 
 
-def _legend(figure, lanes):
-    used = [style for bars in lanes.values() for _, style, _ in bars]
+def _legend(figure, lanes, narrow):
+    """Explain the styles of the bars that are wide enough to be seen."""
+    bars = [bar for lane in lanes.values() for bar in lane]
+    used = [style for span, style, _ in bars if span.end_us - span.start_us >= narrow]
     styles = {"the host waits": _WAIT, "copy": _COPY, "the device is idle": _IDLE}
     patches = [Patch(label=text, **style) for text, style in styles.items() if style in used]
     if patches:

@@ -155,6 +155,11 @@ def measured_or_recorded(key, measure, n_gpus=1):
     return Measurement(value, "measured here")
 
 
+def recording_the_reference():
+    """Whether `make record` is running a notebook on the GPU whose results are shown to all readers."""
+    return bool(os.environ.get("FUSED_KERNELS_RECORD")) and gpu_slug() == REFERENCE_GPU
+
+
 def _record_value(name, notebook, what, value):
     old = load(name, gpu_slug())
     others = [row for row in (old["rows"] if old else []) if row["key"] != what]

@@ -64,3 +64,29 @@ def test_a_function_kept_out_of_the_compiler_still_runs():
 def test_what_only_a_gpu_can_measure_says_so(function):
     with pytest.raises(ValueError, match=f"{function} needs a GPU: the interpreter's times say"):
         getattr(bench, function)(lambda: None)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "recording", "n_rows"),
+    [
+        ("NVIDIA H200", "30_add_relu", 1),
+        ("NVIDIA H200", "", 2),
+        ("NVIDIA H100", "30_add_relu", 2),
+    ],
+)
+def test_a_page_recorded_on_the_reference_gpu_shows_each_version_once(
+    gpu, recording, n_rows, monkeypatch
+):
+    monkeypatch.setenv("FUSED_KERNELS_RECORD", recording)
+    monkeypatch.setattr(machine, "HAS_GPU", True)
+    monkeypatch.setattr(machine, "gpu_name", lambda: gpu)
+    monkeypatch.setattr(bench, "fit", lambda op, shape, dtype: shape)
+    monkeypatch.setattr(
+        bench.roofline, "ceilings", lambda: bench.roofline.Ceilings(1, {"float32": 1}, "test")
+    )
+    monkeypatch.setattr(
+        bench, "measure", lambda *args, **kw: [{"version": "eager", "where": "measured here"}]
+    )
+    table = bench.ladder("add_relu", versions={"eager": None})
+    assert len(table) == n_rows
+    assert table["where"][0] == "measured here"

@@ -66,10 +66,29 @@ def test_the_model_of_a_gpu_can_be_drawn():
 
 @pytest.mark.parametrize(
     ("room", "label"),
-    [(40, "elementwise_kernel<MulFunctor>"), (12, "MulFunctor"), (8, "MulFunc…"), (5, "")],
+    [(40, "elementwise_kernel<MulFunctor>"), (12, "MulFunctor"), (8, "Mul\nFunctor"), (5, "")],
 )
 def test_labels_fit(room, label):
     assert timeline._label("elementwise_kernel<MulFunctor>", room) == label
+
+
+@pytest.mark.parametrize(
+    ("name", "room", "label"),
+    [
+        ("26 kernels", 7, "26\nkernels"),
+        ("pow_tensor_scalar", 12, "pow_tensor_\nscalar"),
+        ("k ×1000, 25 % busy", 11, "k ×1000,\n25 % busy"),
+        ("addmm", 4, ""),
+        ("launch k0", 6, "launch\nk0"),
+        ("loop<tanh_kernel_cuda>", 16, "tanh_kernel_cuda"),
+        ("loop<tanh_kernel_cuda>", 12, "tanh"),
+        ("loop<pow_scalar_kernel_impl>", 8, "pow_\nscalar"),
+        ("loop<GeluCUDAKernelImpl>", 6, "Gelu"),
+        ("add_kernel", 5, "add"),
+    ],
+)
+def test_a_name_goes_on_in_a_second_line_and_no_word_is_cut(name, room, label):
+    assert timeline._label(name, room) == label
 
 
 def test_a_wait_is_called_one_also_where_there_is_little_room():
@@ -100,6 +119,13 @@ def test_copies_are_stippled():
     figure = timeline.plot_timeline([step(), event("copy", 10, 60, PAGEABLE)], "title")
     assert ends(bars(figure, "....")) == [(10, 60)]
     assert "DtoH" in texts(figure)
+
+
+def test_a_copy_too_narrow_to_see_is_not_in_the_legend():
+    events = [step(1000), event("copy", 10, 12, PAGEABLE), event("kernel", 12, 1000, "k")]
+    assert "copy" not in legend(timeline.plot_timeline(events, "title"))
+    events[1:] = [event("copy", 10, 60, PAGEABLE), event("kernel", 60, 1000, "k")]
+    assert "copy" in legend(timeline.plot_timeline(events, "title"))
 
 
 def test_a_block_is_as_high_as_its_part_of_busy_time():

@@ -9,6 +9,7 @@ from lib.measure import bench, registry, roofline
 from lib.measure.check import CheckError
 from lib.recorded import restamp, results
 
+import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 import torch
@@ -194,6 +195,28 @@ def test_attainable_time_is_the_longer_of_two():
     assert top.attainable_us(4_000_000) == pytest.approx(1.0)
     assert top.attainable_us(4_000_000, 10**9) == pytest.approx(20.0)
     assert top.ridge() == pytest.approx(12.5)
+
+
+def test_the_roofline_has_its_ridge_and_a_point_for_each_row(monkeypatch):
+    top = roofline.Ceilings(4000.0, {"float32": 50.0}, "test")
+    monkeypatch.setattr(roofline, "ceilings", lambda: top)
+    rows = [{"version": "a", "flops": 10**9, "bytes_moved": 4 * 10**9, "time_us": 1000.0}]
+    _, ax = plt.subplots()
+    roofline.draw(ax, rows)
+    roof, ridge, point = ax.lines
+    assert list(roof.get_xdata())[1] == ridge.get_xdata()[0] == pytest.approx(12.5)
+    assert (point.get_xdata()[0], point.get_ydata()[0]) == pytest.approx((0.25, 1.0))
+    assert {"a, 1,000 µs", "ridge: 12.5 FLOPs per byte"} <= {t.get_text() for t in ax.texts}
+    plt.close("all")
+
+
+def test_copies_are_drawn_with_the_size_at_which_two_buffers_fill_l2():
+    _, ax = plt.subplots()
+    roofline.draw_copies(ax, {"1": 1000.0, "64": 4000.0})
+    copies, l2 = ax.lines
+    assert list(copies.get_xdata()) == [1, 64]
+    assert machine.HAS_GPU or l2.get_xdata()[0] == 30
+    plt.close("all")
 
 
 # --- predictions ---------------------------------------------------------------------------------------------
