@@ -3,6 +3,12 @@
 from lib.course import mbarriers
 from lib.exercises import Wrong, attempted, exercise, expect
 
+
+def counted(n, noun):
+    """n slots, or 1 slot."""
+    return f"{n} {noun}{'s' * (n != 1)}"
+
+
 # --- 44.1 ------------------------------------------------------------------------------------------------
 
 
@@ -11,7 +17,7 @@ def check_place(answer):
     for n_slots in (1, 2, 3, 4, 7):
         for step in range(5 * n_slots):
             got = attempted(answer(step, n_slots))
-            at = f"step {step} of the second consumer, {n_slots} slots"
+            at = f"step {step} of the second consumer, {counted(n_slots, 'slot')}"
             triple = isinstance(got, (tuple, list)) and len(got) == 3
             expect(triple, f"{at}: give (slot, full's phase, empty's phase), got {got!r}")
             number = 2 * step + 1  # of the producer's steps
@@ -60,7 +66,7 @@ def check_consumer(answer):
                 "producer": _producer(n_tiles, n_steps, full, empty),
                 "consumer": attempted(answer(n_tiles, n_steps, full, empty)),
             }
-            at = f"{n_tiles} tiles of {n_steps} steps, {n_slots} slots"
+            at = f"{counted(n_tiles, 'tile')} of {counted(n_steps, 'step')}, {n_slots} slots"
             expect(hasattr(roles["consumer"], "__next__"), f"{at}: write a generator, with yield")
             try:
                 done = mbarriers.run(roles, seed)
@@ -71,8 +77,9 @@ def check_consumer(answer):
             steps = list(range(n_tiles * n_steps))
             expect(done["consumer"] == steps, f"{at}: multiplied {done['consumer'][:9]} instead")
             arrivals = sum(barrier.completed for barrier in empty)
-            expect(arrivals == len(steps), f"{at}: {arrivals} slots were freed, not {len(steps)}")
+            expect(arrivals == len(steps), f"{at}: slots freed: {arrivals}, not {len(steps)}")
         _expect_overlap(answer, at, n_steps)
+        _expect_sums(answer, at, n_tiles, n_steps, n_slots)
         _expect_freed_after(answer, at, n_tiles, n_steps, n_slots)
 
 
@@ -84,6 +91,20 @@ def _expect_overlap(answer, at, n_steps):
     left = [action.phase for action in actions[:last] if action.kind == "finish"]
     at += f": waits until at most {min(left, default=2)} are under way"
     expect(all(in_flight >= 2 for in_flight in left), f"{at} within a tile; leave two in flight")
+
+
+def _expect_sums(answer, at, n_tiles, n_steps, n_slots):
+    """Wrong where a tile ends, or the next one begins, with products of it under way."""
+    full, empty = ([mbarriers.Barrier(n) for _ in range(n_slots)] for n in ("full", "empty"))
+    under_way, done = 0, 0
+    for action in [*answer(n_tiles, n_steps, full, empty), None]:
+        if action is None or action.kind == "multiply":
+            ended = done > 0 and done % n_steps == 0
+            left = f"{at}: when a tile's epilogue reads the sums, products may be under way: {under_way}"
+            expect(not ended or under_way == 0, left)
+            under_way, done = under_way + 1, done + 1
+        elif action.kind == "finish":
+            under_way = min(under_way, action.phase)
 
 
 def _expect_freed_after(answer, at, n_tiles, n_steps, n_slots):
@@ -123,4 +144,7 @@ def check_stages(answer):
                 f"{at}: {got} stages and the output tile need {needed:,} bytes, and {there:,} are there; "
                 "count the output tile, both tiles of a stage and its two barriers",
             )
-            expect(needed + stage > there, f"{at}: {got} stages leave room for another")
+            expect(
+                needed + stage > there,
+                f"{at}: {got} stages and the output tile need {needed:,} bytes of {there:,}; another fits",
+            )

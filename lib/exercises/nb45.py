@@ -36,7 +36,12 @@ def check_count_tiles(answer):
         )
         for what, g, want in zip(("without", "with"), got, _tiles(n, block_m, block_n)):
             number = isinstance(g, (int, float)) and not isinstance(g, bool)
-            expect(number and g == want, f"{at}: {want} tiles are visited {what} a mask, not {g!r}")
+            expect(number, f"{at}: should be two numbers, got {g!r} tiles {what} a mask")
+            off = "many" if g > want else "few"
+            expect(
+                g == want,
+                f"{at}: {g} tiles {what} a mask are too {off}; query i sees keys 0 to i, the last is {n - 1}",
+            )
 
 
 def _finished(scores, v):

@@ -271,12 +271,21 @@ def atomic_gradients(q, k, v, o, lse, do, block_m=None, block_n=None):
 
 
 def backward(b, h, g, s, d):
-    """Rows of {"way", "time, µs", "same dq twice"}: the op's backward pass, and the one with atomics."""
+    """Rows of {"way", "time, µs", "same dq twice"}: the op's backward pass with and without TMA; by atomics."""
     q, k, v = draw(b, h, g, s, d, gradients=True)
     o, lse = attention.attention_op(q, k, v, None, True)
+    plan = attention._plan(q.dtype, b, h, g, s, s, d, q.device)
+    *_, dkdv = attention._tiles_for(q.dtype, d, attention._generation(q.device))
+    no_tma = plan._replace(dkdv=dkdv, tma=False)  # as the op does for shorter sequences
+    o_no_tma = attention.attention_triton(q, k, v, is_causal=True, plan=no_tma)
     do, saved = torch.randn_like(o), [t.detach() for t in (q, k, v, o, lse)]
+
+    def gradients_of(output):
+        return torch.autograd.grad(output, (q, k, v), do, retain_graph=True)
+
     calls = {
-        "the op: two kernels": lambda: torch.autograd.grad(o, (q, k, v), do, retain_graph=True),
+        "the op: two kernels, one with TMA": lambda: gradients_of(o),
+        "the same without TMA": lambda: gradients_of(o_no_tma),
         "one kernel, atomics": lambda: atomic_gradients(*saved, do),
     }
     same = {name: str(torch.equal(call()[0], call()[0])) for name, call in calls.items()}

@@ -1,5 +1,6 @@
 """Plausible wrong answers to the exercises of notebook 44, named <answer>__<why>: each must be rejected."""
 
+from lib.course.mbarriers import arrive, finish, multiply, wait
 from lib.tests.exercises.wrong_answers import solution
 
 _NAME = "44_hopper"
@@ -32,6 +33,23 @@ consumer__frees_at_the_end_without_a_wait = solution(
     _NAME, "        yield finish(0)\n", ""
 ).consumer
 consumer__frees_before_the_product_is_over = solution(_NAME, "finish(2)", "finish(3)").consumer
+
+
+def consumer__waits_for_a_tile_in_the_next(n_tiles, n_steps, full, empty):
+    count = 0
+    for _ in range(n_tiles * n_steps):
+        slot = count % len(full)
+        yield wait(full[slot], count // len(full) % 2)
+        yield multiply(slot, count)
+        yield finish(2)
+        if count > 1:
+            yield arrive(empty[(count - 2) % len(full)])
+        count += 1
+    yield finish(0)
+    for late in range(min(2, count), 0, -1):
+        yield arrive(empty[(count - late) % len(full)])
+
+
 consumer__frees_a_slot_too_early = solution(
     _NAME, "if step > 1:\n                yield arrive(empty[(count - 2)",
     "if step > 0:\n                yield arrive(empty[(count - 1)",
