@@ -269,6 +269,15 @@ def test_a_gradient_that_nobody_needs_costs_no_launch(recompute, n_rows, of_sums
         assert [t.grad is not None for t in some] == [bool(need) for need in needs]
 
 
+@pytest.mark.parametrize(
+    ("n_rows", "several"), [(17, False), (100, True)], ids=["one strip", "strips"]
+)
+def test_sums_over_rows_are_rounded_once(module, n_rows, several):
+    given = tensors((n_rows, 24, 40), torch.bfloat16)
+    call = module.linear_glu_triton
+    battery.check_strips(module, lambda: call(*given).sum().backward(), several)
+
+
 def test_no_gradient_for_y():
     """Something behind y may say that there is none."""
 
