@@ -532,7 +532,7 @@ def _cuda():
     return torch.ops.add_relu_cuda
 
 
-def _in_pieces(fold, bias, *matrices):
+def _folded_and_rest(fold, bias, *matrices):
     """(bias, matrices) of each launch: of folded rows, with the bias repeated, and of rows left over."""
     n_rows, n_cols = matrices[0].shape
     if fold == 1:
@@ -546,7 +546,7 @@ def _in_pieces(fold, bias, *matrices):
 def _launch_cuda(plan, fold, bias, x, y):
     x = x if x.stride(1) == 1 else x.contiguous()  # the kernel reads 16 adjacent bytes at a time
     x, bias = x.to(y.dtype), bias.to(y.dtype)  # which differ under autocast
-    for b, (x_rows, y_rows) in _in_pieces(fold, bias, x, y):
+    for b, (x_rows, y_rows) in _folded_and_rest(fold, bias, x, y):
         _cuda().forward(x_rows, b, y_rows)
 
 

@@ -823,7 +823,7 @@ def _cuda():
     return torch.ops.lora_epilogue_cuda
 
 
-def _in_pieces(fold, bias, *matrices):
+def _folded_and_rest(fold, bias, *matrices):
     """(bias, matrices) of each launch: of folded rows, with the bias repeated, and of rows left over."""
     n_rows, n_cols = matrices[0].shape
     if fold == 1:
@@ -837,7 +837,7 @@ def _in_pieces(fold, bias, *matrices):
 def _launch_cuda(plan, fold, bias, x, delta, y, z, scale, activation):
     x, delta = (m if m.stride(1) == 1 else m.contiguous() for m in (x, delta))  # 16 adjacent bytes
     x, delta, bias = (t.to(y.dtype) for t in (x, delta, bias))  # which differ under autocast
-    for b, (x_rows, delta_rows, y_rows) in _in_pieces(fold, bias, x, delta, y):
+    for b, (x_rows, delta_rows, y_rows) in _folded_and_rest(fold, bias, x, delta, y):
         _cuda().forward(x_rows, delta_rows, b, y_rows, scale, list(_ACTIVATIONS).index(activation))
 
 

@@ -8,6 +8,7 @@ import contextlib
 import functools
 import itertools
 import re
+from unittest import mock
 
 from lib import machine
 from lib.measure.bench import detached, leaves, outputs
@@ -34,6 +35,15 @@ def is_small(op, shape):
 
 def inputs_of(op, shape=None, dtype=torch.float32):
     return list(op.checked_inputs(shape or odd(op), dtype, machine.device()))
+
+
+def check_strips(module, call, several):
+    """`call`, in bfloat16, sums rows in several strips or in one: kept in float32, or the gradient itself."""
+    with mock.patch.object(module, "_sum_rows", wraps=module._sum_rows) as summed:
+        call()
+    (partial, _), _ = summed.call_args
+    kept = torch.float32 if several else torch.bfloat16
+    assert (len(partial) > 1, partial.dtype) == (several, kept)
 
 
 def writes_in_place(op, version):

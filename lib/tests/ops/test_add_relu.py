@@ -106,6 +106,27 @@ def test_the_cuda_kernel_is_clean_under_the_checker():
     assert traffic.bytes_read == 2 * x.nbytes  # x, and a piece of the bias for each piece of x
 
 
+@pytest.mark.parametrize("n_rows", [64, 70])
+def test_cuda_is_given_wide_rows_and_those_left_over(module, n_rows):
+    """Rows of an odd width; all contiguous, of one dtype, and between them all of y."""
+    x, bias = OP.inputs((n_rows, 3), torch.float32, machine.device())
+    half, spread = x.detach().half(), torch.stack([bias.detach()] * 2, dim=1)[:, 0]
+    across = torch.stack([half.float()] * 2, dim=2)[..., 0]
+    shapes = []
+
+    def forward(x, bias, y):
+        assert all(t.is_contiguous() and t.dtype == torch.float32 for t in (x, bias, y))
+        shapes.append(tuple(x.shape))
+        y.copy_(add_relu.add_relu_eager(x, bias))
+
+    with mock.patch.object(module, "_cuda", return_value=SimpleNamespace(forward=forward)):
+        y = module._forward_cuda(half, spread)
+        same = module._forward_cuda(across, spread)
+    assert torch.equal(y, add_relu.add_relu_eager(half, bias)) and torch.equal(same, y)
+    left_over = [(n_rows - 64, 3)] * (n_rows > 64)
+    assert shapes == [(4, 48), *left_over, (n_rows, 3)]  # where there are gaps, none are folded
+
+
 def test_the_cuda_code_says_what_is_wrong():
     if cuda.why_no_cuda():
         pytest.skip(cuda.why_no_cuda())

@@ -9,6 +9,7 @@ from lib.nogpu.compile_only import compile_for, instruction_mix, signature_of
 from lib.nogpu.memory import count_traffic
 from lib.ops import add_rms_norm
 from lib.ops.add_rms_norm import add_rms_norm_eager, add_rms_norm_triton
+from lib.tests.ops import battery
 
 import pytest
 import torch
@@ -39,6 +40,16 @@ def test_backward_reads_three_tensors_and_writes_one():
     for argument in ("dy_ptr", "dh_ptr", "h_ptr"):
         assert by[f"_add_rms_norm_bwd_kernel.{argument}"].loaded == h.nbytes
     assert by["_add_rms_norm_bwd_kernel.dx_ptr"].stored == h.nbytes
+
+
+@pytest.mark.parametrize(
+    ("n_rows", "several"), [(8, False), (40, True)], ids=["one strip", "strips"]
+)
+def test_sums_over_rows_are_rounded_once(module, n_rows, several):
+    given = inputs((n_rows, 64), torch.bfloat16)
+    battery.check_strips(
+        module, lambda: module.add_rms_norm_triton(*given)[0].sum().backward(), several
+    )
 
 
 def test_without_a_gradient_of_h_nothing_is_read_for_it():

@@ -292,7 +292,7 @@ def _compiled(module, which, dtype, dim, tma=False):
 
     q, k, v = inputs((1, 4, 1, 4096, 4096, dim), dtype)
     plan = module._plan(dtype, 1, 4, 1, 4096, 4096, dim, q.device)._replace(tma=tma)
-    with mock.patch.multiple(module, _run=keep, _run_described=keep):
+    with mock.patch.object(module, "_run", keep):
         module.attention_triton(q, k, v, plan=plan).sum().backward()
     kernel, arguments, how = launches[f"_attention_{which}_kernel"]
     launch = {name: how.pop(name) for name in ("num_warps", "num_stages")}
@@ -330,7 +330,7 @@ def test_forward_in_roles(module, causal):
     """bfloat16, D = 128: a group waits for p v after its softmax, not before; nothing is read but by TMA."""
     launches, (q, *_) = [], inputs((1, 4, 1, 512, 512, 128), torch.bfloat16)
     q = q.detach()
-    with mock.patch.object(module, "_run_described", lambda *a, **how: launches.append((a, how))):
+    with mock.patch.object(module, "_run", lambda *a, **how: launches.append((a, how))):
         module._launch_roles(q, q[:, :1], q[:, :1], q, q.new_empty(1, 4, 512).float(), causal, 0.1)
     ((kernel, _, tensors, *sizes), how), num_warps = launches[0], launches[0][1].pop("num_warps")
     signature = signature_of(kernel, *tensors, *sizes, **how)

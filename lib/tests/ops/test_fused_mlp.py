@@ -8,7 +8,7 @@ from lib.measure.check import CheckError, check_against_float64
 from lib.nogpu.compile_only import compile_for, instruction_mix, signature_of
 from lib.nogpu.memory import count_traffic
 from lib.ops.fused_mlp import fused_mlp_eager
-from lib.tests.ops import cases
+from lib.tests.ops import battery, cases
 from lib.tests.ops.battery import assert_close, count_compilations
 
 import pytest
@@ -396,6 +396,15 @@ def test_traffic_of_a_split(module):
         parts = 2 * 40 * 24 * 4  # of two tiles of 64 units each
         y_bytes = 40 * 24 * dtype.itemsize
         assert traffic.bytes_moved == sum(t.nbytes for t in inputs) + y_bytes + 2 * parts
+
+
+@pytest.mark.parametrize(
+    ("n_rows", "several"), [(9, False), (300, True)], ids=["one strip", "strips"]
+)
+def test_sums_over_rows_are_rounded_once(module, n_rows, several):
+    given = tensors((n_rows, 33, 70, 9), torch.bfloat16)
+    call = going(module, "one kernel")
+    battery.check_strips(module, lambda: call(*given).sum().backward(), several)
 
 
 def test_launches_of_the_backward_pass(module):

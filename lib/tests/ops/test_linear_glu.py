@@ -1,7 +1,6 @@
 """What is particular to linear_glu: both kernels, rounding, traffic, what is saved, machine code."""
 
 import functools
-import inspect
 import itertools
 import math
 import re
@@ -20,6 +19,7 @@ from lib.nogpu.memory import count_traffic
 from lib.ops import linear_glu
 from lib.ops.linear_glu import Plan, Tile, linear_glu_eager
 from lib.tests.ops import battery, cases, gluon_on_cpu
+from lib.tests.ops.test_add_relu import StandIn, on_gpu
 
 import pytest
 import torch
@@ -258,13 +258,24 @@ def test_few_rows_get_low_tiles_and_many_get_wide_ones(h200):
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-def test_a_gradient_that_nobody_needs_costs_no_launch(recompute):
-    """Without db no sums over rows; the two products are left out where their results are."""
-    for needs, launches in [((1, 1, 1), 2), ((1, 1, 0), 1), ((0, 1, 0), 1), ((0, 0, 1), 2)]:
-        some = [t.detach().requires_grad_(bool(need)) for t, need in zip(tensors(), needs)]
+@pytest.mark.parametrize(("n_rows", "of_sums"), [(100, 1), (17, 0)], ids=["strips", "one strip"])
+def test_a_gradient_that_nobody_needs_costs_no_launch(recompute, n_rows, of_sums):
+    """Sums over strips for db alone, where there are several; products where their results are needed."""
+    for needs in [(1, 1, 1), (1, 1, 0), (0, 1, 0), (0, 0, 1)]:
+        launches, inputs = 1 + of_sums * needs[2], tensors((n_rows, 24, 40))
+        some = [t.detach().requires_grad_(bool(need)) for t, need in zip(inputs, needs)]
         y = linear_glu.linear_glu_triton(*some, recompute=recompute)
         assert count_traffic(lambda y=y: y.sum().backward()).launches == launches, needs
         assert [t.grad is not None for t in some] == [bool(need) for need in needs]
+
+
+@pytest.mark.parametrize(
+    ("n_rows", "several"), [(17, False), (100, True)], ids=["one strip", "strips"]
+)
+def test_sums_over_rows_are_rounded_once(module, n_rows, several):
+    given = tensors((n_rows, 24, 40), torch.bfloat16)
+    call = module.linear_glu_triton
+    battery.check_strips(module, lambda: call(*given).sum().backward(), several)
 
 
 def test_no_gradient_for_y():
@@ -500,28 +511,6 @@ def test_a_weight_that_is_none_is_refused_in_a_sentence(module, name):
 # --- a launch made before ------------------------------------------------------------------------------------
 
 
-class StandIn:
-    """A kernel that notes how it is launched, and what was compiled."""
-
-    def __init__(self):
-        self.fn, self.signature = object(), inspect.signature(self.compute)
-        self.arg_names, self.log = list(self.signature.parameters), []
-
-    def run(self):
-        """Never called."""
-
-    @staticmethod
-    def compute(x_desc, bias_ptr, n, BLOCK, SCALE=1.0):
-        """Never called."""
-
-    def __getitem__(self, grid):
-        def launch(*args, **options):
-            self.log.append(("looked up", grid, args, options))
-            return {(*grid, 1, 1)[:3]: lambda *args: self.log.append(("again", args))}
-
-        return launch
-
-
 def launched_twice(module, first, second):
     """What the kernel's log says of two launches."""
     kernel = StandIn()
@@ -529,8 +518,8 @@ def launched_twice(module, first, second):
         x = torch.zeros(64, 64, dtype=how["dtype"])
         bias = how["bias"] and torch.zeros(65, dtype=how["bias"])[how["offset"] :]
         described = TensorDescriptor(x, x.shape, x.stride(), how["block"])
-        with mock.patch.object(torch.cuda, "current_device", return_value=how["gpu"]):
-            module._run_tma(kernel, (4,), (described, bias), how["n"], BLOCK=16, num_warps=2)
+        with on_gpu(how["gpu"]):
+            module._run(kernel, (4,), (described, bias), how["n"], BLOCK=16, num_warps=2)
     return kernel.log
 
 
@@ -548,7 +537,9 @@ FIRST = {
 def test_a_launch_by_tma_made_before_is_not_looked_up_again(module):
     (_, grid, first, options), (way, again) = launched_twice(module, FIRST, {})
     assert (grid, first[2:], options) == ((4,), (64,), {"BLOCK": 16, "num_warps": 2})
-    assert way == "again" and again[2:] == (64, 16, 1.0) and again[0] is not first[0]
+    (described, bias), rest = again[9:11], again[11:]
+    assert way == "again" and rest == (64, 16, 1.0)
+    assert described.block_shape == [16, 16] and described is not first[0] and bias is not first[1]
 
 
 @pytest.mark.parametrize(
@@ -575,12 +566,12 @@ def by_gluon(module, m, k, h, bias=True, dtype=torch.bfloat16, gating=GEGLU, pla
     bias = torch.randn(2 * h).to(dtype) if bias else None
     y, launches = torch.full((m, h), float("nan"), dtype=dtype), []
 
-    def run_tma(kernel, grid, tensors, *sizes, num_warps, **constants):
+    def run(kernel, grid, tensors, *sizes, num_warps, **constants):
         launches.append((grid, sizes, constants))
         words = {"_gated": lambda a, b, act: a * linear_glu._ACTIVATIONS[act](b)}
         gluon_on_cpu.run(kernel, words, grid, *tensors, *sizes, seed=seed, **constants)
 
-    words = vars(module) | {"_run_tma": run_tma}
+    words = vars(module) | {"_run": run}
     stand_in = types.FunctionType(module._launch_gluon.__code__, words)
     stand_in(plan, x, weight, bias, y, gating)
     wide = [None if t is None else t.double() for t in (x, weight, bias)]

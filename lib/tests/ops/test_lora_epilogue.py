@@ -2,6 +2,8 @@
 
 import functools
 import re
+from types import SimpleNamespace
+from unittest import mock
 
 from lib import machine
 from lib.measure import registry
@@ -360,6 +362,28 @@ def test_the_cuda_kernel_is_clean_under_the_checker():
     assert (
         traffic.bytes_read == 3 * x.nbytes
     )  # x, delta, and a piece of the bias for each piece of x
+
+
+@pytest.mark.parametrize("n_rows", [64, 70])
+def test_cuda_is_given_wide_rows_and_those_left_over(module, n_rows):
+    """Rows of an odd width; all contiguous, of one dtype, and between them all of y."""
+    x, delta, bias = detached((n_rows, 3))
+    half, spread = x.half(), torch.stack([bias] * 2, dim=1)[:, 0]
+    across = torch.stack([delta] * 2, dim=2)[..., 0]
+    shapes = []
+
+    def forward(x, delta, bias, y, scale, activation):
+        assert all(t.is_contiguous() and t.dtype == torch.float32 for t in (x, delta, bias, y))
+        shapes.append(tuple(x.shape))
+        y.copy_(lora_epilogue_eager(x, delta, bias, scale, list(module._ACTIVATIONS)[activation]))
+
+    with mock.patch.object(module, "_cuda", return_value=SimpleNamespace(forward=forward)):
+        y = module._forward_cuda(half, delta, spread, 0.5, "silu")
+        same = module._forward_cuda(half, across, spread, 0.5, "silu")
+    torch.testing.assert_close(y, lora_epilogue_eager(half, delta, bias, 0.5, "silu"))
+    torch.testing.assert_close(same, y)
+    left_over = [(n_rows - 64, 3)] * (n_rows > 64)
+    assert shapes == [(4, 48), *left_over, (n_rows, 3)]  # where there are gaps, none are folded
 
 
 def test_the_cuda_code_says_what_is_wrong():

@@ -126,6 +126,15 @@ def test_scales(module, name, scale):
         check(getattr(module, name), inputs(dtype=dtype), scale=scale, activation="gelu")
 
 
+@pytest.mark.parametrize(
+    ("n_rows", "several"), [(17, False), (100, True)], ids=["one strip", "strips"]
+)
+def test_sums_over_rows_are_rounded_once(module, n_rows, several):
+    given = inputs((n_rows, 24, 64, 6), torch.bfloat16)
+    call = functools.partial(module.lora_linear_triton, activation="silu")
+    battery.check_strips(module, lambda: call(*given).sum().backward(), several)
+
+
 def test_nothing_of_memory_just_allocated_is_read():
     """beta=0 means: NaN in the memory of a result does not come through, with a scale of 0 neither."""
     a, b = torch.randn(5, 7, device=machine.device()), torch.randn(7, 3, device=machine.device())

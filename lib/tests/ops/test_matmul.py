@@ -216,6 +216,15 @@ def test_nan_and_infinities(module, plan, dtype):
         check(module, [a, b, bias], activation, plan)
 
 
+@pytest.mark.parametrize(
+    ("n_rows", "several"), [(17, False), (100, True)], ids=["one strip", "strips"]
+)
+def test_sums_over_rows_are_rounded_once(module, n_rows, several):
+    given = tensors((n_rows, 24, 64), HALF)
+    call = bound(module, "silu")
+    battery.check_strips(module, lambda: call(*given).sum().backward(), several)
+
+
 @kinds_of_kernels
 def test_sums_are_float32_and_rounded_once(module, plan):
     """4096 products of 0.25 would stop growing in float16; bias and activation come before the rounding."""

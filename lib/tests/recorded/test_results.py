@@ -21,7 +21,9 @@ MEASURED_BEFORE = {
     "add_rms_norm",
     "bias_gelu_dropout_add",
     "fused_mlp",
+    "linear_glu",
     "lora_epilogue",
+    "lora_linear",
     "matmul",
 }
 

@@ -45,12 +45,12 @@ MUTANTS = [
     Mutant(
         "bias.repeat(fold)",
         "bias.repeat_interleave(fold)",
-        "folded rows with the bias in the wrong order",
+        "CUDA: folded rows with the bias in the wrong order",
     ),
     Mutant(
         "    return folded + rest\n",
         "    return folded\n",
-        "the rows left over by folding forgotten",
+        "CUDA: the rows left over by folding forgotten",
     ),
     Mutant(
         "        total += dx.to(COMPUTE)",
@@ -141,5 +141,25 @@ MUTANTS = [
         "        sums += last_dx.to(COMPUTE)\n",
         "        sums = last_dx.to(COMPUTE)\n",
         "folded rows: dbias of the last elements alone",
+    ),
+    Mutant(
+        "m[:top].view(wide) for",
+        "m[n_rows - top :].view(wide) for",
+        "CUDA: the last rows folded",
+    ),
+    Mutant(
+        "else m[top:] for m in",
+        "else m[: n_rows - top] for m in",
+        "CUDA: the first rows again for those left over",
+    ),
+    Mutant(
+        "    x = x if x.stride(1) == 1 else x.contiguous()  # the",
+        "    # the",
+        "CUDA: columns with gaps",
+    ),
+    Mutant(
+        "    x, bias = x.to(y.dtype), bias.to(y.dtype)",
+        "    pass",
+        "CUDA: mixed dtypes as they are",
     ),
 ]

@@ -97,4 +97,14 @@ MUTANTS = [
         "return dx, None",
         "no gradient of the weight from no rows",
     ),
+    Mutant(
+        "dtype=dtype if strips == 1 else wide",
+        "dtype=wide",
+        "one strip's sums in float32",
+    ),
+    Mutant(
+        "dtype=dtype if strips == 1 else wide",
+        "dtype=dtype",
+        "partial sums rounded to 16 bits",
+    ),
 ]

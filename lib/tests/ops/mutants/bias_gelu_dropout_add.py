@@ -135,9 +135,9 @@ MUTANTS = [
         "eight neighbours where rows begin anywhere",
     ),
     Mutant(
-        "x_rows, wide, *others, p, seed, first,",
-        "x_rows, wide, *others, p, seed, 0,",
-        "the rows left over by folding with the mask of the first",
+        "y_ptr + row, behind[None, :], seed_ptr, left, first_col,",
+        "y_ptr + row, behind[None, :], seed_ptr, left * 0, first_col,",
+        "the last elements of folded rows with the mask of the first",
     ),
     Mutant(
         "dx_ptr, row, behind[None, :], seed_ptr, left, first_col,",
@@ -188,8 +188,8 @@ MUTANTS = [
         "float64 computed in float32",
     ),
     Mutant(
-        "fold, bias.contiguous(), *matrices",
-        "fold, bias, *matrices",
+        "x, bias.contiguous(), residual, out, p,",
+        "x, bias, residual, out, p,",
         "a strided bias read as if contiguous",
     ),
     Mutant(
@@ -198,8 +198,8 @@ MUTANTS = [
         "a strided bias read as if contiguous, backward",
     ),
     Mutant(
-        "bias.repeat(fold)",
-        "bias.repeat_interleave(fold)",
+        "bias_cols = cols.to(tl.int32) % (n_cols // FOLD)\n\n    x_ptrs",
+        "bias_cols = cols.to(tl.int32) // FOLD\n\n    x_ptrs",
         "folded rows with the bias in the wrong order",
     ),
     Mutant(

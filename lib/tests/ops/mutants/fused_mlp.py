@@ -234,4 +234,14 @@ MUTANTS = [
         "hidden = F.linear(x, weight1, bias1)",
         "eager: no relu",
     ),
+    Mutant(
+        "        wide = x.dtype if plan.n_tiles == 1 else wide\n",
+        "",
+        "one strip's sums in float32",
+    ),
+    Mutant(
+        "wide = x.dtype if plan.n_tiles == 1 else wide",
+        "wide = x.dtype",
+        "partial sums rounded to 16 bits",
+    ),
 ]

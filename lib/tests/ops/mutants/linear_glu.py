@@ -270,29 +270,49 @@ MUTANTS = [
     ),
     # --- a launch made before, of descriptors
     Mutant(
-        'kinds = [None if t is None else getattr(t, "dtype", None) or (*t.block_shape,) for t in tensors]',
-        "kinds = []",
+        "*options.items(), *kinds)",
+        "*options.items())",
         "a kernel with a bias, or h, launched without",
     ),
     Mutant(
-        'getattr(t, "dtype", None) or (*t.block_shape,) for',
-        'getattr(t, "dtype", None) for',
+        "t and (t.base.dtype, *t.block_shape))",
+        "t and t.base.dtype)",
         "a kernel for other blocks launched",
     ),
     Mutant(
-        "x.device, x.dtype, *kinds)",
-        "x.device, *kinds)",
+        "t and (t.base.dtype, *t.block_shape))",
+        "t and (*t.block_shape,))",
         "a kernel for descriptors of another dtype launched",
     ),
     Mutant(
-        "isinstance(t, torch.Tensor) and t.data_ptr() % 16 for",
-        "False for",
+        "kinds.append(t.dtype if is_tensor else",
+        "kinds.append(None if is_tensor else",
+        "a kernel for a bias of another dtype launched",
+    ),
+    Mutant(
+        "hooked or addresses % 16 else",
+        "hooked else",
         "a kernel for an aligned bias launched on another",
     ),
     Mutant(
-        "    if launch and torch.cuda.current_device() == x.get_device():\n",
+        "device, grid, sizes, *options",
+        "device, grid, *options",
+        "descriptors launched with the sizes of others",
+    ),
+    Mutant(
+        "*handles, *tensors, *given)",
+        "*handles, *tensors, *given[::-1])",
+        "what follows the descriptors in another order",
+    ),
+    Mutant(
+        "    if launch and torch.cuda.current_device() == device:\n",
         "    if launch:\n",
         "descriptors launched on the current GPU, which is not theirs",
+    ),
+    Mutant(
+        'getattr(tensors[0], "base", tensors[0])',
+        "tensors[-1]",
+        "the GPU of the last argument, which may be None",
     ),
     # --- backward
     Mutant(
@@ -374,5 +394,15 @@ MUTANTS = [
         "            and bias.shape == weight.shape[:1]\n",
         "",
         "a bias of another size",
+    ),
+    Mutant(
+        "wide = h.dtype if strips == 1 or",
+        "wide = h.dtype if",
+        "one strip's sums in float32",
+    ),
+    Mutant(
+        "wide = h.dtype if strips == 1 or h.dtype == torch.float64 else torch.float32",
+        "wide = h.dtype",
+        "partial sums rounded to 16 bits",
     ),
 ]

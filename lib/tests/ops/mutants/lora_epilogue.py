@@ -209,4 +209,34 @@ MUTANTS = [
         "sums = sums",
         "folded rows: dbias without the last elements",
     ),
+    Mutant(
+        "bias.repeat(fold)",
+        "bias.repeat_interleave(fold)",
+        "CUDA: folded rows with the bias in the wrong order",
+    ),
+    Mutant(
+        "    return folded + rest\n",
+        "    return folded\n",
+        "CUDA: the rows left over by folding forgotten",
+    ),
+    Mutant(
+        "m[:top].view(wide) for",
+        "m[n_rows - top :].view(wide) for",
+        "CUDA: the last rows folded",
+    ),
+    Mutant(
+        "else m[top:] for m in",
+        "else m[: n_rows - top] for m in",
+        "CUDA: the first rows again for those left over",
+    ),
+    Mutant(
+        "(m if m.stride(1) == 1 else m.contiguous() for m in (x, delta))",
+        "x, delta",
+        "CUDA: columns with gaps",
+    ),
+    Mutant(
+        "    x, delta, bias = (t.to(y.dtype) for t in (x, delta, bias))",
+        "    pass",
+        "CUDA: mixed dtypes as they are",
+    ),
 ]

@@ -349,4 +349,14 @@ MUTANTS = [
     ),
     Mutant("z = _gelu(z)", "z = _times_sigmoid(z, 1.702 * z)", "gelu: another form"),
     Mutant("dy * _gelu_grad(saved)", "dy * _gelu_tanh_grad(saved)", "gelu: the other form's slope"),
+    Mutant(
+        "wide = dy.dtype if strips == 1 or",
+        "wide = dy.dtype if",
+        "one strip's sums in float32",
+    ),
+    Mutant(
+        "wide = dy.dtype if strips == 1 or dy.dtype == torch.float64 else torch.float32",
+        "wide = dy.dtype",
+        "partial sums rounded to 16 bits",
+    ),
 ]
