@@ -26,7 +26,7 @@ def _expect_interaction(interact, n_rows, n_tables, dim):
     want = _pairs(vectors.double())
     try:
         got = attempted(interact(vectors[:, 0].clone(), vectors[:, 1:].clone()))
-    except RuntimeError as error:
+    except (RuntimeError, IndexError) as error:
         raise Wrong(f"{at}: raised {type(error).__name__}: {str(error)[:300]}") from None
     expect(isinstance(got, torch.Tensor), f"{at}: should be a tensor, got {type(got).__name__}")
     shape = (n_rows, dim + want.shape[1])

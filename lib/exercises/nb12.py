@@ -87,7 +87,7 @@ def _loss_and_gradients(fn, model, batch):
 @exercise("12.2", "Pad the last batch", minutes=15, level=2)
 def _(padded_loss):
     for n_rows in (_SIZE, 1, 3, _SIZE - 1):
-        at = f"{n_rows} real rows, size {_SIZE}"
+        at = f"real rows: {n_rows}, size: {_SIZE}"
         model, batch = _Watched(_small_model()), _batch(n_rows)
         before = [t.clone() for t in batch]
         want = _loss_and_gradients(_loss, model, batch)
