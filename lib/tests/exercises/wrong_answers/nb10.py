@@ -30,6 +30,12 @@ def interact__pairs_below_the_diagonal(dense, embeddings):
     return torch.cat([dense, pairs], dim=1)
 
 
+def interact__mask_over_the_batch(dense, embeddings):
+    vectors = torch.cat([dense[:, None], embeddings], dim=1)
+    products = vectors @ vectors.mT
+    return torch.cat([dense, products[torch.ones_like(products[0]).triu(1).bool()]], dim=1)
+
+
 def interact__dense_vector_behind(dense, embeddings):
     return torch.cat([_interact(dense, embeddings), dense], dim=1)
 
