@@ -1,5 +1,6 @@
 """Exercises of notebook 33, lora_epilogue."""
 
+import contextlib
 import re
 
 from lib import machine
@@ -31,6 +32,15 @@ def _with_nan(shape, dtype):
     return x, delta, bias
 
 
+@contextlib.contextmanager
+def _naming(arguments):
+    """Wrong raised inside says for which arguments."""
+    try:
+        yield
+    except Wrong as why:
+        raise Wrong(f"{arguments}: {why}") from None
+
+
 @exercise("33.1", "Change a line: leaky ReLU", minutes=8, level=1)
 def check_leaky_relu(answer):
     for scale, slope in ((0.5, 0.1), (1, 0), (-2.0, 1.5)):
@@ -41,11 +51,12 @@ def check_leaky_relu(answer):
         def version(x, delta, bias, scale=scale, slope=slope):
             return answer(x, delta, bias, scale, slope)
 
-        expect_op(version, eager, _detached)
-        expect_op(version, eager, _with_nan, shapes=((2, 3),))
-        expect_launches(
-            lambda version=version: version(*_detached((5, 7), torch.float32)), exactly=1
-        )
+        with _naming(f"scale = {scale}, slope = {slope}"):
+            expect_op(version, eager, _detached)
+            expect_op(version, eager, _with_nan, shapes=((2, 3),))
+            expect_launches(
+                lambda version=version: version(*_detached((5, 7), torch.float32)), exactly=1
+            )
 
 
 def _computed(rows, cols):
@@ -96,7 +107,7 @@ _WRITTEN = {
         or re.search(r"=\s*(\w+::)*getCurrentCUDAStream", code)
     ),
     "no device guard": lambda code, *_: re.search(r"(CUDA|Device)Guard\b(?!\.h)", code),
-    "there is still a double in the kernel": lambda code, kernel, _: (
+    "there is still a double in the kernel, a type or a literal": lambda code, kernel, _: (
         not re.search(r"\bdouble\b|\d\.\d*(?![\df])", kernel)
     ),
     "no 64-bit index in the kernel": lambda code, kernel, _: re.search(
@@ -185,10 +196,11 @@ def check_squared_relu(answer):
         def version(x, delta, bias, scale=scale):
             return answer(x, delta, bias, scale)
 
-        # bfloat16 without gradients, because eager's may be exact by luck on few numbers
-        expect_op(version, eager, _tensors, dtypes=(torch.float32,))
-        expect_op(version, eager, _detached, dtypes=(torch.bfloat16,))
-        expect_op(version, eager, _with_nan, shapes=((2, 3),))
+        with _naming(f"scale = {scale}"):
+            # bfloat16 without gradients, because eager's may be exact by luck on few numbers
+            expect_op(version, eager, _tensors, dtypes=(torch.float32,))
+            expect_op(version, eager, _detached, dtypes=(torch.bfloat16,))
+            expect_op(version, eager, _with_nan, shapes=((2, 3),))
     _expect_gradients_of_a_sum(answer)
     _expect_traffic(answer)
 

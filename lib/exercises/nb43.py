@@ -32,6 +32,7 @@ def check_tiles_that_lose(answer):
         kernel_us = launch_us + 2 * m * h * itemsize / gbps / 1e3
         want = 2 + int(kernel_us / again_us)
         what = "m, k, h, itemsize, tflops, gbps, launch_us = " + ", ".join(f"{v:g}" for v in case)
+        what += f", where an extra product takes {again_us:.3g} µs"
         expect_number(attempted(answer(*case)), want, what, rel=1e-12)
 
 
