@@ -77,14 +77,14 @@ def check_smallest_shapes(shapes):
     for (m, n), (what, shows) in zip(shapes, kinds.items()):
         expect(
             shows(m, n),
-            f"at {m}×{n} it computes {_computed(m, n)} of {m * n} elements; find a shape for: {what}",
+            f"at {m}×{n} it computes {_computed(m, n)} of {m * n} elements; find where it computes {what}",
         )
         smaller = (
             (k // cols, cols) for k in range(1, m * n) for cols in range(1, k + 1) if k % cols == 0
         )
         expect(
             not any(shows(*shape) for shape in smaller),
-            f"{m}×{n} does compute {what}, but so does a shape with fewer elements",
+            f"at {m}×{n} it computes {what}, but so it does at a shape with fewer elements",
         )
 
 
