@@ -9,7 +9,8 @@ import torch
 
 def _expect_bool(got, want, what):
     attempted(got)
-    expect(isinstance(got, bool), f"{what}: should be True or False, got {type(got).__name__}")
+    kind = f"{type(got).__module__}.{type(got).__name__}".removeprefix("builtins.")
+    expect(isinstance(got, bool), f"{what}: should be True or False, a Python bool, got {kind}")
     expect(got == want, f"{what}: should be {want}, got {got}")
 
 

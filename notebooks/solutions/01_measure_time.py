@@ -52,8 +52,9 @@ check("01.2", bandwidth_gbps)
 # %% [markdown]
 # ## 01.3 Write a stopwatch
 #
-# A warm-up run, waited for. Then each run has its own events, recorded behind a kernel that keeps the device
-# busy, so that the gap in which the host launches is not counted. The median ignores the slow runs.
+# A warm-up run, waited for. Then each run has its own events, recorded behind the flush of L2. The flush also
+# keeps the device busy, so that the gap in which the host launches is not counted. The median ignores the slow
+# runs.
 
 
 # %%
