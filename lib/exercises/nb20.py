@@ -244,7 +244,7 @@ def _(answer):
     n_compiles = len(counter.graphs)
     expect(
         n_compiles <= 2,
-        f"{len(_LENGTHS)} calls: should compile at most twice, compiled {n_compiles} times",
+        f"{len(_LENGTHS)} calls: should compile at most two graphs, compiled {n_compiles}",
     )
     expect(n_compiles > 0, "nothing was compiled: forward has to be one graph, without breaks")
 
