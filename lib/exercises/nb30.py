@@ -82,7 +82,9 @@ def check_bias_gradient(answer):
     expect_op(answer, eager, inputs, shapes=(*SHAPES, (1000, 3)))
     expect_launches(lambda: answer(*inputs((5, 7), torch.float32)))
     for shape in ((5, 7), (129, 70), (1000, 3)):
-        expect_fixed_order(answer, inputs(shape, torch.float32), f"at {shape[0]}×{shape[1]}")
+        dy, y = inputs(shape, torch.float32)
+        dy += y / 3  # sums of whole numbers are the same in any order
+        expect_fixed_order(answer, (dy, y), f"at {shape[0]}×{shape[1]}")
 
 
 @exercise("30.4", "A launch that covers everything", minutes=15, level=3)

@@ -57,7 +57,8 @@ def check_row(row):
     worst = max(range(len(row)), key=lambda i: abs(got[i] - want[i]))
     expect(
         abs(got[worst] - want[worst]) > 0.01,
-        f"for {row} the kernel gives {got[worst]:.6f} in column {worst}, and right is {want[worst]:.6f}",
+        f"for {row} the kernel gives {got[worst]:.6f} in column {worst}, and right is {want[worst]:.6f}: "
+        "not more than 0.01 apart",
     )
     expect(len(row) <= 3, f"this row shows it, but so does a row of fewer than {len(row)} numbers")
 

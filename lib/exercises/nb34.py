@@ -25,7 +25,7 @@ def check_p_that_you_get(answer):
     for bits, p in itertools.product((1, 8, 16, 32), (0.0, 1.0, 0.5, 0.1, 0.3, 0.99999, 1e-6)):
         want = round(p * 2**bits) / 2**bits
         got = attempted(answer(p, bits))
-        what = f"p = {p} with {bits} bits"
+        what = f"p = {p} with {bits} bit{'s' * (bits > 1)}"
         expect_number(got, want, what, rel=1e-12)
 
 
@@ -39,7 +39,8 @@ def check_rows_that_overflow(rows):
     expect(last > largest, f"with {rows} rows the last index is {last}, which int32 can hold")
     expect(
         last - 4096 <= largest,
-        f"with {rows} rows it goes wrong, but with one row less it does too: the last index is {last - 4096}",
+        f"with {rows} rows it goes wrong, but with one row fewer it does too: the last index is {last - 4096}, "
+        "more than int32 can hold",
     )
 
 

@@ -30,7 +30,7 @@ def add_relu6(x, bias):
 smallest_wrong_shape = (2, 1)
 
 
-# %% 30.3 one program per strip of columns, walking down the rows
+# %% 30.3 one program per strip of columns, walking down the rows: it adds in a fixed order, from top to bottom
 @triton.jit
 def bias_gradient_kernel(
     dy_ptr, y_ptr, dbias_ptr, n_rows, n_cols, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
