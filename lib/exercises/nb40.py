@@ -51,7 +51,7 @@ def check_smallest_grid(grid):
     tiles_m, tiles_n = grid
     expect(tiles_m * tiles_n <= 10**6, "give a grid of fewer tiles, at most a million")
     missing = _missing_tiles(tiles_m, tiles_n)
-    expect(missing, f"with {tiles_m}×{tiles_n} tiles each one is computed")
+    expect(missing, f"with {tiles_m}×{tiles_n} tiles every tile is computed, so nothing shows")
     expect(
         tiles_m * tiles_n <= 2,
         f"of {tiles_m}×{tiles_n} tiles {missing[0]} is never computed, but a grid of fewer tiles shows it too",

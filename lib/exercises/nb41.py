@@ -47,7 +47,7 @@ def check_x_that_shows_it(rows):
         any(_reads_what_is_not_finite(rows, i) for i in range(len(rows))),
         "with this x no row of finite numbers gets NaN: what follows each in memory is finite, or masked",
     )
-    expect(len(numbers) <= 2, f"it shows it with {len(numbers)} numbers, but fewer would do")
+    expect(len(numbers) <= 2, f"x shows the fault with {len(numbers)} numbers, but fewer do it")
 
 
 def _reads_what_is_not_finite(rows, i, block_k=16):

@@ -107,7 +107,7 @@ def check_smallest_shapes(shapes):
         product = torch.Size(shape).numel()
         expect(
             product == fewest,
-            f"{name}: it is wrong at {tuple(shape)}, and at a shape with a product of less than {product}",
+            f"{name}: {tuple(shape)} shows it, but so does a shape whose product is below {product}",
         )
 
 

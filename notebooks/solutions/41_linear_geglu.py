@@ -15,6 +15,7 @@ def rows_of_w(tile, block_n, n_hidden):
 
 
 # %% 41.2 one column: row 0 of x reads on into row 1, and 0 · NaN is NaN, whatever the mask of W puts there
+# (inf does it too)
 x_that_shows_it = [[1.0], [float("nan")]]
 
 
