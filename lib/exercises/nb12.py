@@ -106,8 +106,11 @@ def _(padded_loss):
 
 def _expect_same(what, got, want):
     expect(got is not None, f"{what}: there is none")
-    close = got.shape == want.shape and torch.allclose(got, want, rtol=1e-4, atol=1e-6)
-    expect(close, f"{what} should be {_first(want)}, is {_first(got)}")
+    shapes = f"{what}: shape should be {tuple(want.shape)}, is {tuple(got.shape)}"
+    expect(got.shape == want.shape, shapes)
+    for at in (~torch.isclose(got, want, rtol=1e-4, atol=1e-6)).nonzero().tolist()[:1]:
+        where = f"{what} at {tuple(at)}" if at else what
+        expect(False, f"{where} should be {want[tuple(at)]:.4g}, is {got[tuple(at)]:.4g}")
 
 
 def _first(t, n=4):
