@@ -253,9 +253,8 @@ def _bias_gelu_dropout_add_bwd_kernel(
     for start in tl.range(0, rows_per_program, BLOCK_M, num_stages=NUM_STAGES):
         rows = pid_m.to(tl.int64) * rows_per_program + start + tl.arange(0, BLOCK_M)
         offsets = rows[:, None] * n_cols + cols[None, :]
-        mask = (offsets < whole if FOLD > 1 else (rows < n_rows)[:, None]) & (cols < n_cols)[
-            None, :
-        ]
+        inside = offsets < whole if FOLD > 1 else (rows < n_rows)[:, None]
+        mask = inside & (cols < n_cols)[None, :]
         dy_ptrs = dy_ptr + rows[:, None] * stride_dym + cols[None, :] * stride_dyn
         x_ptrs = x_ptr + rows[:, None] * stride_xm + cols[None, :] * stride_xn
         total += _bias_gelu_dropout_add_bwd_tile(
@@ -369,8 +368,9 @@ def _fold(*matrices):
 
 
 @functools.cache
-def _plan(n_cols):
-    return Plan(*_flat_tile(n_cols, 2048, 1024))
+def _plan(n_cols, fold=1):
+    # Of folded rows each column looks up its bias, so tall tiles; a row's last one is padded, so narrow ones
+    return Plan(*(_flat_tile(n_cols, 2048, 1024) if fold == 1 else _flat_tile(n_cols, 4096, 256)))
 
 
 @functools.cache
@@ -385,12 +385,12 @@ def _plan_backward(n_cols):
 def _launch(plan, x, bias, residual, y, p, seed, fold=1, first=0):
     """first: how many elements of the whole tensor come before these rows."""
     n_rows, n_cols, threshold = _cdiv(x.shape[0], fold), x.shape[1] * fold, _threshold(p)
-    strides = (*x.stride(), *residual.stride()) if fold == 1 else (n_cols, 1) * 2
+    strides, warps = ((*x.stride(), *residual.stride()), 2) if fold == 1 else ((n_cols, 1) * 2, 4)
     _run(
         _bias_gelu_dropout_add_fwd_kernel, (_cdiv(n_rows, plan.block_m) * _cdiv(n_cols, plan.block_n),),
         (x, bias, residual, y, seed), x.shape[0], n_cols, first, threshold, *strides,
         SOME_DROPPED=threshold > 0, ALL_DROPPED=threshold == 65536, EIGHTS=n_cols % 8 == 0,
-        COMPUTE=_compute_dtype(x.dtype), BLOCK_M=plan.block_m, BLOCK_N=plan.block_n, FOLD=fold, num_warps=2,
+        COMPUTE=_compute_dtype(x.dtype), BLOCK_M=plan.block_m, BLOCK_N=plan.block_n, FOLD=fold, num_warps=warps,
     )  # fmt: skip
 
 
@@ -448,10 +448,10 @@ def _forward(x, bias, residual, p, seed, plan=None):
     y = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
     if y.numel() == 0:
         return y
-    matrices = _rows_of(x), _rows_of(residual), _rows_of(y)
-    fold = _fold(*matrices)
-    x, residual, out = matrices
-    _launch(plan or _plan(x.shape[1] * fold), x, bias.contiguous(), residual, out, p, seed, fold)
+    x, residual, out = _rows_of(x), _rows_of(residual), _rows_of(y)
+    fold = _fold(x, residual, out)
+    plan = plan or _plan(x.shape[1] * fold, fold)
+    _launch(plan, x, bias.contiguous(), residual, out, p, seed, fold)
     return y
 
 
