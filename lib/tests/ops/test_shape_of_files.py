@@ -24,7 +24,7 @@ LONGER = {
     "lora_linear": 1058,
     "matmul": 1005,
     "softmax": 874,
-    "lora_epilogue": 856,
+    "lora_epilogue": 859,
     "fused_mlp": 785,
     "bias_gelu_dropout_add": 708,
     "linear_cross_entropy": 618,
