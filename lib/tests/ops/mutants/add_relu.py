@@ -1,6 +1,7 @@
 """Mutants of lib/ops/add_relu.py."""
 
 from lib.measure.mutants import Mutant
+from lib.tests.ops.mutants._shared import FOLD, FOLD_CUDA, RUN
 
 MUTANTS = [
     Mutant(
@@ -43,16 +44,6 @@ MUTANTS = [
         "a strided bias read as if contiguous",
     ),
     Mutant(
-        "bias.repeat(fold)",
-        "bias.repeat_interleave(fold)",
-        "CUDA: folded rows with the bias in the wrong order",
-    ),
-    Mutant(
-        "    return folded + rest\n",
-        "    return folded\n",
-        "CUDA: the rows left over by folding forgotten",
-    ),
-    Mutant(
         "        total += dx.to(COMPUTE)",
         "        total = dx.to(COMPUTE)",
         "only the last rows summed",
@@ -73,66 +64,6 @@ MUTANTS = [
         "no gradient of the bias where x is empty",
     ),
     Mutant(
-        "hooked or addresses % 16 else",
-        "hooked else",
-        "a kernel for aligned pointers launched on others",
-    ),
-    Mutant(
-        "*options.items(), *kinds)",
-        "*options.items())",
-        "a kernel for other dtypes launched",
-    ),
-    Mutant(
-        "*options.items(), *kinds)",
-        "*options, *kinds)",
-        "a kernel for other constants launched",
-    ),
-    Mutant(
-        "    if launch and torch.cuda.current_device() == device:\n",
-        "    if launch:\n",
-        "a launch on the current GPU, which is not the tensors'",
-    ),
-    Mutant(
-        "        given.apply_defaults()\n",
-        "",
-        "a launch without the kernel's defaults",
-    ),
-    Mutant(
-        "if compiled and known and",
-        "if compiled and",
-        "the launcher of any version of Triton",
-    ),
-    Mutant(
-        "launch = None if hooked or",
-        "launch = None if",
-        "launches that hooks do not hear of",
-    ),
-    Mutant(
-        "launch_enter_hook.calls or hooks.launch_exit_hook.calls",
-        "launch_enter_hook.calls",
-        "launches whose end no hook hears of",
-    ),
-    Mutant(
-        "    how = kernel.fn, type(kernel).run",
-        "    how = (kernel.fn,)",
-        "launches that what watches them does not see",
-    ),
-    Mutant(
-        "bias_cols = cols.to(tl.int32) % (n_cols // FOLD)\n\n    x_ptrs",
-        "bias_cols = cols.to(tl.int32) % n_cols\n\n    x_ptrs",
-        "folded rows: a bias of the first row alone",
-    ),
-    Mutant(
-        "    return whole, last, (last >= whole) & (last < end) & (cols < n_cols)\n",
-        "    return whole, last, (last > whole) & (last < end) & (cols < n_cols)\n",
-        "folded rows: the first element behind the last whole 16 forgotten",
-    ),
-    Mutant(
-        "(last >= whole) & (last < end) & (cols < n_cols)\n",
-        "(last >= whole) & (cols < n_cols)\n",
-        "folded rows: written beyond the end",
-    ),
-    Mutant(
         "alone = (strips * fold, y.shape[1]), strips * fold == 1",
         "alone = (strips * fold, y.shape[1]), strips == 1",
         "partial sums of folded rows in the dtype of dbias",
@@ -141,16 +72,6 @@ MUTANTS = [
         "        sums += last_dx.to(COMPUTE)\n",
         "        sums = last_dx.to(COMPUTE)\n",
         "folded rows: dbias of the last elements alone",
-    ),
-    Mutant(
-        "m[:top].view(wide) for",
-        "m[n_rows - top :].view(wide) for",
-        "CUDA: the last rows folded",
-    ),
-    Mutant(
-        "else m[top:] for m in",
-        "else m[: n_rows - top] for m in",
-        "CUDA: the first rows again for those left over",
     ),
     Mutant(
         "    x = x if x.stride(1) == 1 else x.contiguous()  # the",
@@ -162,4 +83,7 @@ MUTANTS = [
         "    pass",
         "CUDA: mixed dtypes as they are",
     ),
+    *RUN,
+    *FOLD,
+    *FOLD_CUDA,
 ]

@@ -1,6 +1,7 @@
 """Mutants of lib/ops/bias_gelu_dropout_add.py."""
 
 from lib.measure.mutants import Mutant
+from lib.tests.ops.mutants._shared import FOLD, RUN
 
 _KEPT = "y = tl.where(kept, y, y * 0.0) * scale"
 _DY_KEPT = "dy *= tl.where(kept, scale, 0.0)"
@@ -238,66 +239,6 @@ MUTANTS = [
         "rows that are not there counted in dbias",
     ),
     Mutant(
-        "hooked or addresses % 16 else",
-        "hooked else",
-        "a kernel for aligned pointers launched on others",
-    ),
-    Mutant(
-        "*options.items(), *kinds)",
-        "*options.items())",
-        "a kernel for other dtypes launched",
-    ),
-    Mutant(
-        "*options.items(), *kinds)",
-        "*options, *kinds)",
-        "a kernel for other constants launched",
-    ),
-    Mutant(
-        "    if launch and torch.cuda.current_device() == device:\n",
-        "    if launch:\n",
-        "a launch on the current GPU, which is not the tensors'",
-    ),
-    Mutant(
-        "        given.apply_defaults()\n",
-        "",
-        "a launch without the kernel's defaults",
-    ),
-    Mutant(
-        "if compiled and known and",
-        "if compiled and",
-        "the launcher of any version of Triton",
-    ),
-    Mutant(
-        "launch = None if hooked or",
-        "launch = None if",
-        "launches that hooks do not hear of",
-    ),
-    Mutant(
-        "launch_enter_hook.calls or hooks.launch_exit_hook.calls",
-        "launch_enter_hook.calls",
-        "launches whose end no hook hears of",
-    ),
-    Mutant(
-        "    how = kernel.fn, type(kernel).run",
-        "    how = (kernel.fn,)",
-        "launches that what watches them does not see",
-    ),
-    Mutant(
-        "bias_cols = cols.to(tl.int32) % (n_cols // FOLD)\n\n    x_ptrs",
-        "bias_cols = cols.to(tl.int32) % n_cols\n\n    x_ptrs",
-        "folded rows: a bias of the first row alone",
-    ),
-    Mutant(
-        "    return whole, last, (last >= whole) & (last < end) & (cols < n_cols)\n",
-        "    return whole, last, (last > whole) & (last < end) & (cols < n_cols)\n",
-        "folded rows: the first element behind the last whole 16 forgotten",
-    ),
-    Mutant(
-        "(last >= whole) & (last < end) & (cols < n_cols)\n",
-        "(last >= whole) & (cols < n_cols)\n",
-        "folded rows: written beyond the end",
-    ),
-    Mutant(
         "alone = (strips * fold, x.shape[1]), strips * fold == 1",
         "alone = (strips * fold, x.shape[1]), strips == 1",
         "partial sums of folded rows in the dtype of dbias",
@@ -307,4 +248,6 @@ MUTANTS = [
         "sums = sums",
         "folded rows: dbias without the last elements",
     ),
+    *RUN,
+    *FOLD,
 ]
