@@ -136,6 +136,17 @@ def expect(condition, message):
         raise Wrong(message)
 
 
+def first_numbers(t, digits=3):
+    """The first four numbers of a tensor as text, for a message."""
+    numbers = ", ".join(f"{v:.{digits}g}" for v in t.flatten()[:4].tolist())
+    return f"[{numbers}{', …' if t.numel() > 4 else ''}]"
+
+
+def plural(n, noun):
+    """n slots, or 1 slot, for a message."""
+    return f"{n} {noun}{'s' * (n != 1)}"
+
+
 def expect_number(got, want, what, rel=1e-6):
     """Wrong unless the number `got` is `want`, within `rel`."""
     attempted(got)

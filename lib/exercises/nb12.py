@@ -4,7 +4,7 @@ import copy
 
 from lib import machine
 from lib.dlrm import model as dlrm
-from lib.exercises import attempted, exercise, expect
+from lib.exercises import Wrong, attempted, exercise, expect, first_numbers
 from lib.nogpu import inductor
 
 import torch
@@ -108,15 +108,11 @@ def _expect_same(what, got, want):
     expect(got is not None, f"{what}: there is none")
     shapes = f"{what}: shape should be {tuple(want.shape)}, is {tuple(got.shape)}"
     expect(got.shape == want.shape, shapes)
-    for at in (~torch.isclose(got, want, rtol=1e-4, atol=1e-6)).nonzero().tolist()[:1]:
-        where = f"{what} at {tuple(at)}" if at else what
-        expect(False, f"{where} should be {want[tuple(at)]:.4g}, is {got[tuple(at)]:.4g}")
-
-
-def _first(t, n=4):
-    """The first numbers of a tensor as text."""
-    numbers = ", ".join(f"{v:.4g}" for v in t.flatten()[:n].tolist())
-    return f"[{numbers}{', …' if t.numel() > n else ''}]"
+    wrong = (~torch.isclose(got, want, rtol=1e-4, atol=1e-6)).nonzero().tolist()
+    if wrong:
+        at = tuple(wrong[0])
+        where = f"{what} at {at}" if at else what
+        raise Wrong(f"{where} should be {want[at]:.4g}, is {got[at]:.4g}")
 
 
 # --- 12.3 ----------------------------------------------------------------------------------------------
@@ -168,8 +164,8 @@ def _check_one_table(answer, num_rows):
     for b, k in [(b, k) for b in range(2) for k in range(len(num_rows))]:
         expect(
             torch.equal(got[b, k], want[b, k]),
-            f"{at}, row {rows[b, k].item()} of table {k}: should be {_first(want[b, k])}, "
-            f"is {_first(got[b, k])}",
+            f"{at}, row {rows[b, k].item()} of table {k}: should be {first_numbers(want[b, k], digits=4)}, "
+            f"is {first_numbers(got[b, k], digits=4)}",
         )
     _check_parameter(at, module, arch, got, want)
 

@@ -4,7 +4,7 @@ import contextlib
 import io
 
 from lib import machine
-from lib.exercises import attempted, exercise, expect
+from lib.exercises import attempted, exercise, expect, first_numbers
 
 import torch
 
@@ -195,8 +195,8 @@ def _(clip):
             expect(
                 got[part].shape == want[part].shape
                 and torch.allclose(got[part], want[part], rtol=1e-4, atol=1e-6),
-                f"{what}, shape {tuple(x.shape)}: {part} should be {_first(want[part])}, "
-                f"got {_first(got[part])}",
+                f"{what}, shape {tuple(x.shape)}: {part} should be {first_numbers(want[part])}, "
+                f"got {first_numbers(got[part])}",
             )
     torch._dynamo.reset()
     with contextlib.redirect_stdout(io.StringIO()):
@@ -204,12 +204,6 @@ def _(clip):
     lines = "; ".join(f"`{b.user_stack[-1].line}`" for b in found.break_reasons)
     expect(not lines, f"should not break, breaks at {lines}")
     expect(found.graph_count == 1, f"should be 1 graph, got {found.graph_count}")
-
-
-def _first(t, n=4):
-    """The first numbers of a tensor as text."""
-    numbers = ", ".join(f"{v:.3g}" for v in t.flatten()[:n].tolist())
-    return f"[{numbers}{', …' if t.numel() > n else ''}]"
 
 
 # --- 20.4 ----------------------------------------------------------------------------------------------
@@ -256,5 +250,5 @@ def _expect_rows(got, want, what):
     )
     expect(
         torch.allclose(got, want, rtol=1e-4, atol=1e-4),
-        f"{what}: first column should be {_first(want[:, 0])}, got {_first(got[:, 0])}",
+        f"{what}: first column should be {first_numbers(want[:, 0])}, got {first_numbers(got[:, 0])}",
     )

@@ -11,6 +11,7 @@ from lib.exercises import (
     expect_launches,
     expect_number,
     expect_op,
+    plural,
 )
 from lib.ops.bias_gelu_dropout_add import keep_mask
 
@@ -25,7 +26,7 @@ def check_p_that_you_get(answer):
     for bits, p in itertools.product((1, 8, 16, 32), (0.0, 1.0, 0.5, 0.1, 0.3, 0.99999, 1e-6)):
         want = round(p * 2**bits) / 2**bits
         got = attempted(answer(p, bits))
-        what = f"p = {p} with {bits} bit{'s' * (bits > 1)}"
+        what = f"p = {p} with {plural(bits, 'bit')}"
         expect_number(got, want, what, rel=1e-12)
 
 

@@ -44,10 +44,9 @@ def _expect_speeds(at, got, want):
     wrong = ~((mine - right).abs() <= 1e-3 * right)
     if wrong.any():
         pair = int(wrong.int().argmax())
-        expect(
-            False,
+        raise Wrong(
             f"{at}: from one position to the next pair {pair} turns by {mine[pair]:.3g} radians, "
-            f"should be {right[pair]:.3g}",
+            f"should be {right[pair]:.3g}"
         )
 
 

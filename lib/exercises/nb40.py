@@ -90,10 +90,10 @@ def check_batched(answer):
         expect(same, f"at (2, 3, 5, 4): d{name} is wrong for a dy of strides 0")
     both = _both_passes(answer, inputs((3, 17, 33, 20), torch.float32))
     expect_launches(lambda: answer(*inputs((3, 17, 33, 20), torch.float32)), exactly=1)
+    launches = count_traffic(both).launches
     expect(
-        count_traffic(both).launches == 3,
-        "both passes should be three launches, one for y, da and db each; "
-        f"there are {count_traffic(both).launches}",
+        launches == 3,
+        f"both passes should be three launches, one for y, da and db each; there are {launches}",
     )
     square = _both_passes(answer, inputs((2, 16, 16, 16), torch.float32))
     expect_kernels_alone_calculate(square)

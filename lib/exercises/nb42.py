@@ -162,11 +162,12 @@ def check_dz_and_du(answer):
         for layout in (of_a_sum, transposed):
             expect_op(version, eager, layout, shapes=shapes[1:4], dtypes=(torch.float32,))
     small = transposed((40, 100, 5), torch.float32)
-    expect_launches(lambda: answer(*small, 0.5), exactly=1)
-    expect_kernels_alone_calculate(lambda: answer(*small, 0.5))
-    expect_float32_products(lambda: answer(*small, 0.5))
-    expect_no_pass(lambda: answer(*small, 0.5), small[0].nbytes, "at (M, N, r) = (40, 100, 5)")
-    traffic = count_traffic(lambda: answer(*small, 0.5))
+    call = partial(answer, *small, 0.5)
+    expect_launches(call, exactly=1)
+    expect_kernels_alone_calculate(call)
+    expect_float32_products(call)
+    expect_no_pass(call, small[0].nbytes, "at (M, N, r) = (40, 100, 5)")
+    traffic = count_traffic(call)
     whole = [a.loaded for a in traffic.by_argument.values() if a.loaded_distinct == small[0].nbytes]
     expect(
         sum(whole) == 2 * small[0].nbytes,

@@ -2,7 +2,7 @@
 
 from lib import machine
 from lib.dlrm import model as dlrm
-from lib.exercises import attempted, exercise, expect, expect_number
+from lib.exercises import Wrong, attempted, exercise, expect, expect_number, first_numbers
 from lib.nogpu.memory import count_traffic
 from lib.ops.embedding_hash import embedding_hash_triton
 from lib.ops.interaction import interaction_triton
@@ -122,19 +122,19 @@ def _expect_lookups(at, module, arch, num_rows):
     )
     for k in range(len(num_rows)):
         same = torch.equal(got[:, k], want[:, k])
-        expect(same, f"{at}: table {k} gives {_first(got[:, k])}, should be {_first(want[:, k])}")
+        expect(
+            same,
+            f"{at}: table {k} gives {first_numbers(got[:, k])}, should be {first_numbers(want[:, k])}",
+        )
     dy = torch.linspace(-1, 2, want.numel()).view(want.shape)
     (gradient,) = torch.autograd.grad(got, module.weight, dy)
     tables = torch.autograd.grad(want, [table.weight for table in arch.tables], dy)
     for k, (mine, table) in enumerate(zip(gradient.split(list(num_rows)), tables)):
-        for row in (~torch.isclose(mine, table, atol=1e-6)).any(1).nonzero().flatten().tolist():
-            rows = f"is {_first(mine[row])}, should be {_first(table[row])}"
-            expect(False, f"{at}: the gradient of row {row} of table {k} {rows}")
-
-
-def _first(t):
-    numbers = ", ".join(f"{v:.3g}" for v in t.flatten()[:4].tolist())
-    return f"[{numbers}{', …' if t.numel() > 4 else ''}]"
+        wrong = (~torch.isclose(mine, table, atol=1e-6)).any(1).nonzero().flatten().tolist()
+        if wrong:
+            row = wrong[0]
+            rows = f"is {first_numbers(mine[row])}, should be {first_numbers(table[row])}"
+            raise Wrong(f"{at}: the gradient of row {row} of table {k} {rows}")
 
 
 def _refuses(module, state):
