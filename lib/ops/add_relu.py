@@ -101,9 +101,8 @@ def _add_relu_bwd_kernel(
     for start in tl.range(0, rows_per_program, BLOCK_M, num_stages=NUM_STAGES):
         rows = pid_m.to(tl.int64) * rows_per_program + start + tl.arange(0, BLOCK_M)
         offsets = rows[:, None] * n_cols + cols[None, :]
-        mask = (offsets < whole if FOLD > 1 else (rows < n_rows)[:, None]) & (cols < n_cols)[
-            None, :
-        ]
+        in_rows = offsets < whole if FOLD > 1 else (rows < n_rows)[:, None]
+        mask = in_rows & (cols < n_cols)[None, :]
         dy_offsets = rows[:, None] * stride_dym + cols[None, :] * stride_dyn
         dy = tl.load(dy_ptr + dy_offsets, mask=mask, other=0.0)
         y = tl.load(y_ptr + offsets, mask=mask, other=0.0)

@@ -253,9 +253,8 @@ def _bias_gelu_dropout_add_bwd_kernel(
     for start in tl.range(0, rows_per_program, BLOCK_M, num_stages=NUM_STAGES):
         rows = pid_m.to(tl.int64) * rows_per_program + start + tl.arange(0, BLOCK_M)
         offsets = rows[:, None] * n_cols + cols[None, :]
-        mask = (offsets < whole if FOLD > 1 else (rows < n_rows)[:, None]) & (cols < n_cols)[
-            None, :
-        ]
+        in_rows = offsets < whole if FOLD > 1 else (rows < n_rows)[:, None]
+        mask = in_rows & (cols < n_cols)[None, :]
         dy_ptrs = dy_ptr + rows[:, None] * stride_dym + cols[None, :] * stride_dyn
         x_ptrs = x_ptr + rows[:, None] * stride_xm + cols[None, :] * stride_xn
         total += _bias_gelu_dropout_add_bwd_tile(
@@ -382,7 +381,7 @@ def _plan_backward(n_cols):
     return block_m, block_n, max(1, min(_cdiv(4096, _cdiv(n_cols, block_n)), 1024))
 
 
-def _launch(plan, x, bias, residual, y, p, seed, fold=1, first=0):
+def _launch(plan, fold, bias, x, residual, y, p, seed, first=0):
     """first: how many elements of the whole tensor come before these rows."""
     n_rows, n_cols, threshold = _cdiv(x.shape[0], fold), x.shape[1] * fold, _threshold(p)
     strides = (*x.stride(), *residual.stride()) if fold == 1 else (n_cols, 1) * 2
@@ -450,8 +449,7 @@ def _forward(x, bias, residual, p, seed, plan=None):
         return y
     matrices = _rows_of(x), _rows_of(residual), _rows_of(y)
     fold = _fold(*matrices)
-    x, residual, out = matrices
-    _launch(plan or _plan(x.shape[1] * fold), x, bias.contiguous(), residual, out, p, seed, fold)
+    _launch(plan or _plan(x.shape[-1] * fold), fold, bias.contiguous(), *matrices, p, seed)
     return y
 
 

@@ -251,9 +251,8 @@ def _lora_epilogue_bwd_kernel(
     for start in tl.range(0, rows_per_program, BLOCK_M, num_stages=NUM_STAGES):
         rows = pid_m.to(tl.int64) * rows_per_program + start + tl.arange(0, BLOCK_M)
         offsets = rows[:, None] * n_cols + cols[None, :]
-        mask = (offsets < whole if FOLD > 1 else (rows < n_rows)[:, None]) & (cols < n_cols)[
-            None, :
-        ]
+        in_rows = offsets < whole if FOLD > 1 else (rows < n_rows)[:, None]
+        mask = in_rows & (cols < n_cols)[None, :]
         dy_ptrs = dy_ptr + rows[:, None] * stride_dym + cols[None, :] * stride_dyn
         saved_offsets = rows[:, None] * stride_sm + cols[None, :] * stride_sn
         delta_offsets = rows[:, None] * stride_dm + cols[None, :] * stride_dn

@@ -188,7 +188,7 @@ def test_mask_far_down_a_large_tensor(module, first, n_cols):
     bias, seed = zeros[0].clone(), torch.tensor([SEED], device=machine.device())
     want = [kept(first + i, 0.5, SEED) for i in range(8 * n_cols)]
     y, dx = torch.empty_like(x), torch.empty_like(x)
-    module._launch(module._plan(n_cols), x, bias, zeros, y, 0.5, seed, first=first)
+    module._launch(module._plan(n_cols), 1, bias, x, zeros, y, 0.5, seed, first=first)
     assert (y != 0).flatten().tolist() == want
     module._launch_backward(None, x, x, dx, bias, 0.5, seed, x.dtype, first)
     assert (dx != 0).flatten().tolist() == want

@@ -189,8 +189,8 @@ MUTANTS = [
         "float64 computed in float32",
     ),
     Mutant(
-        "x, bias.contiguous(), residual, out, p,",
-        "x, bias, residual, out, p,",
+        "fold, bias.contiguous(), *matrices, p,",
+        "fold, bias, *matrices, p,",
         "a strided bias read as if contiguous",
     ),
     Mutant(
