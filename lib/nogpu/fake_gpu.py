@@ -102,6 +102,19 @@ def _patches_of_fake_tensors():
     yield mock.patch("torch._subclasses.fake_tensor.init_gpu_context")
     # What Dynamo leaves to eager, as it does nn.LSTM, runs on fake tensors; cuDNN would ask the driver first.
     yield torch.backends.cudnn.flags(enabled=False)
+    # A GPU's convolutions are cuDNN's, though, and PyTorch's CPU build does not have it to ask.
+    yield mock.patch.object(
+        torch._C, "_conv_determine_backend_memory_format", _cudnns_memory_format
+    )
+
+
+def _cudnns_memory_format(input, weight, backend):
+    """As at::native::cudnn_conv_suggest_memory_format: channels last if one of the two is, but for float64."""
+    suggested = [torch._prims_common.suggest_memory_format(t) for t in (input, weight)]
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(input.dim())
+    if last in suggested and torch.float64 not in (input.dtype, weight.dtype):
+        return last
+    return torch.contiguous_format
 
 
 def _patches_of_triton(properties):

@@ -322,17 +322,12 @@ def _samples(block_f, itemsize):
     return min(4, 32768 // (block_f * block_f * itemsize))
 
 
-def _lasting(make, *how):
-    """make(*how), the same tensor in every call; but under torch.func a new one, as it is of no use after.
-
-    To make it is a copy to the GPU, for which the host waits, and which a CUDA graph cannot capture.
-    """
-    return (make.__wrapped__ if retrieve_all_functorch_interpreters() else make)(*how)
-
-
 @functools.cache
 def _sources(n_tables, dim, samples, block_f, block_y, device):
-    """Where each number of y is in the products, as the forward kernel lays them out; (block_y,)."""
+    """Where each number of y is in the products, as the forward kernel lays them out; (block_y,).
+
+    The same tensor in every call: to make it is a copy to the GPU, which a CUDA graph cannot capture.
+    """
     low, high = torch.triu_indices(n_tables + 1, n_tables + 1, 1)
     square = low // 8 * (block_f // 8) + high // 8
     row = F.pad(square * 64 + low % 8 * 8 + high % 8, (dim, 0))
@@ -383,13 +378,13 @@ def _sizes(choose, plan, dense, embeddings, dtype):
 def _launch(plan, dense, embeddings, y):
     grid, sizes, where, options = _sizes(_plan, plan, dense, embeddings, y.dtype)
     options["BLOCK_D"] = triton.next_power_of_2(dense.shape[1])
-    sources = _lasting(_sources, *where, dense.device)
+    sources = _sources(*where, dense.device)
     _run(_interaction_fwd_kernel, grid, (dense, embeddings, sources, y), *sizes, **options)
 
 
 def _launch_backward(plan, dy, dense, embeddings, ddense, dembeddings):
     grid, sizes, where, options = _sizes(_plan_backward, plan, dense, embeddings, dy.dtype)
-    sources = _lasting(_sources_backward, *where, options["PACK"], dense.device)
+    sources = _sources_backward(*where, options["PACK"], dense.device)
     tensors = dy, dense, embeddings, sources, ddense, dembeddings
     _run(_interaction_bwd_kernel, grid, tensors, *sizes, **options)
 
@@ -536,9 +531,9 @@ def _refuse_arguments(name, dense, embeddings):
 
 
 def _needs_grad(*tensors):
-    """Whether autograd has to know; of forward-mode AD, too, whose tangents would be lost without a word."""
+    """Whether autograd has to know; of forward-mode AD and torch.func, too: it refuses what a kernel loses."""
     backward = torch.is_grad_enabled() and any([t.requires_grad for t in tensors])
-    return backward or forward_ad._current_level >= 0
+    return backward or forward_ad._current_level >= 0 or retrieve_all_functorch_interpreters()
 
 
 def _explain(error, name, eager):

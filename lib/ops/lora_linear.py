@@ -808,9 +808,9 @@ def _autocast(*tensors):
 
 
 def _needs_grad(*tensors):
-    """Whether autograd has to know; of forward-mode AD, too, whose tangents would be lost without a word."""
+    """Whether autograd has to know; of forward-mode AD and torch.func, too: it refuses what a kernel loses."""
     backward = torch.is_grad_enabled() and any([t.requires_grad for t in tensors])
-    return backward or forward_ad._current_level >= 0
+    return backward or forward_ad._current_level >= 0 or retrieve_all_functorch_interpreters()
 
 
 def _explain(error, name, eager):

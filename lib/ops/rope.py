@@ -487,9 +487,9 @@ def _check_writable(name, q, k):
 
 
 def _needs_grad(*tensors):
-    """Whether autograd has to know; of forward-mode AD, too, whose tangents would be lost without a word."""
+    """Whether autograd has to know; of forward-mode AD and torch.func, too: it refuses what a kernel loses."""
     backward = torch.is_grad_enabled() and any([t.requires_grad for t in tensors])
-    return backward or forward_ad._current_level >= 0
+    return backward or forward_ad._current_level >= 0 or retrieve_all_functorch_interpreters()
 
 
 def _explain(error, name, eager):
@@ -518,7 +518,7 @@ def _call(name, q, k, cos, sin, positions, how, plan, in_place):
         rope_op_(*tensors, *how, positions)  # which checks strides and memory
         return q, k
     try:
-        if in_place:
+        if in_place and not retrieve_all_functorch_interpreters():  # they are refused below
             _check_writable(name, q, k)
         # in place always: autograd counts the versions of q and k
         if in_place or _needs_grad(q, k):

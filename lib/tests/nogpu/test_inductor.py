@@ -372,6 +372,12 @@ def test_what_dynamo_leaves_to_eager_gets_a_sentence():
         output_code(torch.nn.LSTM(8, 8), torch.randn(3, 2, 8))
 
 
+def test_a_convolution_returns_channels_last_as_cudnns_does():
+    convolution = torch.nn.Conv2d(3, 8, 3, padding=1).requires_grad_(False)
+    code = output_code(convolution, torch.randn(2, 3, 16, 16))
+    assert "(2, 8, 16, 16), (2048, 1, 128, 8)" in code
+
+
 def test_a_graph_before_what_dynamo_leaves_to_eager():
     class ReluThenLstm(torch.nn.Module):
         def __init__(self):

@@ -316,12 +316,14 @@ def transforms_raise(op, version):
             "grad": functools.partial(torch.func.grad(of_one), t),
             "jvp": functools.partial(torch.func.jvp, of_one, (t,), (t,)),
             "vmap": functools.partial(torch.vmap(of_one), torch.stack([t, t])),
+            # its tensors have no memory, and give 0 as their address
+            "functionalize": functools.partial(torch.func.functionalize(of_one), t),
             "forward mode": forward_mode,
         }
         if writes_in_place(op, version):
             del calls["vmap"]  # on_a_copy's own copy would fail
         if not t.is_floating_point():
-            calls = {"vmap": calls["vmap"]}  # integers have no derivative
+            calls = {what: calls[what] for what in ("vmap", "functionalize")}  # no derivative
         for what, call in calls.items():
             with pytest.raises((RuntimeError, ValueError), match=f"{op.name}.*: ") as caught:
                 call()

@@ -455,7 +455,8 @@ def test_a_bare_product_that_is_not_large_is_cublas_s(module, bias):
 
 def test_sixteen_bits_get_a_smaller_tile_rather_than_parts(module):
     """A tile for three quarters of 132 SMs, where one is small enough; else K is cut."""
-    with mock.patch.object(module, "_n_multiprocessors", return_value=132):
+    an_h200 = {"_generation": lambda _: 9, "_n_multiprocessors": lambda _: 132}
+    with mock.patch.multiple(module, **an_h200):
         for (m, k, n), tile in [
             ((1024, 1024, 1024), (64, 128)), ((512, 4096, 4096), (128, 128)),
             ((128, 4096, 4096), (64, 64)), ((64, 4096, 14336), (64, 128)),
@@ -556,9 +557,10 @@ def test_parts_that_have_nothing_to_do_are_not_made(module):
 def test_traffic(module):
     """Each piece of a is asked for once in each column of tiles, of b once in each row; y is written once."""
     a, b, _ = detached((256, 128, 512), HALF)
-    traffic = count_traffic(lambda: module.matmul_triton(a, b))
+    with mock.patch.object(module, "_ON_CPU", True):  # a GPU's plan is cuBLAS, which is not counted
+        traffic = count_traffic(lambda: module.matmul_triton(a, b))
+        tile = module._plan(a, b, "half").tile
     by = {name.split(".")[1][0]: t for name, t in traffic.by_argument.items()}
-    tile = module._plan(a, b, "half").tile
     y_bytes = 256 * 512 * 2
     assert traffic.launches == 1
     assert traffic.bytes_moved == a.nbytes + b.nbytes + y_bytes

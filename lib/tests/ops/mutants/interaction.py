@@ -150,9 +150,9 @@ MUTANTS = [
         "mixed dtypes: y in that of dense",
     ),
     Mutant(
-        "(make.__wrapped__ if retrieve_all_functorch_interpreters() else make)",
-        "make",
-        "sources that wrap others, from a call under torch.func",
+        "sources = _sources(*where, dense.device)",
+        "sources = _sources.__wrapped__(*where, dense.device)",
+        "a copy to the GPU in every call",
     ),
     Mutant("    @_once\n", "", "a second derivative that is wrong in silence"),
     Mutant(
