@@ -601,7 +601,7 @@ def _attend(
 @gluon.jit(
     do_not_specialize=["n_heads", "n_repeats", "n_queries", "n_keys", "n_places", "n_blocks"]
 )
-def _attention_roles_kernel(
+def _attention_gluon_kernel(
     lse_ptr, q_desc, k_desc, v_desc, o_desc, factor, power, n_heads, n_repeats, n_queries, n_keys,
     n_places, n_blocks, IS_CAUSAL: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
@@ -717,7 +717,7 @@ def _generation(device):
 
 
 def _has_roles(device):
-    """Whether _attention_roles_kernel runs there: wgmma is Hopper's, and Triton's interpreter has no Gluon."""
+    """Whether _attention_gluon_kernel runs there: wgmma is Hopper's, and Triton's interpreter has no Gluon."""
     return _generation(device) == 9 and not _ON_CPU
 
 
@@ -791,7 +791,7 @@ def _launch_roles(q, k, v, o, lse, is_causal, scale):
     described = [GluonDescriptor.from_tensor(t, [1, 1, n, width], layout) for t, n in tiles]
     n_places, n_blocks, factor = batch * n_heads, _cdiv(n_queries, 128), scale * 1.4426950408889634
     _run(
-        _attention_roles_kernel, (min(n_places * n_blocks, _n_multiprocessors(q.device)),),
+        _attention_gluon_kernel, (min(n_places * n_blocks, _n_multiprocessors(q.device)),),
         (lse, *described), factor, 2.0 ** math.ceil(math.log2(factor)), n_heads, n_heads // n_kv_heads,
         n_queries, n_keys, n_places, n_blocks, IS_CAUSAL=is_causal, STAGES=2, num_warps=4,
     )  # fmt: skip

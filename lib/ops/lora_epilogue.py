@@ -439,6 +439,11 @@ def _dtype_of_sum(*dtypes):
     return functools.reduce(torch.promote_types, dtypes)
 
 
+def _rows_of(t):
+    """t as (M, N): itself, a view, or a copy where strides allow none. None stays None."""
+    return t if t is None or t.dim() == 2 else t.reshape(-1, t.shape[-1])
+
+
 def _forward(x, delta, bias, scale, activation, plan=None, in_place=False, z=None, launch=_launch):
     """y, in place x itself; z = x + scale·delta + bias is written too, contiguous, unless it is None."""
     y = x
@@ -447,13 +452,11 @@ def _forward(x, delta, bias, scale, activation, plan=None, in_place=False, z=Non
         y = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
     if y.numel() == 0:
         return y
-    n_cols, bias = x.shape[-1], bias.contiguous()
-    rows = x.reshape(-1, n_cols)  # (M, N): a view of x, or a copy where strides allow none
-    out, z = rows if in_place else y.view(-1, n_cols), None if z is None else z.view(-1, n_cols)
-    matrices = rows, delta.reshape(-1, n_cols), out, z
+    rows = _rows_of(x)
+    matrices = rows, _rows_of(delta), rows if in_place else _rows_of(y), _rows_of(z)
     fold = _fold(*matrices)
-    chosen = plan or _plan(n_cols * fold, x.dtype, fold)
-    launch(chosen, fold, bias, *matrices, scale, activation)
+    chosen = plan or _plan(x.shape[-1] * fold, x.dtype, fold)
+    launch(chosen, fold, bias.contiguous(), *matrices, scale, activation)
     if in_place and rows.data_ptr() != x.data_ptr():
         x.copy_(rows.view_as(x))
     return y
@@ -470,10 +473,7 @@ def _save(ctx, x, delta, bias, scale, activation, y, z=None, plan=None):
 
 
 def _backward(dy, saved, scale, activation, dtypes, needs_grad=(True, True, True), plan=None):
-    """dx, ddelta and dbias, in these dtypes, each None unless needed.
-
-    saved is (), (y,), (z,) or (x, delta, bias).
-    """
+    """dx, ddelta and dbias, each None unless needed. saved is (), (y,), (z,) or (x, delta, bias)."""
     n_cols, (has_dx, has_ddelta, has_dbias) = dy.shape[-1], needs_grad
     dx_is_dy = has_dx and activation == "identity" and dtypes[0] == dy.dtype
     out, ddelta = (
@@ -488,7 +488,7 @@ def _backward(dy, saved, scale, activation, dtypes, needs_grad=(True, True, True
     saved, delta, bias = (*saved, None, None, None)[:3]
     bias = None if bias is None else bias.contiguous()
     # y.sum().backward() sends a dy of strides 0, which is read as it is
-    matrices = [m if m is None else m.reshape(-1, n_cols) for m in (dy, saved, delta, out, ddelta)]
+    matrices = [_rows_of(m) for m in (dy, saved, delta, out, ddelta)]
     dtype = dtypes[2] if has_dbias else None
     partial = _launch_backward(plan, *matrices, bias, scale, activation, dtype)
     return dx, ddelta, _sum_rows(partial, dtype) if has_dbias else None

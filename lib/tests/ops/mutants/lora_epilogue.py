@@ -114,8 +114,8 @@ MUTANTS = [
         "in place: the halves of one tensor refused",
     ),
     Mutant(
-        "n_cols, bias = x.shape[-1], bias.contiguous()",
-        "n_cols = x.shape[-1]",
+        "launch(chosen, fold, bias.contiguous(),",
+        "launch(chosen, fold, bias,",
         "a strided bias read as if contiguous",
     ),
     Mutant(
