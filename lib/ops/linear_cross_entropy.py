@@ -399,10 +399,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         if ctx.gave_away:  # what was saved is somebody's gradient by now
             dx = dweight = None
         ctx.gave_away = True
-        needs_grad = ctx.needs_input_grad[:2]
-        grads = _backward(
-            dloss, *inputs, dx, dweight, ctx.options, needs_grad, ctx.plan, in_place=True
-        )
+        how = ctx.options, ctx.needs_input_grad[:2], ctx.plan
+        grads = _backward(dloss, *inputs, dx, dweight, *how, in_place=True)
         return *grads, None, None, None
 
 
@@ -502,7 +500,8 @@ def _refuse_arguments(name, x, weight, labels, options):
 def _needs_grad(*tensors):
     """Whether autograd has to know; of forward-mode AD and torch.func, too: it refuses what a kernel loses."""
     backward = torch.is_grad_enabled() and any([t.requires_grad for t in tensors])
-    return backward or forward_ad._current_level >= 0 or retrieve_all_functorch_interpreters()
+    transforms = not torch.compiler.is_compiling() and retrieve_all_functorch_interpreters()
+    return backward or forward_ad._current_level >= 0 or transforms
 
 
 def _explain(error, name, eager):

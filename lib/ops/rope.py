@@ -192,9 +192,8 @@ def _run(kernel, grid, tensors, *sizes, **options):
         return
     with torch.cuda.device_of(first):  # else the launch goes to the current GPU, not to theirs
         compiled = kernel[grid](*tensors, *sizes, **options)
-    # Compiled kernels of these versions take what is given here; others go the ordinary way each time.
-    known = triton.__version__[:3] in ("3.6", "3.7")
-    if compiled and known and addresses % 16 == 0:  # the interpreter compiles nothing
+    # Other versions go the ordinary way each time, and so does the interpreter, which compiles nothing.
+    if compiled and triton.__version__[:3] in ("3.6", "3.7") and addresses % 16 == 0:
         named = {name: value for name, value in options.items() if name in kernel.arg_names}
         given = kernel.signature.bind(*tensors, *sizes, **named)
         given.apply_defaults()
@@ -489,7 +488,8 @@ def _check_writable(name, q, k):
 def _needs_grad(*tensors):
     """Whether autograd has to know; of forward-mode AD and torch.func, too: it refuses what a kernel loses."""
     backward = torch.is_grad_enabled() and any([t.requires_grad for t in tensors])
-    return backward or forward_ad._current_level >= 0 or retrieve_all_functorch_interpreters()
+    transforms = not torch.compiler.is_compiling() and retrieve_all_functorch_interpreters()
+    return backward or forward_ad._current_level >= 0 or transforms
 
 
 def _explain(error, name, eager):

@@ -29,7 +29,7 @@ LONGER = {
     "bias_gelu_dropout_add": 706,
     "linear_cross_entropy": 618,
     "rope": 613,
-    "interaction": 610,
+    "interaction": 605,
 }  # to get shorter
 
 
