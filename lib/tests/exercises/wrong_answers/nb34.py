@@ -52,10 +52,12 @@ def _flags_kernel(
     tl.store(out_ptr + offsets, kept, mask=offsets < n_elements)
 
 
-def _flags(n_elements, p, seed, block_size, local=False, swapped=False, n_rounds=7, above=False):
+def _flags(
+    n_elements, p, seed, block_size, local=False, swapped=False, n_rounds=7, above=False, whole=round,
+):  # fmt: skip
     out = torch.empty(n_elements, dtype=torch.bool, device=seed.device)
     _flags_kernel[(triton.cdiv(n_elements, block_size),)](
-        seed, out, n_elements, round(65536 * p),
+        seed, out, n_elements, whole(65536 * p),
         LOCAL=local, SWAPPED=swapped, ABOVE=above, N_ROUNDS=n_rounds, BLOCK_SIZE=block_size,
     )  # fmt: skip
     return out
@@ -79,6 +81,32 @@ def keep_flags__dropped_rather_than_kept(n_elements, p, seed, block_size):
 
 def keep_flags__equal_to_the_threshold_dropped(n_elements, p, seed, block_size):
     return _flags(n_elements, p, seed, block_size, above=True)
+
+
+def keep_flags__threshold_rounded_down(n_elements, p, seed, block_size):
+    return _flags(n_elements, p, seed, block_size, whole=int)
+
+
+def keep_flags__threshold_rounded_up(n_elements, p, seed, block_size):
+    return _flags(n_elements, p, seed, block_size, whole=math.ceil)
+
+
+def keep_flags__ten_rounds_in_another_order(n_elements, p, seed, block_size):
+    return _flags(n_elements, p, seed, block_size, swapped=True, n_rounds=10)
+
+
+@triton.jit
+def _rand_kernel(seed_ptr, out_ptr, n_elements, p, BLOCK_SIZE: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
+    keep = tl.rand(tl.load(seed_ptr), offsets) >= p
+    tl.store(out_ptr + offsets, keep, mask=offsets < n_elements)
+
+
+def keep_flags__a_call_for_each_element(n_elements, p, seed, block_size):
+    out = torch.empty(n_elements, dtype=torch.bool, device=seed.device)
+    grid = (triton.cdiv(n_elements, block_size),)
+    _rand_kernel[grid](seed, out, n_elements, p, BLOCK_SIZE=block_size)
+    return out
 
 
 def keep_flags__integers(n_elements, p, seed, block_size):
@@ -128,6 +156,33 @@ def drop_path__first_element_of_each_row(x, branch, p, seed):
 def drop_path__a_product_lets_nan_through(x, branch, p, seed):
     keep = keep_mask(x.shape[:1], p, seed, x.device)
     return _drop_path(x, branch, keep, 1 / (1 - p), product=True)
+
+
+@triton.jit
+def _row_calls_kernel(
+    x_ptr, branch_ptr, y_ptr, seed_ptr, n_cols, threshold, scale, BLOCK_SIZE: tl.constexpr
+):
+    row, cols = tl.program_id(0), tl.arange(0, BLOCK_SIZE)
+    lane, mask = row % 8, cols < n_cols
+    a, b, c, d = tl.randint4x(tl.load(seed_ptr), row, 7)  # should be row // 8
+    word = tl.where(lane < 4, tl.where(lane < 2, a, b), tl.where(lane < 6, c, d))
+    keep = tl.where(lane % 2 == 0, word & 0xFFFF, word >> 16) >= threshold
+    x = tl.load(x_ptr + row * n_cols + cols, mask=mask).to(tl.float32)
+    branch = tl.load(branch_ptr + row * n_cols + cols, mask=mask).to(tl.float32)
+    y = x + tl.where(keep, branch * scale, 0.0)
+    tl.store(y_ptr + row * n_cols + cols, y, mask=mask)
+
+
+def drop_path__a_call_for_each_row(x, branch, p, seed):
+    y, (n_rows, n_cols) = torch.empty_like(x), x.shape
+    arguments = (x, branch, y, seed, n_cols, round(65536 * p), 1 / (1 - p))
+    _row_calls_kernel[(n_rows,)](*arguments, BLOCK_SIZE=triton.next_power_of_2(n_cols))
+    return y
+
+
+def drop_path__plain_pytorch_in_float32(x, branch, p, seed):
+    keep = keep_mask((x.shape[0], 1), p, seed, x.device)
+    return x + keep.float() / (1 - p) * branch
 
 
 def drop_path__eager(x, branch, p, seed):
