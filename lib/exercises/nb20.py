@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import re
 
 from lib import machine
 from lib.exercises import attempted, exercise, expect, first_numbers
@@ -179,6 +180,15 @@ def _value_and_gradient(fn, x, limit):
     return {"value": y.detach(), "gradient": dx}
 
 
+def _on_a_nan(t):
+    return (
+        ": 0 * inf is NaN; backward runs through both branches of a `where`, so neither may have an "
+        "infinite slope"
+        if t.isnan().any()
+        else ""
+    )
+
+
 def _clip_cases():
     for shape in ((1,), (2, 3), (17, 33)):
         x = torch.linspace(-1, 2, torch.Size(shape).numel(), device=machine.device()).view(shape)
@@ -196,7 +206,7 @@ def _(clip):
                 got[part].shape == want[part].shape
                 and torch.allclose(got[part], want[part], rtol=1e-4, atol=1e-6),
                 f"{what}, shape {tuple(x.shape)}: {part} should be {first_numbers(want[part])}, "
-                f"got {first_numbers(got[part])}",
+                f"got {first_numbers(got[part])}{_on_a_nan(got[part]) if part == 'gradient' else ''}",
             )
     torch._dynamo.reset()
     with contextlib.redirect_stdout(io.StringIO()):
@@ -238,9 +248,37 @@ def _(answer):
     n_compiles = len(counter.graphs)
     expect(
         n_compiles <= 2,
-        f"{len(_LENGTHS)} calls: should compile at most two graphs, compiled {n_compiles}",
+        f"{len(_LENGTHS)} calls: should compile at most two graphs, compiled {n_compiles}; "
+        f"{_why_compiled(answer) if n_compiles > 2 else ''}",
     )
     expect(n_compiles > 0, "nothing was compiled: forward has to be one graph, without breaks")
+
+
+@torch.no_grad()
+def _why_compiled(answer):
+    """Where the first three graphs came from: a break, or the guards that failed, call by call."""
+    torch._dynamo.reset()
+    counter, failed = _Counter(), []
+    version = torch.compile(answer().to(machine.device()), backend=counter)
+    for call, n in enumerate(_LENGTHS, start=1):
+        with contextlib.redirect_stdout(io.StringIO()):
+            failed += _guards_failed(version, _ones(n, 4), f"call {call}, {n} rows", call > 1)
+        if call == 1 and len(counter.graphs) > 1:
+            return f"the first call alone compiled {len(counter.graphs)}, because forward breaks"
+        if len(counter.graphs) > 2:
+            break
+    return f"guards that failed: {'; '.join(failed)}"
+
+
+def _guards_failed(version, x, what, may_fail):
+    try:
+        with torch.compiler.set_stance("fail_on_recompile" if may_fail else "default"):
+            version(x)
+    except RuntimeError as error:
+        version(x)
+        guards = re.findall(r"(?m)- \d+/\d+: (.*?)(?:  +#.*)?$", str(error))
+        return [f"{what}: {' and '.join(guards)}"]
+    return []
 
 
 def _expect_rows(got, want, what):

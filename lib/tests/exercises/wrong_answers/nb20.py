@@ -193,4 +193,35 @@ class Steady__kept_from_the_compiler(nb20.Noisy):
         return super().forward(x)
 
 
+class Steady__one_version_per_length(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("step", torch.zeros(()))
+
+    def forward(self, x):
+        self.step += 1
+        wave = torch.stack([torch.sin(k + 0.1 * self.step) for k in range(x.shape[0])]).to(x.device)
+        return x + wave[:, None]
+
+
+class Steady__prints_its_step(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("step", torch.zeros(()))
+
+    def forward(self, x):
+        self.step += 1
+        print(self.step)
+        wave = torch.sin(torch.arange(x.shape[0], device=x.device) + 0.1 * self.step)
+        return x + wave[:, None]
+
+
+class Steady__step_made_at_the_first_call(torch.nn.Module):
+    step = None
+
+    def forward(self, x):
+        self.step = torch.ones((), device=x.device) if self.step is None else self.step + 1
+        return x + torch.sin(torch.arange(x.shape[0], device=x.device) + 0.1 * self.step)[:, None]
+
+
 Steady__a_module_and_no_class = nb20.Noisy()
