@@ -82,7 +82,7 @@ def check_log_softmax_backward(answer):
     expect(passes <= 3, f"it moves {passes:.1f} passes over MN; three are enough")
 
 
-@exercise("32.4", "Softmax of the beginning of a row", minutes=20, level=3)
+@exercise("32.4", "Softmax of the beginning of a row", minutes=12, level=2)
 def check_prefix_softmax(answer):
     def inputs(shape, dtype):
         (x,) = _rows(shape, dtype, scale=3.0)
