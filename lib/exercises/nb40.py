@@ -3,15 +3,24 @@
 import itertools
 
 from lib import machine
-from lib.exercises import attempted, exercise, expect, expect_launches, expect_number, expect_op
+from lib.exercises import (
+    Wrong,
+    attempted,
+    exercise,
+    expect,
+    expect_launches,
+    expect_number,
+    expect_op,
+)
 from lib.exercises.watch import (
     expect_float32_products,
     expect_kernels_alone_calculate,
     expect_no_pass,
 )
-from lib.nogpu.memory import count_traffic
+from lib.nogpu.memory import OutOfBounds, count_traffic
 
 import torch
+from triton.runtime.errors import InterpreterError
 
 
 @exercise("40.1", "What tiles ask for", minutes=8, level=1)
@@ -101,6 +110,37 @@ def check_batched(answer):
     turned = strided((3, 17, 33, 20), torch.float32)
     smallest = 3 * 17 * 20 * 4
     expect_no_pass(_both_passes(answer, turned), smallest, "a permuted, b expanded, both passes")
+    for axis, what in enumerate(("products", "rows", "columns")):
+        _expect_offsets_of_64_bits(answer, axis, what)
+
+
+def _expect_offsets_of_64_bits(answer, axis, what):
+    """Wrong if offsets overflow where 2**30 elements lie between the products, rows or columns of a and b."""
+    far, other = _far_apart(axis), _normal((3, 3, 3), torch.bfloat16).cpu()
+    for name, pair in (("a", (far, other)), ("b", (other, far))):
+        pair = [t.detach().requires_grad_() for t in pair]
+        at, why = f"with 2**30 elements between two {what} of {name}", "cast offsets to tl.int64"
+        got, want = [], _results(torch.bmm, pair)
+        try:  # an address outside the tensor is named
+            count_traffic(lambda pair=pair, got=got: got.extend(_results(answer, pair)))
+        except (OutOfBounds, InterpreterError) as error:
+            says = str(error.__cause__ or error).partition(";")[0]
+            raise Wrong(f"{at}: {says}; {why}") from None
+        near = all(torch.allclose(g.cpu(), w, rtol=0.02, atol=0.02) for g, w in zip(got, want))
+        expect(near, f"{at} y or a gradient is wrong; {why}")
+
+
+def _results(function, inputs):
+    """y and the gradients of its sum."""
+    y = function(*inputs)
+    return y.detach(), *torch.autograd.grad(y, inputs, torch.ones_like(y))
+
+
+def _far_apart(axis):
+    """(3, 3, 3) on the CPU; address space of 4 GiB, of which a few pages are touched."""
+    storage = torch.empty(2**31 + 9, dtype=torch.bfloat16)
+    whole = storage.as_strided((3, 3, 3), (2**30, 3, 1))
+    return whole.copy_(_normal((3, 3, 3), torch.bfloat16, seed=2)).movedim(0, axis)
 
 
 def _both_passes(answer, inputs):
@@ -119,7 +159,17 @@ def check_cosine_similarity(answer):
         return _normal((m, k), dtype), 3 * _normal((n, k), dtype, seed=1)
 
     shapes = ((1, 1, 1), (3, 5, 4), (17, 33, 20), (64, 32, 64), (40, 70, 100))
+
+    def with_zeros(shape, dtype):
+        x, c = inputs(shape, dtype)
+        return x.index_fill(0, torch.tensor([1], device=x.device), 0), c
+
+    def large(shape, dtype):
+        return tuple(1e12 * t for t in inputs(shape, dtype))
+
     expect_op(answer, _cosine, inputs, shapes=shapes)
+    expect_op(answer, _cosine, with_zeros, shapes=((3, 5, 4), (40, 70, 100)))
+    expect_op(answer, _cosine, large, shapes=((3, 5, 4), (40, 70, 100)))
     x, c = inputs((16, 16, 100), torch.float32)
     expect_launches(lambda: answer(x, c), exactly=1)
     traffic = count_traffic(lambda: answer(x, c))

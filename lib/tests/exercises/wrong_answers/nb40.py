@@ -43,14 +43,14 @@ def _batched_kernel(
     a_ptr, b_ptr, y_ptr, n_rows, n_cols, n_inner,
     stride_ai, stride_am, stride_ak, stride_bi, stride_bk, stride_bn,
     PRECISION: tl.constexpr, K_MASK: tl.constexpr, WIDE: tl.constexpr, DOT: tl.constexpr,
-    BLOCK: tl.constexpr,
+    NUMBER: tl.constexpr, PLACE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    tiles_n, i = tl.cdiv(n_cols, BLOCK), tl.program_id(1)
-    rows = (tl.program_id(0) // tiles_n * BLOCK + tl.arange(0, BLOCK))[:, None]
-    cols = (tl.program_id(0) % tiles_n * BLOCK + tl.arange(0, BLOCK))[None, :]
+    tiles_n, i = tl.cdiv(n_cols, BLOCK), tl.program_id(1).to(NUMBER)
+    rows = (tl.program_id(0) // tiles_n * BLOCK + tl.arange(0, BLOCK)).to(PLACE)[:, None]
+    cols = (tl.program_id(0) % tiles_n * BLOCK + tl.arange(0, BLOCK)).to(PLACE)[None, :]
     total = tl.zeros((BLOCK, BLOCK), dtype=tl.float32 if WIDE else y_ptr.dtype.element_ty)
     for k in range(0, n_inner, BLOCK):
-        inner = k + tl.arange(0, BLOCK)
+        inner = (k + tl.arange(0, BLOCK)).to(PLACE)
         last = n_inner if K_MASK else k + BLOCK
         a_mask = (rows < n_rows) & (inner < last)[None, :]
         b_mask = (inner < last)[:, None] & (cols < n_cols)
@@ -68,13 +68,16 @@ def _batched_kernel(
     tl.store(y_ptr + offsets, total, mask=(rows < n_rows) & (cols < n_cols))
 
 
-def _batched(a, b, y=None, strides=None, precision="ieee", k_mask=True, wide=True, dot=True):
+def _batched(
+    a, b, y=None, strides=None, precision="ieee", k_mask=True, wide=True, dot=True,
+    number=tl.int64, place=tl.int64,
+):  # fmt: skip
     (n_batches, m, k), n = a.shape, b.shape[2]
     y = a.new_empty(n_batches, m, n) if y is None else y
     grid = (triton.cdiv(m, 32) * triton.cdiv(n, 32), n_batches)
     _batched_kernel[grid](
         a, b, y, m, n, k, *(strides or (*a.stride(), *b.stride())),
-        PRECISION=precision, K_MASK=k_mask, WIDE=wide, DOT=dot, BLOCK=32,
+        PRECISION=precision, K_MASK=k_mask, WIDE=wide, DOT=dot, NUMBER=number, PLACE=place, BLOCK=32,
     )  # fmt: skip
     return y
 
@@ -119,6 +122,10 @@ batched__a_sum_of_products = _with_gradients(lambda a, b: _batched(a, b, dot=Fal
 batched__copies_a_first = _with_gradients(lambda a, b: _batched(a.contiguous(), b))
 batched__no_mask_along_k = _with_gradients(lambda a, b: _batched(a, b, k_mask=False))
 batched__sums_in_the_dtype_of_y = _with_gradients(lambda a, b: _batched(a, b, wide=False))
+batched__offsets_of_products_in_32_bits = _with_gradients(
+    lambda a, b: _batched(a, b, number=tl.int32)
+)
+batched__offsets_of_rows_in_32_bits = _with_gradients(lambda a, b: _batched(a, b, place=tl.int32))
 batched__as_if_contiguous = _with_gradients(_as_if_contiguous)
 batched__one_launch_each = _with_gradients(_one_launch_each)
 batched__first_b_for_all = _with_gradients(
@@ -161,7 +168,7 @@ def batched__copies_dy(a, b):
 @triton.jit
 def _cosine_kernel(
     x_ptr, c_ptr, y_ptr, n_rows, n_cols, n_inner,
-    PRECISION: tl.constexpr, ROOT: tl.constexpr, ONE_NORM: tl.constexpr, AGAIN: tl.constexpr,
+    PRECISION: tl.constexpr, HOW: tl.constexpr, ONE_NORM: tl.constexpr, AGAIN: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     tiles_n = tl.cdiv(n_cols, BLOCK)
@@ -185,18 +192,25 @@ def _cosine_kernel(
         c_squares += tl.sum(c * c, axis=1)
     if ONE_NORM:
         c_squares = c_squares * 0 + 1
-    y = total / (x_squares[:, None] * c_squares[None, :])
-    if ROOT:
+    squares = x_squares[:, None] * c_squares[None, :]
+    if HOW == "squares":
+        y = total / squares
+    elif HOW == "one root":
+        y = total * tl.rsqrt(squares)
+    elif HOW == "never zero":
+        lengths = tl.sqrt(x_squares)[:, None] * tl.sqrt(c_squares)[None, :]
+        y = total / tl.maximum(lengths, 1e-8)
+    else:
         y = total / (tl.sqrt(x_squares)[:, None] * tl.sqrt(c_squares)[None, :])
     mask = (rows < n_rows)[:, None] & (cols < n_cols)[None, :]
     tl.store(y_ptr + rows[:, None] * n_cols + cols[None, :], y, mask=mask)
 
 
-def _cosine(x, c, precision="ieee", root=True, one_norm=False, again=False):
+def _cosine(x, c, precision="ieee", how="two roots", one_norm=False, again=False):
     (m, k), n = x.shape, c.shape[0]
     y = x.new_empty(m, n)
     _cosine_kernel[(triton.cdiv(m, 16) * triton.cdiv(n, 16),)](
-        x, c, y, m, n, k, PRECISION=precision, ROOT=root, ONE_NORM=one_norm, AGAIN=again, BLOCK=16
+        x, c, y, m, n, k, PRECISION=precision, HOW=how, ONE_NORM=one_norm, AGAIN=again, BLOCK=16
     )
     return y
 
@@ -206,7 +220,15 @@ def cosine_similarity__tf32(x, c):
 
 
 def cosine_similarity__no_root(x, c):
-    return _cosine(x, c, root=False)
+    return _cosine(x, c, how="squares")
+
+
+def cosine_similarity__square_of_the_length_overflows(x, c):
+    return _cosine(x, c, how="one root")
+
+
+def cosine_similarity__zeros_give_zero(x, c):
+    return _cosine(x, c, how="never zero")
 
 
 def cosine_similarity__norm_of_c_forgotten(x, c):
