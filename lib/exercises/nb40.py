@@ -1,5 +1,6 @@
 """Exercises of notebook 40, matmul."""
 
+import contextlib
 import itertools
 
 from lib import machine
@@ -110,8 +111,9 @@ def check_batched(answer):
     turned = strided((3, 17, 33, 20), torch.float32)
     smallest = 3 * 17 * 20 * 4
     expect_no_pass(_both_passes(answer, turned), smallest, "a permuted, b expanded, both passes")
-    for axis, what in enumerate(("products", "rows", "columns")):
-        _expect_offsets_of_64_bits(answer, axis, what)
+    with contextlib.suppress(MemoryError):  # where a system counts pages that nobody touches
+        for axis, what in enumerate(("products", "rows", "columns")):
+            _expect_offsets_of_64_bits(answer, axis, what)
 
 
 def _expect_offsets_of_64_bits(answer, axis, what):
@@ -138,7 +140,10 @@ def _results(function, inputs):
 
 def _far_apart(axis):
     """(3, 3, 3) on the CPU; address space of 4 GiB, of which a few pages are touched."""
-    storage = torch.empty(2**31 + 9, dtype=torch.bfloat16)
+    try:
+        storage = torch.empty(2**31 + 9, dtype=torch.bfloat16)
+    except RuntimeError as error:
+        raise MemoryError from error
     whole = storage.as_strided((3, 3, 3), (2**30, 3, 1))
     return whole.copy_(_normal((3, 3, 3), torch.bfloat16, seed=2)).movedim(0, axis)
 
