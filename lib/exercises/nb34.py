@@ -48,7 +48,7 @@ def check_rows_that_overflow(rows):
     )
 
 
-@exercise("34.3", "One mask for every tile", minutes=15, level=2)
+@exercise("34.3", "One mask for every tile", minutes=5, level=1)
 def check_keep_flags(answer):
     sizes = [(n, b) for n, b in itertools.product((1, 8, 100, 3001), (8, 64, 1024)) if n < 100 * b]
     cases = list(itertools.product(sizes, itertools.product((0.0, 0.25, 0.5, 1.0), _SEEDS)))
