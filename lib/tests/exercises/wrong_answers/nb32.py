@@ -50,6 +50,7 @@ def log_softmax__log2(x):
 
 
 row_that_shows_it__no_padding = [0.0, 0.0]
+row_that_shows_it__below_zero_without_padding = [-5.0, -5.0]
 row_that_shows_it__numbers_too_large = [20.0, 21.0, 22.0]
 row_that_shows_it__not_the_shortest = [0.0] * 5
 row_that_shows_it__empty = []
