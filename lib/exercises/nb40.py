@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+from unittest import mock
 
 from lib import machine
 from lib.exercises import (
@@ -18,9 +19,11 @@ from lib.exercises.watch import (
     expect_kernels_alone_calculate,
     expect_no_pass,
 )
+from lib.nogpu.interpreter import interpreted_launches
 from lib.nogpu.memory import OutOfBounds, count_traffic
 
 import torch
+from triton.runtime import interpreter as upstream
 from triton.runtime.errors import InterpreterError
 
 
@@ -111,9 +114,47 @@ def check_batched(answer):
     turned = strided((3, 17, 33, 20), torch.float32)
     smallest = 3 * 17 * 20 * 4
     expect_no_pass(_both_passes(answer, turned), smallest, "a permuted, b expanded, both passes")
+    _expect_a_grid_for_many(answer, inputs((2**16, 1, 1, 1), torch.bfloat16))
     with contextlib.suppress(MemoryError):  # where a system counts pages that nobody touches
         for axis, what in enumerate(("products", "rows", "columns")):
             _expect_offsets_of_64_bits(answer, axis, what)
+
+
+def _expect_a_grid_for_many(answer, inputs):
+    """Wrong if a launch has more programs in its second or third direction than a GPU takes."""
+    with _launches_not_run() as grids:
+        _both_passes(answer, inputs)()
+    for grid in grids:
+        expect(
+            max(grid[1:]) < 2**16,
+            f"with {len(inputs[0]):,} products a grid is {'×'.join(map(str, grid))}; "
+            "only its first direction takes more than 65,535 programs on a GPU",
+        )
+
+
+class _NotRun(Exception):
+    """Leaves a launch before its first program."""
+
+
+@contextlib.contextmanager
+def _launches_not_run():
+    """A list that receives the grid of each launch inside; no program runs."""
+    grids, launch = [], upstream.GridExecutor.__call__
+
+    def set_grid_dim(self, *grid):
+        grids.append(grid)
+        raise _NotRun
+
+    def launch_until_grid(self, *args, **kwargs):
+        with contextlib.suppress(_NotRun):
+            launch(self, *args, **kwargs)
+
+    with (
+        interpreted_launches(),
+        mock.patch.object(upstream.InterpreterBuilder, "set_grid_dim", set_grid_dim),
+        mock.patch.object(upstream.GridExecutor, "__call__", launch_until_grid),
+    ):
+        yield grids
 
 
 def _expect_offsets_of_64_bits(answer, axis, what):
@@ -173,15 +214,18 @@ def check_cosine_similarity(answer):
         return tuple(1e12 * t for t in inputs(shape, dtype))
 
     expect_op(answer, _cosine, inputs, shapes=shapes)
-    expect_op(answer, _cosine, with_zeros, shapes=((3, 5, 4), (40, 70, 100)))
-    expect_op(answer, _cosine, large, shapes=((3, 5, 4), (40, 70, 100)))
+    for make_inputs, what in ((with_zeros, "row 1 of x is 0"), (large, "numbers near 10¹²")):
+        try:
+            expect_op(answer, _cosine, make_inputs, shapes=((3, 5, 4), (40, 70, 100)))
+        except Wrong as wrong:
+            raise Wrong(f"{what} here: {wrong}") from None
     x, c = inputs((16, 16, 100), torch.float32)
     expect_launches(lambda: answer(x, c), exactly=1)
     traffic = count_traffic(lambda: answer(x, c))
     loaded = sum(a.loaded for a in traffic.by_argument.values())
     expect(
         loaded <= x.nbytes + c.nbytes,
-        f"at M = N = 16, K = 100 it loads {loaded} bytes, and the product alone {x.nbytes + c.nbytes}",
+        f"at M = N = 16, K = 100 its loads request {loaded} bytes, the product alone {x.nbytes + c.nbytes}",
     )
     expect_float32_products(lambda: answer(x, c))
     expect_kernels_alone_calculate(lambda: answer(x, c))

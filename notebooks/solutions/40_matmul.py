@@ -17,8 +17,9 @@ def bytes_requested(M, N, K, BLOCK_M, BLOCK_N, s):
 smallest_grid = (1, 2)
 
 
-# %% 40.3 the number of the product is a second axis of the grid, and moves the three pointers. Backward is the
-# same kernel: a transpose swaps two strides
+# %% 40.3 programs go through the tiles of one product, then the next: a second direction of the grid would take
+# 65,535 products only. The product's number moves the three pointers. Backward is the same kernel: a transpose
+# swaps two strides
 @triton.jit
 def batched_kernel(
     a_ptr, b_ptr, y_ptr, n_rows, n_cols, n_inner,
@@ -26,8 +27,10 @@ def batched_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     # One program handles one tile, (BLOCK_M, BLOCK_N), of one of the products.
-    tiles_n, i = tl.cdiv(n_cols, BLOCK_N), tl.program_id(1).to(tl.int64)
-    pid_m, pid_n = tl.program_id(0) // tiles_n, tl.program_id(0) % tiles_n
+    tiles_m, tiles_n = tl.cdiv(n_rows, BLOCK_M), tl.cdiv(n_cols, BLOCK_N)
+    i = (tl.program_id(0) // (tiles_m * tiles_n)).to(tl.int64)
+    tile = tl.program_id(0) % (tiles_m * tiles_n)
+    pid_m, pid_n = tile // tiles_n, tile % tiles_n
     rows = (pid_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M))[:, None]
     cols = (pid_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
     a_ptr += i * stride_ai
@@ -47,7 +50,7 @@ def batched_kernel(
 def product_of_each(a, b):
     (n_batches, m, k), n = a.shape, b.shape[2]
     y = a.new_empty(n_batches, m, n)
-    grid = (triton.cdiv(m, 64) * triton.cdiv(n, 64), n_batches)
+    grid = (n_batches * triton.cdiv(m, 64) * triton.cdiv(n, 64),)
     batched_kernel[grid](
         a, b, y, m, n, k, *a.stride(), *b.stride(), BLOCK_M=64, BLOCK_N=64, BLOCK_K=32
     )

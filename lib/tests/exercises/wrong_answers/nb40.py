@@ -43,11 +43,17 @@ def _batched_kernel(
     a_ptr, b_ptr, y_ptr, n_rows, n_cols, n_inner,
     stride_ai, stride_am, stride_ak, stride_bi, stride_bk, stride_bn,
     PRECISION: tl.constexpr, K_MASK: tl.constexpr, WIDE: tl.constexpr, DOT: tl.constexpr,
-    NUMBER: tl.constexpr, PLACE: tl.constexpr, BLOCK: tl.constexpr,
+    NUMBER: tl.constexpr, PLACE: tl.constexpr, FLAT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    tiles_n, i = tl.cdiv(n_cols, BLOCK), tl.program_id(1).to(NUMBER)
-    rows = (tl.program_id(0) // tiles_n * BLOCK + tl.arange(0, BLOCK)).to(PLACE)[:, None]
-    cols = (tl.program_id(0) % tiles_n * BLOCK + tl.arange(0, BLOCK)).to(PLACE)[None, :]
+    tiles_m, tiles_n = tl.cdiv(n_rows, BLOCK), tl.cdiv(n_cols, BLOCK)
+    tile = tl.program_id(0)
+    if FLAT:
+        i = (tile // (tiles_m * tiles_n)).to(NUMBER)
+        tile %= tiles_m * tiles_n
+    else:
+        i = tl.program_id(1).to(NUMBER)
+    rows = (tile // tiles_n * BLOCK + tl.arange(0, BLOCK)).to(PLACE)[:, None]
+    cols = (tile % tiles_n * BLOCK + tl.arange(0, BLOCK)).to(PLACE)[None, :]
     total = tl.zeros((BLOCK, BLOCK), dtype=tl.float32 if WIDE else y_ptr.dtype.element_ty)
     for k in range(0, n_inner, BLOCK):
         inner = (k + tl.arange(0, BLOCK)).to(PLACE)
@@ -70,14 +76,16 @@ def _batched_kernel(
 
 def _batched(
     a, b, y=None, strides=None, precision="ieee", k_mask=True, wide=True, dot=True,
-    number=tl.int64, place=tl.int64,
+    number=tl.int64, place=tl.int64, flat=True,
 ):  # fmt: skip
     (n_batches, m, k), n = a.shape, b.shape[2]
     y = a.new_empty(n_batches, m, n) if y is None else y
-    grid = (triton.cdiv(m, 32) * triton.cdiv(n, 32), n_batches)
+    tiles = triton.cdiv(m, 32) * triton.cdiv(n, 32)
+    grid = (n_batches * tiles,) if flat else (tiles, n_batches)
     _batched_kernel[grid](
         a, b, y, m, n, k, *(strides or (*a.stride(), *b.stride())),
-        PRECISION=precision, K_MASK=k_mask, WIDE=wide, DOT=dot, NUMBER=number, PLACE=place, BLOCK=32,
+        PRECISION=precision, K_MASK=k_mask, WIDE=wide, DOT=dot, NUMBER=number, PLACE=place, FLAT=flat,
+        BLOCK=32,
     )  # fmt: skip
     return y
 
@@ -126,6 +134,9 @@ batched__offsets_of_products_in_32_bits = _with_gradients(
     lambda a, b: _batched(a, b, number=tl.int32)
 )
 batched__offsets_of_rows_in_32_bits = _with_gradients(lambda a, b: _batched(a, b, place=tl.int32))
+batched__more_products_than_a_second_direction_takes = _with_gradients(
+    lambda a, b: _batched(a, b, flat=False)
+)
 batched__as_if_contiguous = _with_gradients(_as_if_contiguous)
 batched__one_launch_each = _with_gradients(_one_launch_each)
 batched__first_b_for_all = _with_gradients(
