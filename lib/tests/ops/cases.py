@@ -1,5 +1,6 @@
 """Inputs that hurt: what the battery gives to every version of every op, and to every mutant."""
 
+import contextlib
 import functools
 
 from lib import machine
@@ -95,6 +96,16 @@ def spaced(t):
     strides[thin[0]] = 2**30
     storage = torch.empty(2**31 + t.numel(), dtype=t.dtype, device=t.device)
     return storage.as_strided(t.shape, strides).copy_(t)
+
+
+@contextlib.contextmanager
+def empty_is_nan():
+    """Memory that nobody has written holds NaN, and never, by chance, an earlier right answer."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def near(eager):

@@ -13,6 +13,7 @@ from lib.nogpu.compile_only import compile_for, instruction_mix, signature_of
 from lib.nogpu.memory import count_traffic
 from lib.ops import add_relu
 from lib.recorded.results import ROOT
+from lib.tests.ops import cases
 
 import pytest
 import torch
@@ -119,7 +120,10 @@ def test_cuda_is_given_wide_rows_and_those_left_over(module, n_rows):
         shapes.append(tuple(x.shape))
         y.copy_(add_relu.add_relu_eager(x, bias))
 
-    with mock.patch.object(module, "_cuda", return_value=SimpleNamespace(forward=forward)):
+    cuda_stand_in = mock.patch.object(
+        module, "_cuda", return_value=SimpleNamespace(forward=forward)
+    )
+    with cuda_stand_in, cases.empty_is_nan():
         y = module._forward_cuda(half, spread)
         same = module._forward_cuda(across, spread)
     assert torch.equal(y, add_relu.add_relu_eager(half, bias)) and torch.equal(same, y)

@@ -377,7 +377,10 @@ def test_cuda_is_given_wide_rows_and_those_left_over(module, n_rows):
         shapes.append(tuple(x.shape))
         y.copy_(lora_epilogue_eager(x, delta, bias, scale, list(module._ACTIVATIONS)[activation]))
 
-    with mock.patch.object(module, "_cuda", return_value=SimpleNamespace(forward=forward)):
+    cuda_stand_in = mock.patch.object(
+        module, "_cuda", return_value=SimpleNamespace(forward=forward)
+    )
+    with cuda_stand_in, cases.empty_is_nan():
         y = module._forward_cuda(half, delta, spread, 0.5, "silu")
         same = module._forward_cuda(half, across, spread, 0.5, "silu")
     torch.testing.assert_close(y, lora_epilogue_eager(half, delta, bias, 0.5, "silu"))
