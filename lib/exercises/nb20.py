@@ -97,6 +97,15 @@ def _ones(*shape):
     return torch.ones(shape, device=machine.device())
 
 
+def _expect_one_graph(fn, *args):
+    """For what neither `explain` nor the number of graphs shows, as a helper that the compiler leaves out."""
+    torch._dynamo.reset()
+    try:
+        torch.compile(fn, backend="eager", fullgraph=True)(*args)
+    except torch._dynamo.exc.Unsupported as error:
+        expect(False, f"should be one graph; with fullgraph=True: {str(error).splitlines()[0]}")
+
+
 # --- 20.1 ----------------------------------------------------------------------------------------------
 
 _WHY = {
@@ -214,6 +223,7 @@ def _(clip):
     lines = "; ".join(f"`{b.user_stack[-1].line}`" for b in found.break_reasons)
     expect(not lines, f"should not break, breaks at {lines}")
     expect(found.graph_count == 1, f"should be 1 graph, got {found.graph_count}")
+    _expect_one_graph(clip, _ones(2, 3), 1.0)
 
 
 # --- 20.4 ----------------------------------------------------------------------------------------------
@@ -252,6 +262,7 @@ def _(answer):
         f"{_why_compiled(answer) if n_compiles > 2 else ''}",
     )
     expect(n_compiles > 0, "nothing was compiled: forward has to be one graph, without breaks")
+    _expect_one_graph(answer().to(machine.device()), _ones(2, 4))
 
 
 @torch.no_grad()

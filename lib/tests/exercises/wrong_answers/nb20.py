@@ -139,6 +139,15 @@ def clip_in_one_graph__if_on_a_tensor(x, limit):
     return x * 1
 
 
+@torch.compiler.disable
+def _factor(x, limit):
+    return min(1.0, limit / max(x.norm().item(), 1e-12))
+
+
+def clip_in_one_graph__a_helper_kept_from_the_compiler(x, limit):
+    return x * _factor(x, limit)
+
+
 # --- 20.4 Steady
 
 
@@ -191,6 +200,16 @@ class Steady__kept_from_the_compiler(nb20.Noisy):
     @torch.compiler.disable
     def forward(self, x):
         return super().forward(x)
+
+
+class Steady__a_helper_kept_from_the_compiler(nb20.Noisy):
+    @torch.compiler.disable
+    def wave(self, x):
+        self.step += 1
+        return torch.sin(torch.arange(x.shape[0], device=x.device) + 0.1 * self.step)
+
+    def forward(self, x):
+        return x + self.wave(x)[:, None]
 
 
 class Steady__one_version_per_length(torch.nn.Module):
