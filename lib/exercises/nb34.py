@@ -18,6 +18,9 @@ import torch
 
 # with seed 26 the 16 bits of element 825 are 0, which is not below the threshold of p = 0
 _SEEDS = (26, 2**40 + 7)
+# (p, seed) where 65536 p is no whole number and an element below 8 has the whole number below it as its bits:
+# 6553 at p = 0.1, which rounds up to 6554, and 13107 at p = 0.2, which rounds down to 13107
+_ROUNDED = ((0.1, 1113), (0.2, 3176))
 
 
 @exercise("34.1", "The smallest size that shows it", minutes=7, level=1)
@@ -35,10 +38,12 @@ def check_rows_that_overflow(rows):
     )
 
 
-@exercise("34.2", "One mask for every tile", minutes=15, level=2)
+@exercise("34.2", "One mask for every tile", minutes=5, level=1)
 def check_keep_flags(answer):
     sizes = [(n, b) for n, b in itertools.product((1, 8, 100, 3001), (8, 64, 1024)) if n < 100 * b]
-    for (n, block_size), p, seed in itertools.product(sizes, (0.0, 0.25, 0.5, 1.0), _SEEDS):
+    cases = list(itertools.product(sizes, itertools.product((0.0, 0.25, 0.5, 1.0), _SEEDS)))
+    cases += [((8, 64), rounded) for rounded in _ROUNDED]
+    for (n, block_size), (p, seed) in cases:
         at = f"at n_elements = {n}, p = {p}, seed {seed}, block_size {block_size}"
         got = attempted(answer(n, p, _tensor(seed), block_size))
         expect(isinstance(got, torch.Tensor), f"{at}: should be a tensor, got {type(got).__name__}")
@@ -48,8 +53,52 @@ def check_keep_flags(answer):
         if differ:
             raise Wrong(
                 f"{at}: {len(differ)} of {n} flags are not keep_mask's; the first is element {differ[0]}"
+                + (_cause(answer) or _place(differ[0], p, seed, block_size))
             )
     expect_launches(lambda: answer(100, 0.5, _tensor(7), 64), exactly=1)
+
+
+def _cause(answer, n=512, p=0.5, seed=2**40 + 7):
+    """The mistakes that give the flags of `answer` in a single tile, for a message; "" if none is known."""
+    got = answer(n, p, _tensor(seed), n).tolist()
+    # tl.rand makes a call for each element, and of its first word 31 bits: the word, or all its bits turned
+    words = (_philox(i, seed, 10)[0] for i in range(n))
+    if got == [min(word, 2**32 - 1 - word) / 2**31 >= p for word in words]:
+        return ". They are tl.rand's, a call for each element: a call of tl.randint4x serves eight"
+    mistakes = (
+        (7, 10, "Philox runs ten rounds, Triton's default: give tl.randint4x a 7"),
+        ("abcd", "acbd", "A call's words stand in the order a, c, b, d: join (a, c) with (b, d)"),
+        (1, -1, "The upper half of a word comes before the lower one"),
+        (True, False, "True stands for dropped, and should for kept"),
+    )
+    for made in itertools.product((False, True), repeat=len(mistakes)):
+        rounds, order, step, kept = (m[wrong] for m, wrong in zip(mistakes, made))
+        calls = (_philox(i, seed, rounds) for i in range(n // 8))
+        words = (call["abcd".index(letter)] for call in calls for letter in order)
+        lanes = (half for word in words for half in (word & 0xFFFF, word >> 16)[::step])
+        if got == [(bits >= 65536 * p) == kept for bits in lanes]:
+            return "".join(f". {m[2]}" for m, wrong in zip(mistakes, made) if wrong)
+    return ""
+
+
+def _place(element, p, seed, block_size):
+    """What to look at where `element` is the first wrong one, and a single tile is right at p = ½."""
+    call, lane = divmod(element, 8)
+    bits = _philox(call, seed, 7)[lane // 2] >> 16 * (lane % 2) & 0xFFFF
+    threshold = round(65536 * p)
+    if element >= block_size and abs(bits - threshold) > 1:
+        return ". The first tile is right: number the calls over the whole tensor, with one seed"
+    return f". Its 16 bits are {bits}: what is below round(65536 * p) = {threshold} is dropped"
+
+
+def _philox(call, seed, rounds):
+    """The four words of a Philox4x32 call."""
+    c, k0, k1 = [call, 0, 0, 0], seed & 0xFFFFFFFF, seed >> 32
+    for _ in range(rounds):
+        a, b = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
+        c = [b >> 32 ^ c[1] ^ k0, b & 0xFFFFFFFF, a >> 32 ^ c[3] ^ k1, a & 0xFFFFFFFF]
+        k0, k1 = (k0 + 0x9E3779B9) & 0xFFFFFFFF, (k1 + 0xBB67AE85) & 0xFFFFFFFF
+    return c
 
 
 def _tensor(seed):
@@ -90,6 +139,9 @@ def check_drop_path(answer):
         def version(x, branch, p=p, seed=seed):
             return answer(x, branch, p, _tensor(seed))
 
+        attempted(version(*_two((1, 1), torch.float32)))
+        expect_launches(lambda version=version: version(*_two((5, 7), torch.float32)), exactly=1)
+        _expect_rows(version, p, seed)
         shapes = ((1, 1), (2, 3), (8, 8), (17, 33), (129, 100))
         expect_op(version, eager, _two, shapes=shapes if p else shapes[:3])
         if p == 0.25:
@@ -101,7 +153,27 @@ def check_drop_path(answer):
                 torch.equal(attempted(version(x, branch)).isnan(), eager(x, branch).isnan()),
                 "a dropped row whose branch holds NaN should be x: 0 · NaN is NaN, so choose",
             )
-        expect_launches(lambda version=version: version(*_two((5, 7), torch.float32)), exactly=1)
+
+
+def _expect_rows(version, p, seed):
+    """Wrong unless version(zeros, ones) keeps the rows that keep_mask keeps."""
+    at = f"at shape (17, 3), p = {p}, seed {seed}"
+    branch = torch.ones(17, 3, device=machine.device())
+    y = version(torch.zeros_like(branch), branch)
+    expect(isinstance(y, torch.Tensor), f"{at}: should be a tensor, got {type(y).__name__}")
+    expect(y.shape == branch.shape, f"{at}: shape is {tuple(y.shape)}, should be (17, 3)")
+    kept, want = (y != 0).cpu(), keep_mask((17,), p, seed)
+    for row in range(17):
+        expect(
+            kept[row].all() or not kept[row].any(),
+            f"{at}: row {row} is kept in some columns and dropped in others: draw one number for a whole row",
+        )
+    rows, right = (m.nonzero().flatten().tolist() for m in (kept[:, 0], want))
+    expect(
+        rows == right,
+        f"{at}: rows {rows} are kept, in keep_mask((17,), p, seed) it is {right}: "
+        "row i takes lane i % 8 of Philox call i // 8",
+    )
 
 
 def _two(shape, dtype, n=2):

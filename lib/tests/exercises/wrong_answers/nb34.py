@@ -1,5 +1,7 @@
 """Plausible wrong answers to the exercises of notebook 34, named <answer>__<why>: each must be rejected."""
 
+import math
+
 from lib.ops.bias_gelu_dropout_add import keep_mask
 from lib.tests.exercises.wrong_answers import solution
 
