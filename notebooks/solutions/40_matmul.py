@@ -109,7 +109,7 @@ def cosine_similarity(x, c):
     return y
 
 
-# %% 40.5 three stages of 64×128 take 3 · (64 + 128) · 64 · 2 bytes, 72 KB; with 1 KB each, three fit into 228 KB.
-# 64 sums a thread leave room in the 168 registers that three programs of 128 threads allow. 128×128 and 64×256 have
-# 128 sums a thread, and with addresses more than 168 registers, however many stages
+# %% 40.5 three stages of 64×128 take 3 · (64 + 128) · 64 · 2 bytes, 72 KB; with 1 KB each, 228 KB hold three.
+# 64 sums a thread leave room in the 168 registers that three programs of 128 threads allow. 128×128 and 64×256
+# have 128 sums a thread, and with addresses more than 168 registers, however many stages
 residents = (64, 128, 3, 3)
