@@ -70,6 +70,7 @@ class Plan(NamedTuple):
     group: int = 8  # rows of tiles that programs go down together
     copies: bool = False  # whether a and b are copied if their rows are not aligned
     backward: tuple[int, int, int] | None = None
+    n_programs: int | None = None  # of "tma"; None: one for each SM
 
 
 def matmul_eager(
@@ -594,8 +595,9 @@ def _launch_persistent(plan, y, z, a, b, bias, activation):
     halves = tile.n >= _HALVES_FROM
     out_block = [tile.m, tile.n // 2 if halves else tile.n]
     n_tiles = _cdiv(n_rows, tile.m) * _cdiv(n_cols, tile.n)
+    n_programs = plan.n_programs or _n_multiprocessors(y.device)
     _run(
-        _matmul_persistent_kernel, (min(n_tiles, _n_multiprocessors(y.device)),),
+        _matmul_persistent_kernel, (min(n_tiles, n_programs),),
         (
             TensorDescriptor.from_tensor(a, [tile.k, tile.m] if a_transposed else [tile.m, tile.k]),
             TensorDescriptor.from_tensor(b, [tile.n, tile.k] if b_transposed else [tile.k, tile.n]), bias,
