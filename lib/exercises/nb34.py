@@ -13,6 +13,7 @@ from lib.exercises import (
     expect_op,
     plural,
 )
+from lib.nogpu.interpreter import philox_rounds
 from lib.ops.bias_gelu_dropout_add import keep_mask
 
 import torch
@@ -103,12 +104,9 @@ def _place(element, p, seed, block_size):
 
 def _philox(call, seed, rounds):
     """The four words of a Philox4x32 call."""
-    c, k0, k1 = [call, 0, 0, 0], seed & 0xFFFFFFFF, seed >> 32
-    for _ in range(rounds):
-        a, b = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
-        c = [b >> 32 ^ c[1] ^ k0, b & 0xFFFFFFFF, a >> 32 ^ c[3] ^ k1, a & 0xFFFFFFFF]
-        k0, k1 = (k0 + 0x9E3779B9) & 0xFFFFFFFF, (k1 + 0xBB67AE85) & 0xFFFFFFFF
-    return c
+    return [
+        int(word) for word in philox_rounds(call, 0, 0, 0, seed & 0xFFFFFFFF, seed >> 32, rounds)
+    ]
 
 
 def _tensor(seed):
