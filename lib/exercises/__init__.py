@@ -213,6 +213,18 @@ def expect_launches(launch, exactly=None, at_least=1, what=""):
     expect(count >= at_least, few)
 
 
+def far_apart(t):
+    """The numbers of t, on the CPU, with 2**30 elements between those of its first dimension.
+
+    Of the address space in between a few pages are touched. Raises MemoryError where a system counts them all.
+    """
+    try:
+        storage = torch.empty((len(t) - 1) * 2**30 + t[0].numel(), dtype=t.dtype)
+    except RuntimeError as error:
+        raise MemoryError(str(error)) from error
+    return storage.as_strided(t.shape, (2**30, *t[0].stride())).copy_(t)
+
+
 # --- progress ------------------------------------------------------------------------------------------
 
 

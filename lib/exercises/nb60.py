@@ -2,7 +2,7 @@
 
 import inspect
 
-from lib.exercises import Wrong, attempted, exercise, expect, expect_second_derivative
+from lib.exercises import Wrong, attempted, exercise, expect, expect_second_derivative, far_apart
 from lib.exercises.museum import EXHIBITS, row_softmax
 from lib.measure.check import check_against_float64
 from lib.measure.mutants import Mutant, load, mutated
@@ -120,12 +120,6 @@ _HARD_INPUTS = (
 )
 
 
-def _rows_far_apart():
-    """Three rows with 2**30 elements between them: address space, of which a few pages are touched."""
-    storage = torch.empty(2**31 + 8, dtype=torch.float16)
-    return storage.as_strided((3, 5), (2**30, 1)).copy_(torch.randn(3, 5))
-
-
 def _strict_tests(op):
     def sums(version):  # their gradient has stride 0
         return lambda x, scale: version(x, scale).sum(0)
@@ -133,7 +127,7 @@ def _strict_tests(op):
     eager = row_softmax.row_softmax_eager
     leaf = torch.randn(3, 5, requires_grad=True)
     expect_second_derivative(lambda x: op(x, 0.5), lambda x: eager(x, 0.5), leaf)
-    for make, scale in (*_HARD_INPUTS, (_rows_far_apart, 0.5)):
+    for make, scale in (*_HARD_INPUTS, (lambda: far_apart(torch.randn(3, 5).half()), 0.5)):
         torch.manual_seed(0)
         x = make().detach().requires_grad_()
         check_against_float64(op, eager, x, scale)
