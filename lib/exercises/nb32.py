@@ -1,13 +1,26 @@
 """Exercises of notebook 32, softmax."""
 
-import math
+import contextlib
 import re
+from unittest import mock
 
 from lib import machine
-from lib.exercises import SHAPES, Wrong, exercise, expect, expect_launches, expect_op, plural
+from lib.exercises import (
+    SHAPES,
+    NotAttempted,
+    Wrong,
+    exercise,
+    expect,
+    expect_launches,
+    expect_op,
+)
+from lib.nogpu.compile_only import compile_for, signature_of
+from lib.nogpu.interpreter import interpreted_launches
 from lib.nogpu.memory import count_traffic
 
 import torch
+import triton
+from triton.runtime import interpreter as upstream
 
 INF, NAN = float("inf"), float("nan")
 
@@ -16,6 +29,15 @@ def _rows(shape, dtype, scale=40.0):
     generator = torch.Generator().manual_seed(0)
     x = scale * torch.randn(shape, generator=generator)
     return (x.to(machine.device(), dtype),)
+
+
+def _masked_rows(shape, dtype):
+    """Three rows: nine tenths of -inf, then numbers; a NaN at the end; nothing but -inf."""
+    (x,) = _rows(shape, dtype)
+    x[0, : 9 * shape[1] // 10] = -INF
+    x[1, -1] = NAN
+    x[2] = -INF
+    return (x,)
 
 
 @exercise("32.1", "A sibling: log_softmax", minutes=8, level=1)
@@ -34,35 +56,40 @@ def check_log_softmax(answer):
     expect_launches(lambda: answer(*_rows((5, 7), torch.float32)), exactly=1)
 
 
-def _padded_with_zeros(row):
-    """What a row kernel with other=0.0 makes of a row."""
-    padded = row + [0.0] * ((1 << (len(row) - 1).bit_length()) - len(row))
-    return [share for share, _ in zip(_softmax(padded), row)]
+@exercise("32.2", "log_softmax of long rows", minutes=15, level=2)
+def check_log_softmax_long(answer):
+    def eager(x):
+        return torch.log_softmax(x, dim=-1)
 
-
-def _softmax(row):
-    numerators = [math.exp(x - max(row)) for x in row]
-    return [n / sum(numerators) for n in numerators]
-
-
-@exercise("32.2", "The row that gives it away", minutes=10, level=2)
-def check_row(row):
+    expect_op(answer, eager, _rows, shapes=(*SHAPES, (3, 20000)))
+    expect_op(answer, eager, _masked_rows, shapes=((3, 5), (3, 20000)))
+    (x,) = _rows((2, 20000), torch.float32)
+    expect_launches(lambda: answer(x), exactly=1)
+    with _counted_reductions() as reductions:
+        traffic = count_traffic(lambda: answer(x))
+    loaded = sum(a.loaded for a in traffic.by_argument.values()) / x.nbytes
     expect(
-        isinstance(row, (list, tuple))
-        and len(row) > 0
-        and all(isinstance(x, (int, float)) and math.isfinite(x) for x in row),
-        "give a list of one or more finite numbers",
+        loaded == 2, f"at shape (2, 20000) it loads x {loaded:.1f} times; two walks load it twice"
     )
-    row = [float(x) for x in row]
-    got, want = _padded_with_zeros(row), _softmax(row)
-    worst = max(range(len(row)), key=lambda i: abs(got[i] - want[i]))
-    expect(len(row) & (len(row) - 1), f"a row of {plural(len(row), 'number')} needs no padding")
+    each = len(reductions) / traffic.programs
     expect(
-        abs(got[worst] - want[worst]) > 0.01,
-        f"for {row} the kernel gives {got[worst]:.6f} in column {worst}, and right is {want[worst]:.6f}: "
-        "not more than 0.01 apart",
+        each <= 4,
+        f"at 20000 columns a program reduces {each:.0f} times; keep a maximum and a sum for each column of "
+        "the tile, and reduce behind the loop",
     )
-    expect(len(row) <= 3, f"this row shows it, but so does a row of fewer than {len(row)} numbers")
+
+
+@contextlib.contextmanager
+def _counted_reductions():
+    """A list with an entry for each tl.max and tl.sum that the interpreter runs meanwhile."""
+    apply, seen = upstream.ReduceOps.apply_impl, []
+
+    def counted(self, *args):
+        seen.append(self)
+        return apply(self, *args)
+
+    with mock.patch.object(upstream.ReduceOps, "apply_impl", counted):
+        yield seen
 
 
 @exercise("32.3", "The way back from log_softmax", minutes=10, level=2)
@@ -121,3 +148,48 @@ def check_prefix_softmax(answer):
 
 def _behind(x, lengths):
     return torch.arange(x.shape[1], device=x.device) >= lengths[:, None]
+
+
+@exercise("32.5", "All loads first", minutes=10, level=2)
+def check_loads_first(kernel):
+    compiled = {dtype: _part(kernel, dtype) for dtype in (torch.float32, torch.bfloat16)}
+    if "tt.store" not in compiled[torch.float32].ttir:
+        raise NotAttempted
+
+    def answer(x, tiles=4, block_n=16):
+        n_rows, n_cols = x.shape
+        n_parts = triton.cdiv(n_cols, tiles * block_n)
+        y, words = torch.full_like(x, -1.0), x.new_zeros(2 * n_rows * n_parts, dtype=torch.int32)
+        sizes = {"TILES": tiles, "BLOCK_N": block_n, "PARTS": 128}
+        kernel[(n_rows * n_parts,)](x, y, words, n_cols, n_parts, 0, **sizes)
+        return y
+
+    def eager(x):
+        return torch.softmax(x, dim=-1)
+
+    with interpreted_launches():
+        expect_op(answer, eager, _rows, shapes=(*SHAPES[:-1], (3, 500)))
+        expect_op(answer, eager, _masked_rows, shapes=((3, 5), (3, 300)))
+    (x,) = _rows((5, 64), torch.float32)
+    arguments = count_traffic(lambda: answer(x)).by_argument
+    loaded = sum(a.loaded for name, a in arguments.items() if name.endswith("x_ptr")) / x.nbytes
+    expect(loaded == 1, f"a row that is one part is loaded {loaded:.0f} times; hold its numbers")
+    for dtype, part in compiled.items():
+        loads, barrier, _ = part.sass.partition("BAR.")
+        expect(barrier, f"for sm_90, {dtype}: it has no barrier, so no tl.max of a part")
+        n_first = len(re.findall(r"\bLDG\.", loads))
+        expect(
+            n_first >= 16,
+            f"for sm_90, {dtype}: {n_first} of 16 loads stand before the first barrier",
+        )
+
+
+def _part(kernel, dtype):
+    """The kernel compiled for sm_90, for rows of 131072 columns in parts of 16 tiles."""
+    row, words = torch.empty(1, 131072, dtype=dtype), torch.empty(32, dtype=torch.int32)
+    block_n = 2048 // row.itemsize
+    sizes = {"TILES": 16, "BLOCK_N": block_n, "PARTS": 128}
+    n_parts = 131072 // (16 * block_n)
+    return compile_for(
+        kernel, signature_of(kernel, row, row, words, 131072, n_parts, 4096, **sizes)
+    )
