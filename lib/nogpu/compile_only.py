@@ -4,6 +4,7 @@
     compiled.ttir, .ttgir, .llir, .ptx, .sass      # the stages, as text
     compiled.registers, .shared_bytes, .spills     # what it needs of an SM (streaming multiprocessor)
     instruction_mix(compiled)                       # {"LDG.E.128": 2, "FADD": 8, ...}
+    loop_mix(compiled)                              # the same of its longest loop
 
 Triton's compiler, ptxas and the disassembler come with the triton wheel and need no driver, so this is
 what a GPU would get, not an imitation. It stands in for the first launch of a kernel, when Triton
@@ -324,3 +325,10 @@ def instruction_mix(sass):
     # /*0130*/  @!P0 LDG.E.128 R4, desc[UR4][R2.64] ;   (the padding after the end is NOP)
     opcodes = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", text)
     return Counter(opcode for opcode in opcodes if opcode != "NOP")
+
+
+def loop_mix(sass):
+    """The instruction_mix of the longest loop, from a label to the jump back to it: one pass of a warp."""
+    text = sass.sass if isinstance(sass, Compiled) else sass
+    loops = re.findall(r"(?s)(\.L_x_\d+):(.*?)`\(\1\)", text)
+    return max((instruction_mix(body) for _, body in loops), key=Counter.total, default=Counter())

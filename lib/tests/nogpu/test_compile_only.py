@@ -6,6 +6,7 @@ from lib.nogpu.compile_only import (
     Signature,
     compile_for,
     instruction_mix,
+    loop_mix,
     signature_of,
 )
 
@@ -296,6 +297,27 @@ SASS = """.text.k:
 def test_instruction_mix():
     expected = {"LDC": 1, "LDG.E.128": 2, "EXIT": 1, "UMOV": 1, "BRA": 1}
     assert instruction_mix(SASS) == expected
+
+
+LOOPS = """.text.k:
+        /*0000*/              @!P0 BRA `(.L_x_2);
+.L_x_0:
+        /*0010*/                   LDG.E R4, desc[UR4][R2.64] ;
+.L_x_1:
+        /*0020*/                   FFMA R5, R4, R4, R5 ;
+        /*0030*/               @P1 BRA `(.L_x_1);
+        /*0040*/               @P2 BRA `(.L_x_0);
+.L_x_2:
+        /*0050*/                   EXIT ;
+.L_x_3:
+        /*0060*/                   BRA `(.L_x_3);
+"""
+
+
+def test_the_mix_of_the_longest_loop():
+    assert loop_mix(LOOPS) == {"LDG.E": 1, "FFMA": 1, "BRA": 2}
+    assert loop_mix(SASS) == {"BRA": 1}  # the jump to itself after the end
+    assert loop_mix(".text.k:\n        /*0000*/                   EXIT ;\n") == {}
 
 
 def test_the_instruction_mix_shows_narrow_loads():
