@@ -58,7 +58,7 @@ def _missing_tiles(tiles_m, tiles_n, group=8):
     return sorted(set(itertools.product(range(tiles_m), range(tiles_n))) - computed)
 
 
-@exercise("40.2", "The smallest grid that shows it", minutes=10, level=2)
+@exercise("40.2", "The smallest grid that shows it", minutes=5, level=1)
 def check_smallest_grid(grid):
     expect(
         isinstance(grid, (tuple, list))
