@@ -105,6 +105,16 @@ def _tensor(seed):
 
 @exercise("34.3", "Draw the mask again", minutes=15, level=2)
 def check_dropped_gate_backward(answer):
+    try:
+        _expect_gradients(answer)
+    except Wrong as difference:
+        raise Wrong(f"{difference}{_cause_of_gradients(answer)}") from None
+    small = _three((17, 33), torch.float32)
+    expect_launches(lambda: answer(*small, 0.5, _tensor(7)), exactly=1)
+    expect_kernels_alone_calculate(lambda: answer(*small, 0.5, _tensor(7)))
+
+
+def _expect_gradients(answer):
     shapes = ((1, 1), (2, 3), (8, 8), (17, 33), (64, 128), (129, 100))
     for p, seed in itertools.product((0.5, 0.25, 0.0), _SEEDS):
 
@@ -115,15 +125,49 @@ def check_dropped_gate_backward(answer):
         def version(dy, x, gate, p=p, seed=seed):
             return answer(dy, x, gate, p, _tensor(seed))
 
-        def of_a_sum(shape, dtype):  # y.sum().backward() sends a dy of strides 0
+        def of_a_sum(shape, dtype):
             dy, x, gate = _three(shape, dtype)
             return dy[:1, :1].expand(shape), x, gate
 
         expect_op(version, eager, _three, shapes=shapes if p else shapes[:3])
-        expect_op(version, eager, of_a_sum, shapes=((2, 3), (17, 33)))
-    small = _three((17, 33), torch.float32)
-    expect_launches(lambda: answer(*small, 0.5, _tensor(7)), exactly=1)
-    expect_kernels_alone_calculate(lambda: answer(*small, 0.5, _tensor(7)))
+        try:
+            expect_op(version, eager, of_a_sum, shapes=((2, 3), (17, 33)))
+        except Wrong as difference:
+            why = "dy has strides (0, 0) here, as y.sum().backward() sends it"
+            raise Wrong(f"{difference}; {why}") from None
+
+
+def _cause_of_gradients(answer, shape=(8, 8), p=0.25, seed=2**40 + 7):
+    """The mistakes that give the gradients of `answer` in a single tile, for a message; "" if none is known."""
+    dy, x, gate = _three(shape, torch.float32)
+    try:
+        got = torch.stack(answer(dy, x, gate, p, _tensor(seed))).view(2, *shape).to(dy)
+    except Exception:  # it was wrong in another way, which the message says
+        return ""
+    keep = keep_mask(shape, p, seed, dy.device)
+    every = torch.ones_like(keep)
+    factors = (
+        (gate, x, ""),
+        (x, gate, "The two are swapped: dx has gate as a factor, dgate has x"),
+    )
+    scales = (
+        (1 / (1 - p), ""),
+        (1, "1 / (1 - p) is missing: what is kept is scaled, as in the forward pass"),
+        (1 - p, "They are multiplied by 1 - p, and should be divided by it"),
+    )
+    masks = (
+        (keep, keep, ""),
+        (keep, every, "dgate is not dropped"),
+        (every, keep, "dx is not dropped"),
+        (every, every, "Nothing is dropped"),
+        (~keep, ~keep, "The mask is turned round: what forward kept is dropped"),
+    )
+    for (a, b, swapped), (scale, scaled), (k, m, dropped) in itertools.product(
+        factors, scales, masks
+    ):
+        if torch.allclose(got, scale * dy * torch.stack((k * a, m * b)), rtol=1e-4, atol=1e-5):
+            return "".join(f". {said}" for said in (swapped, scaled, dropped) if said)
+    return ""
 
 
 @exercise("34.4", "Drop whole rows", minutes=20, level=3)
@@ -143,8 +187,8 @@ def check_drop_path(answer):
         shapes = ((1, 1), (2, 3), (8, 8), (17, 33), (129, 100))
         expect_op(version, eager, _two, shapes=shapes if p else shapes[:3])
         if p == 0.25:
-            many = {"shapes": ((700, 3),), "dtypes": (torch.float32,)}
-            expect_op(version, eager, _two, **many)
+            long = {"shapes": ((700, 3), (3, 3000)), "dtypes": (torch.float32,)}
+            expect_op(version, eager, _two, **long)
             x, branch = _two((8, 8), torch.float32)
             branch[~keep_mask((8,), p, seed, x.device)] = float("nan")
             expect(
@@ -171,6 +215,11 @@ def _expect_rows(version, p, seed):
         rows == right,
         f"{at}: rows {rows} are kept, in keep_mask((17,), p, seed) it is {right}: "
         "row i takes lane i % 8 of Philox call i // 8",
+    )
+    added = float(y.cpu()[want].mean())
+    expect(
+        abs(added - 1 / (1 - p)) < 1e-4,
+        f"{at}: a kept row adds {added:.4g} where branch is 1, should be 1 / (1 - p) = {1 / (1 - p):.4g}",
     )
 
 
