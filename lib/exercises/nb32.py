@@ -17,9 +17,11 @@ from lib.exercises import (
 from lib.nogpu.compile_only import compile_for, signature_of
 from lib.nogpu.interpreter import interpreted_launches
 from lib.nogpu.memory import count_traffic
+from lib.ops import softmax
 
 import torch
 import triton
+import triton.language as tl
 from triton.runtime import interpreter as upstream
 
 INF, NAN = float("inf"), float("nan")
@@ -65,8 +67,10 @@ def check_log_softmax_long(answer):
     expect_op(answer, eager, _masked_rows, shapes=((3, 5), (3, 20000)))
     (x,) = _rows((2, 20000), torch.float32)
     expect_launches(lambda: answer(x), exactly=1)
-    with _counted_reductions() as reductions:
+    with _counted_reductions() as reductions, _loaded_tiles() as tiles:
         traffic = count_traffic(lambda: answer(x))
+    widest = max(tiles, default=0)
+    expect(widest <= 4096, f"at 20000 columns its tiles have {widest}; 4096 are the most")
     loaded = sum(a.loaded for a in traffic.by_argument.values()) / x.nbytes
     expect(
         loaded == 2, f"at shape (2, 20000) it loads x {loaded:.1f} times; two walks load it twice"
@@ -89,6 +93,19 @@ def _counted_reductions():
         return apply(self, *args)
 
     with mock.patch.object(upstream.ReduceOps, "apply_impl", counted):
+        yield seen
+
+
+@contextlib.contextmanager
+def _loaded_tiles():
+    """A list of the longest side of each tile that the interpreter loads meanwhile."""
+    load, seen = upstream.InterpreterBuilder.create_masked_load, []
+
+    def counted(self, pointers, *args, **options):
+        seen.append(max(pointers.data.shape, default=1))
+        return load(self, pointers, *args, **options)
+
+    with mock.patch.object(upstream.InterpreterBuilder, "create_masked_load", counted):
         yield seen
 
 
@@ -122,18 +139,29 @@ def check_prefix_softmax(answer):
         x[_behind(x, lengths)] = NAN  # shows in the result if it is used
         return x, lengths
 
+    def special(shape, dtype):
+        """Four rows: half is used, with a NaN, with +inf, of -inf alone; nothing is used."""
+        (x,) = _rows(shape, dtype, scale=3.0)
+        lengths = torch.tensor([(shape[1] + 1) // 2] * 3 + [0], device=x.device)
+        x[0, 0], x[1, 0], x[2] = NAN, INF, -INF
+        x[_behind(x, lengths)] = NAN
+        return x, lengths
+
     def eager(x, lengths):
         y = torch.softmax(x.masked_fill(_behind(x, lengths), -INF), dim=-1)
         return y.masked_fill(_behind(x, lengths), 0.0)
 
-    for shape in (*SHAPES, (3, 5000)):
+    cases = [(shape, inputs) for shape in (*SHAPES, (3, 5000))]
+    for shape, make in (*cases, ((4, 4), special), ((4, 33), special)):
         try:
-            expect_op(answer, eager, inputs, shapes=(shape,))
+            expect_op(answer, eager, make, shapes=(shape,))
         except Wrong as difference:
             at = re.search(r"at \((\d+), \d+\)", str(difference))
-            rows = dict(enumerate(inputs(shape, torch.float32)[1].tolist()))
-            row = int(at[1]) if at else None
-            hint = f"; lengths[{row}] is {rows[row]}" if row in rows else ""
+            x, lengths = make(shape, torch.float32)
+            row = int(at[1]) if at else len(x)
+            hint = f"; lengths[{row}] is {lengths[row]}" if row < len(x) else ""
+            if hint and make is special:
+                hint += f", and the row begins with {x[row, 0]:g}"
             raise Wrong(f"{difference}{hint}") from None
     expect_launches(lambda: answer(*inputs((5, 7), torch.float32)), exactly=1)
     x, lengths = inputs((9, 200), torch.float32)
@@ -152,7 +180,7 @@ def _behind(x, lengths):
 
 @exercise("32.5", "All loads first", minutes=10, level=2)
 def check_loads_first(kernel):
-    compiled = {dtype: _part(kernel, dtype) for dtype in (torch.float32, torch.bfloat16)}
+    compiled = {dtype: compiled_part(kernel, dtype) for dtype in (torch.float32, torch.bfloat16)}
     if "tt.store" not in compiled[torch.float32].ttir:
         raise NotAttempted
 
@@ -184,12 +212,18 @@ def check_loads_first(kernel):
         )
 
 
-def _part(kernel, dtype):
-    """The kernel compiled for sm_90, for rows of 131072 columns in parts of 16 tiles."""
-    row, words = torch.empty(1, 131072, dtype=dtype), torch.empty(32, dtype=torch.int32)
+def compiled_part(kernel, dtype):
+    """The kernel compiled for sm_90, for rows of 131072 columns in parts of 16 tiles.
+
+    kernel: one with the parameters of the notebook's parts_kernel, or the one of lib/ops/softmax.py.
+    """
+    n_cols = 131072
+    row, words = torch.empty(1, n_cols, dtype=dtype), torch.empty(32, dtype=torch.int32)
     block_n = 2048 // row.itemsize
     sizes = {"TILES": 16, "BLOCK_N": block_n, "PARTS": 128}
-    n_parts = 131072 // (16 * block_n)
-    return compile_for(
-        kernel, signature_of(kernel, row, row, words, 131072, n_parts, 4096, **sizes)
-    )
+    more = (n_cols // (16 * block_n), 4096)  # n_parts, patience
+    if kernel is softmax._softmax_parts_fwd_kernel:
+        more = (n_cols, *more, 0)  # the stride before, zero behind
+        sizes |= {"WHOLE_PIECES": False, "COMPUTE": tl.float32, "V": 16 // row.itemsize}
+        sizes |= {"EMPTY": softmax._EMPTY.get(dtype, -INF), "MAX_OF_PAIRS": softmax._MAX.get(dtype)}
+    return compile_for(kernel, signature_of(kernel, row, row, words, n_cols, *more, **sizes))

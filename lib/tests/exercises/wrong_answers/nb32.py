@@ -49,6 +49,10 @@ def log_softmax__log2(x):
     return _log_softmax(x, -INF)
 
 
+def log_softmax__rows_of_inf_alone_stay(x):
+    return torch.where((x == -INF).all(-1, keepdim=True), x, _right.log_softmax(x))
+
+
 @triton.jit
 def _long_kernel(x_ptr, y_ptr, n_cols, HOW: tl.constexpr, BLOCK_N: tl.constexpr):
     x_ptr, y_ptr = x_ptr + tl.program_id(0) * n_cols, y_ptr + tl.program_id(0) * n_cols
@@ -74,9 +78,9 @@ def _long_kernel(x_ptr, y_ptr, n_cols, HOW: tl.constexpr, BLOCK_N: tl.constexpr)
         tl.store(y_ptr + cols, x - zero - tl.log(total), mask=cols < n_cols)
 
 
-def _log_softmax_long(x, how):
+def _log_softmax_long(x, how, most=4096):
     y = torch.empty_like(x)
-    block_n = min(4096, triton.next_power_of_2(x.shape[1]))
+    block_n = min(most, triton.next_power_of_2(x.shape[1]))
     _long_kernel[(x.shape[0],)](x, y, x.shape[1], HOW=how, BLOCK_N=block_n)
     return y
 
@@ -91,6 +95,14 @@ def log_softmax_long__not_rescaled(x):
 
 def log_softmax_long__merged_without_maxima(x):
     return _log_softmax_long(x, "merged")
+
+
+def log_softmax_long__tiles_of_16384_columns(x):
+    return _log_softmax_long(x, "", most=16384)
+
+
+def log_softmax_long__one_tile_walked_twice(x):
+    return _log_softmax_long(x, "", most=65536)
 
 
 def log_softmax_long__whole_rows(x):
@@ -203,6 +215,21 @@ def prefix_softmax__reads_whole_rows(x, lengths):
 
 def prefix_softmax__nan_for_empty_rows(x, lengths):
     return _prefix(x, lengths, False, False)
+
+
+def prefix_softmax__nan_behind_too(x, lengths):
+    return _prefix(x, lengths, False, False).masked_fill((lengths == 0)[:, None], 0.0)
+
+
+prefix_softmax__zeros_for_inf_alone = solution(
+    "32_softmax",
+    "    numerator = tl.exp(x - tl.max(x, axis=0))\n    y = tl.where(used,",
+    "    top = tl.max(x, axis=0)\n"
+    "    numerator = tl.exp(x - tl.where(top == -float('inf'), 0.0, top))\n"
+    "    numerator = tl.where(top == -float('inf'), 0.0, numerator)\n"
+    "    used = tl.where(top == -float('inf'), False, used)\n"
+    "    y = tl.where(used,",
+).prefix_softmax
 
 
 def prefix_softmax__masked_after_softmax(x, lengths):
