@@ -4,7 +4,7 @@
     compiled.ttir, .ttgir, .llir, .ptx, .sass      # the stages, as text
     compiled.registers, .shared_bytes, .spills     # what it needs of an SM (streaming multiprocessor)
     instruction_mix(compiled)                       # {"LDG.E.128": 2, "FADD": 8, ...}
-    loop_mix(compiled)                              # the same of its longest loop
+    loop_mix(compiled)                              # the same of its longest loop, or one with an opcode
 
 Triton's compiler, ptxas and the disassembler come with the triton wheel and need no driver, so this is
 what a GPU would get, not an imitation. It stands in for the first launch of a kernel, when Triton
@@ -327,8 +327,17 @@ def instruction_mix(sass):
     return Counter(opcode for opcode in opcodes if opcode != "NOP")
 
 
-def loop_mix(sass):
-    """The instruction_mix of the longest loop, from a label to the jump back to it: one pass of a warp."""
-    text = sass.sass if isinstance(sass, Compiled) else sass
-    loops = re.findall(r"(?s)(\.L_x_\d+):(.*?)`\(\1\)", text)
-    return max((instruction_mix(body) for _, body in loops), key=Counter.total, default=Counter())
+def loop_mix(sass, holding=None):
+    """The instruction_mix of the longest loop, from a label to the jump back to it: one pass of a warp.
+
+    holding: an opcode's beginning; then it is the shortest loop that has one, as "HGMMA" for the loop along K
+    inside the loop over tiles.
+    """
+    text, loops = sass.sass if isinstance(sass, Compiled) else sass, []
+    for label in re.finditer(r"(?m)^(\.L_x_\d+):", text):
+        jumps = re.compile(re.escape(f"`({label[1]})")).finditer(text, label.end())
+        loops += [instruction_mix(text[label.end() : jump.start()]) for jump in jumps]
+    if holding is not None:
+        loops = [mix for mix in loops if any(opcode.startswith(holding) for opcode in mix)]
+        return min(loops, key=Counter.total, default=Counter())
+    return max(loops, key=Counter.total, default=Counter())

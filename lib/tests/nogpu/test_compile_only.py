@@ -320,6 +320,12 @@ def test_the_mix_of_the_longest_loop():
     assert loop_mix(".text.k:\n        /*0000*/                   EXIT ;\n") == {}
 
 
+def test_the_mix_of_the_shortest_loop_that_holds_an_opcode():
+    assert loop_mix(LOOPS, "FFMA") == {"FFMA": 1, "BRA": 1}
+    assert loop_mix(LOOPS, "LDG") == {"LDG.E": 1, "FFMA": 1, "BRA": 2}
+    assert loop_mix(LOOPS, "HGMMA") == {}
+
+
 def test_the_instruction_mix_shows_narrow_loads():
     wide, narrow = compile_add(), compile_add(divisible_by_16=False)
     assert instruction_mix(wide)["LDG.E.128"] == 4 and instruction_mix(narrow)["LDG.E.128"] == 0
