@@ -370,7 +370,7 @@ _TILES = {
 _HALVES_FROM = 256  # tiles this wide are stored in halves: fewer registers, less shared memory
 # M·N·K from which descriptors, and copies with aligned rows, cost less than they save
 _LARGE = 2**32
-_CUBLAS_UP_TO = 2**35  # M·N·K from which a kernel of ours is as fast as cuBLAS's
+_CUBLAS_UP_TO = 2**35  # M·N·K below which cuBLAS is called; above it may still be faster
 _ENOUGH = 0.75  # of the SMs have a tile: no smaller one is tried
 _MOST_PARTS, _LEAST_STEPS = 32, 8  # split-K: parts at most, and steps in each at least
 _RESIDENT = {"tf32x3": 2}  # programs that an SM needs, where it is not one, to be busy
