@@ -1,6 +1,8 @@
 """Exercises of notebook 34, bias_gelu_dropout_add."""
 
+import contextlib
 import itertools
+from unittest import mock
 
 from lib import machine
 from lib.exercises import (
@@ -28,7 +30,7 @@ _ROUNDED = ((0.1, 1113), (0.2, 3176))
 def check_rows_that_overflow(rows):
     expect(
         isinstance(rows, int) and not isinstance(rows, bool) and rows > 0,
-        "give a positive whole number of rows",
+        "give a number of rows, an int above 0",
     )
     last, largest = rows * 4096 - 1, 2**31 - 1
     expect(last > largest, f"with {rows} rows the last index is {last}, which int32 can hold")
@@ -57,6 +59,27 @@ def check_keep_flags(answer):
                 + (_cause(answer) or _place(differ[0], p, seed, block_size))
             )
     expect_launches(lambda: answer(100, 0.5, _tensor(7), 64), exactly=1)
+    seed = _tensor(7)
+    with _stays_on_the_gpu(seed):
+        answer(100, 0.5, seed, 64)
+
+
+@contextlib.contextmanager
+def _stays_on_the_gpu(seed):
+    """Wrong if Python reads the value of the tensor `seed` meanwhile."""
+
+    def watched(name, read):
+        def method(tensor, *args):
+            if tensor is seed:
+                raise Wrong(f"seed.{name}() waits for the GPU: hand the tensor to the kernel")
+            return read(tensor, *args)
+
+        return mock.patch.object(torch.Tensor, name, method)
+
+    with contextlib.ExitStack() as stack:
+        for name in ("item", "tolist", "__int__"):
+            stack.enter_context(watched(name, getattr(torch.Tensor, name)))
+        yield
 
 
 def _cause(answer, n=512, p=0.5, seed=2**40 + 7):
@@ -68,7 +91,7 @@ def _cause(answer, n=512, p=0.5, seed=2**40 + 7):
         return ". They are tl.rand's, a call for each element: a call of tl.randint4x serves eight"
     mistakes = (
         (7, 10, "Philox runs ten rounds, Triton's default: give tl.randint4x a 7"),
-        ("abcd", "acbd", "A call's words stand in the order a, c, b, d: join (a, c) with (b, d)"),
+        ("abcd", "acbd", "Your words stand in the order a, c, b, d: join (a, c) with (b, d)"),
         (1, -1, "The upper half of a word comes before the lower one"),
         (True, False, "True stands for dropped, and should for kept"),
     )

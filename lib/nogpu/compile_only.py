@@ -5,6 +5,7 @@
     compiled.registers, .shared_bytes, .spills     # what it needs of an SM (streaming multiprocessor)
     instruction_mix(compiled)                       # {"LDG.E.128": 2, "FADD": 8, ...}
     loop_mix(compiled)                              # the same of its longest loop, or one with an opcode
+    instruction_mix(without_calls(compiled.sass))   # the same without subroutines
 
 Triton's compiler, ptxas and the disassembler come with the triton wheel and need no driver, so this is
 what a GPU would get, not an imitation. It stands in for the first launch of a kernel, when Triton
@@ -325,6 +326,16 @@ def instruction_mix(sass):
     # /*0130*/  @!P0 LDG.E.128 R4, desc[UR4][R2.64] ;   (the padding after the end is NOP)
     opcodes = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", text)
     return Counter(opcode for opcode in opcodes if opcode != "NOP")
+
+
+def without_calls(sass):
+    """SASS text without subroutines and the blocks that call them.
+
+    A 64-bit division or remainder calls one only where a number has more than 32 bits.
+    """
+    kernel = sass.partition(".weak")[0]
+    blocks = re.split(r"(?m)^(?=\.L_x_\d+:)", kernel)
+    return "".join(block for block in blocks if "CALL." not in block)
 
 
 def loop_mix(sass, holding=None):

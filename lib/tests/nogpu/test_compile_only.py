@@ -8,6 +8,7 @@ from lib.nogpu.compile_only import (
     instruction_mix,
     loop_mix,
     signature_of,
+    without_calls,
 )
 
 import pytest
@@ -324,6 +325,26 @@ def test_the_mix_of_the_shortest_loop_that_holds_an_opcode():
     assert loop_mix(LOOPS, "FFMA") == {"FFMA": 1, "BRA": 1}
     assert loop_mix(LOOPS, "LDG") == {"LDG.E": 1, "FFMA": 1, "BRA": 2}
     assert loop_mix(LOOPS, "HGMMA") == {}
+
+
+@triton.jit
+def remainder_kernel(out_ptr, n, BLOCK_SIZE: tl.constexpr):
+    offsets = tl.program_id(0).to(tl.int64) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
+    tl.store(out_ptr + offsets, offsets % n)
+
+
+def test_a_remainder_of_64_bits_without_its_slow_path():
+    signature = signature_of(remainder_kernel, torch.empty(256), 4096, BLOCK_SIZE=128)
+    sass = compile_for(remainder_kernel, signature).sass
+    fast = instruction_mix(without_calls(sass))
+    assert "__cuda_sm20_rem_s64" in sass and "CALL.REL.NOINC" in instruction_mix(sass)
+    assert "CALL.REL.NOINC" not in fast and "RET.REL.NODEC" not in fast
+    assert fast["EXIT"] == 1 and any(name.startswith("STG") for name in fast)
+    assert 20 < fast.total() < instruction_mix(sass).total() - 70
+
+
+def test_a_kernel_without_calls_stays_whole():
+    assert without_calls(LOOPS) == LOOPS
 
 
 def test_the_instruction_mix_shows_narrow_loads():

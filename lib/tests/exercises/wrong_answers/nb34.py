@@ -97,6 +97,16 @@ def keep_flags__integers(n_elements, p, seed, block_size):
     return _flags(n_elements, p, seed, block_size).to(torch.int8)
 
 
+def keep_flags__seed_read_by_python(n_elements, p, seed, block_size):
+    again = torch.tensor([seed.item()], device=seed.device)
+    return _flags(n_elements, p, again, block_size)
+
+
+def keep_flags__seed_read_as_an_int(n_elements, p, seed, block_size):
+    again = torch.tensor([int(seed)], device=seed.device)
+    return _flags(n_elements, p, again, block_size)
+
+
 def keep_flags__no_kernel(n_elements, p, seed, block_size):
     return keep_mask((n_elements,), p, seed, seed.device)
 
