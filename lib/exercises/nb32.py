@@ -14,6 +14,7 @@ from lib.exercises import (
     expect_launches,
     expect_op,
 )
+from lib.exercises.watch import expect_no_pass
 from lib.nogpu.compile_only import compile_for, signature_of
 from lib.nogpu.interpreter import interpreted_launches
 from lib.nogpu.memory import count_traffic
@@ -165,6 +166,7 @@ def check_prefix_softmax(answer):
             raise Wrong(f"{difference}{hint}") from None
     expect_launches(lambda: answer(*inputs((5, 7), torch.float32)), exactly=1)
     x, lengths = inputs((9, 200), torch.float32)
+    expect_no_pass(lambda: answer(x, lengths), x.nbytes, "at shape (9, 200)")
     traffic = count_traffic(lambda: answer(x, lengths))
     loaded = sum(a.loaded_distinct for a in traffic.by_argument.values())
     least = int(lengths.sum()) * x.element_size() + lengths.nbytes
@@ -199,9 +201,16 @@ def check_loads_first(kernel):
         expect_op(answer, eager, _rows, shapes=(*SHAPES[:-1], (3, 500)))
         expect_op(answer, eager, _masked_rows, shapes=((3, 5), (3, 300)))
     (x,) = _rows((5, 64), torch.float32)
-    arguments = count_traffic(lambda: answer(x)).by_argument
-    loaded = sum(a.loaded for name, a in arguments.items() if name.endswith("x_ptr")) / x.nbytes
+    with _counted_reductions() as reductions:
+        traffic = count_traffic(lambda: answer(x))
+    named = traffic.by_argument.items()
+    loaded = sum(a.loaded for name, a in named if name.endswith("x_ptr")) / x.nbytes
     expect(loaded == 1, f"a row that is one part is loaded {loaded:.0f} times; hold its numbers")
+    each = len(reductions) / traffic.programs
+    expect(
+        each <= 7,  # two of the part, four in and behind _hear
+        f"with 4 tiles a program reduces {each:.0f} times; combine tiles element by element, and reduce once",
+    )
     for dtype, part in compiled.items():
         loads, barrier, _ = part.sass.partition("BAR.")
         expect(barrier, f"for sm_90, {dtype}: it has no barrier, so no tl.max of a part")

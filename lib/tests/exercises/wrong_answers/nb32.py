@@ -242,6 +242,10 @@ def prefix_softmax__eager(x, lengths):
     return torch.softmax(x.masked_fill(behind, -INF), dim=-1).masked_fill(behind, 0.0)
 
 
+def prefix_softmax__zeros_of_torch(x, lengths):
+    return _right.prefix_softmax(x, lengths).add_(torch.zeros_like(x))
+
+
 def prefix_softmax__one_column_too_many(x, lengths):
     return _right.prefix_softmax(x, (lengths + 1).clamp_max(x.shape[1]))
 
@@ -258,6 +262,11 @@ loads_first_kernel__loads_twice = _loads_first(
     "        cols = (t * n_parts + part) * BLOCK_N + tl.arange(0, BLOCK_N)\n"
     "        x = tl.load(x_row + cols, mask=cols < n_cols, other=-float('inf')).to(tl.float32)\n"
     "        sums += tl.exp(x - zero)",
+)
+loads_first_kernel__reduces_every_tile_behind_its_loads = _loads_first(
+    "        held, tops = held + (x,), tl.maximum(tops, x)\n",
+    "        held = held + (x,)\n    for t in tl.static_range(TILES):\n"
+    "        tops = tl.maximum(tops, tl.max(held[t]))\n",
 )
 loads_first_kernel__without_guard = _loads_first(
     'zero = tl.where(top == -float("inf"), 0.0, top)\n    for t', "zero = top\n    for t"
