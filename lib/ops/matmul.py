@@ -358,7 +358,7 @@ _TILES = {
     "tf32x3": (Tile(128, 64, 32, 4, 3), Tile(64, 64, 32, 4, 3),
                Tile(64, 16, 32, 4, 3), Tile(16, 32, 64, 4, 3), Tile(16, 16, 64, 4, 3)),
     "double": (Tile(64, 64, 16, 4, 3), Tile(16, 16, 16, 2, 3)),
-    # Unaligned rows load one element per instruction; cp.async cannot pipeline that, so num_stages=1.
+    # Unaligned rows load one element per instruction. cp.async cannot pipeline that in 16 bits: num_stages=1.
     "half, unaligned": (Tile(128, 128, 64, 8, 1), Tile(128, 64, 64, 8, 1), Tile(64, 64, 64, 4, 1),
                         Tile(64, 16, 64, 4, 1), Tile(16, 64, 64, 4, 1), Tile(16, 16, 64, 2, 1)),
     "tf32, unaligned": (Tile(128, 64, 32, 8, 1), Tile(64, 64, 32, 4, 1),
