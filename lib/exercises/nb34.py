@@ -218,6 +218,14 @@ def check_drop_path(answer):
                 torch.equal(attempted(version(x, branch)).isnan(), eager(x, branch).isnan()),
                 "a dropped row whose branch holds NaN should be x: 0 · NaN is NaN, so choose",
             )
+            _expect_one_kernel(answer, p, _tensor(seed))
+
+
+def _expect_one_kernel(answer, p, seed):
+    """Wrong if PyTorch calculates besides, or if Python reads the seed."""
+    x, branch = _two((5, 7), torch.float32)
+    with _stays_on_the_gpu(seed):
+        expect_kernels_alone_calculate(lambda: answer(x, branch, p, seed))
 
 
 def _expect_rows(version, p, seed):

@@ -175,6 +175,10 @@ def drop_path__first_element_of_each_row(x, branch, p, seed):
     return _drop_path(x, branch, keep, 1 / (1 - p))
 
 
+def drop_path__the_mask_by_pytorch(x, branch, p, seed):
+    return _drop_path(x, branch, keep_mask(x.shape[:1], p, seed, x.device), 1 / (1 - p))
+
+
 def drop_path__a_product_lets_nan_through(x, branch, p, seed):
     keep = keep_mask(x.shape[:1], p, seed, x.device)
     return _drop_path(x, branch, keep, 1 / (1 - p), product=True)
@@ -235,3 +239,8 @@ def _one_tile(size):
 
 drop_path__one_tile_of_128_without_a_loop = _one_tile(128)
 drop_path__one_tile_of_2048_without_a_loop = _one_tile(2048)
+
+
+def drop_path__seed_read_by_python(x, branch, p, seed):
+    again = torch.tensor([seed.item()], device=seed.device)
+    return solution("34_bias_gelu_dropout_add").drop_path(x, branch, p, again)
