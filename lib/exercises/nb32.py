@@ -43,6 +43,12 @@ def _masked_rows(shape, dtype):
     return (x,)
 
 
+def _far_below_zero(shape, dtype):
+    """Rows in which any 0 that joins the maximum makes all exponentials 0."""
+    (x,) = _rows(shape, dtype)
+    return (x - 200,)
+
+
 @exercise("32.1", "A sibling: log_softmax", minutes=8, level=1)
 def check_log_softmax(answer):
     def masked(shape, dtype):
@@ -200,6 +206,7 @@ def check_loads_first(kernel):
     with interpreted_launches():
         expect_op(answer, eager, _rows, shapes=(*SHAPES[:-1], (3, 500)))
         expect_op(answer, eager, _masked_rows, shapes=((3, 5), (3, 300)))
+        expect_op(answer, eager, _far_below_zero, shapes=((2, 50),))
     (x,) = _rows((5, 64), torch.float32)
     with _counted_reductions() as reductions:
         traffic = count_traffic(lambda: answer(x))

@@ -271,5 +271,8 @@ loads_first_kernel__reduces_every_tile_behind_its_loads = _loads_first(
 loads_first_kernel__without_guard = _loads_first(
     'zero = tl.where(top == -float("inf"), 0.0, top)\n    for t', "zero = top\n    for t"
 )
+loads_first_kernel__words_of_no_part_join_the_maximum = _loads_first(
+    'tops = tl.where(tl.arange(0, PARTS) < n_parts, tops, -float("inf"))', "tops = tops"
+)
 loads_first_kernel__reads_no_row_alone = _loads_first("if not all_told:", "if False:")
 loads_first_kernel__one_part_only = _loads_first("(t * n_parts + part)", "(t * n_parts)")
