@@ -132,6 +132,13 @@ def check_dropped_gate_backward(answer):
         _expect_gradients(answer)
     except Wrong as difference:
         raise Wrong(f"{difference}{_cause_of_gradients(answer)}") from None
+    for p, seed in _ROUNDED:
+        tensors = _three((1, 8), torch.float32)
+        kept = answer(*tensors, p, _tensor(seed))[0] != 0
+        expect(
+            torch.equal(kept.cpu(), keep_mask((1, 8), p, seed)),
+            f"at shape (1, 8), p = {p}, seed {seed}: another is kept; the threshold is round(65536 * p)",
+        )
     small = _three((17, 33), torch.float32)
     expect_launches(lambda: answer(*small, 0.5, _tensor(7)), exactly=1)
     expect_kernels_alone_calculate(lambda: answer(*small, 0.5, _tensor(7)))

@@ -118,6 +118,9 @@ def _dropped_gate(old, new):
 dropped_gate_backward__no_scale = _dropped_gate(
     "round(65536 * p), 1 / (1 - p))", "round(65536 * p), 1.0)"
 )
+dropped_gate_backward__threshold_rounded_down = _dropped_gate(
+    "seed, n, round(65536 * p), 1 / (1 - p))", "seed, n, int(65536 * p), 1 / (1 - p))"
+)
 dropped_gate_backward__strides_of_dy_ignored = _dropped_gate("(dy.contiguous(), x", "(dy, x")
 dropped_gate_backward__gradients_swapped = _dropped_gate("return dx, dgate", "return dgate, dx")
 dropped_gate_backward__dgate_not_dropped = _dropped_gate("kept * x, mask", "dy * scale * x, mask")
