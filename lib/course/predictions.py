@@ -29,7 +29,7 @@ def predict(key, question, guess=None, unit="µs"):
     _guesses[key] = (question, guess, unit)
     if guess is None:
         return f"○ {question}  Put your number ({unit}) in place of None before you run on."
-    return f"● {question}  Your prediction: {guess:g} {unit}."
+    return f"● {question}  Your prediction: {_readable(guess)} {unit}."
 
 
 def outcome(key, result, where="measured here"):
@@ -38,7 +38,7 @@ def outcome(key, result, where="measured here"):
     if result is None:
         return f"– {question}  {where}."
     if guess is None:
-        return f"○ {question}  It is {result:,.4g} {unit} ({where}); you made no prediction."
+        return f"○ {question}  It is {_readable(result)} {unit} ({where}); you made no prediction."
     ratio = guess / result
     entry = {
         "key": key,
@@ -52,7 +52,13 @@ def outcome(key, result, where="measured here"):
     }
     progress.append(LEDGER, json.dumps(entry, ensure_ascii=False))
     verdict = "within 20 %" if 1 / 1.2 <= ratio <= 1.2 else f"{max(ratio, 1 / ratio):.1f}× off"
-    return f"● {question}  You: {guess:g} {unit}; it is {result:,.4g} {unit} ({where}): {verdict}."
+    guess, result = _readable(guess), _readable(result)
+    return f"● {question}  You: {guess} {unit}; it is {result} {unit} ({where}): {verdict}."
+
+
+def _readable(number):
+    """Four digits, but all of those before the point: 0.1235, 12.35, 8,388,608."""
+    return f"{number:,.0f}" if abs(number) >= 1000 else f"{number:,.4g}"
 
 
 def ledger():

@@ -11,6 +11,55 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 # --- 10.1 ----------------------------------------------------------------------------------------------
 
+
+def _pairs(vectors):
+    """(B, F, D) → (B, F(F - 1)/2), one product at a time: slow, and plain."""
+    n = vectors.shape[1]
+    products = [(vectors[:, a] * vectors[:, b]).sum(1) for a in range(n) for b in range(a + 1, n)]
+    return torch.stack(products, dim=1) if products else vectors.new_zeros(len(vectors), 0)
+
+
+def _expect_interaction(interact, n_rows, n_tables, dim):
+    at, n_vectors = f"at B, T, D = {(n_rows, n_tables, dim)}", n_tables + 1
+    generator = torch.Generator().manual_seed(0)
+    vectors = torch.randn(n_rows, n_vectors, dim, generator=generator).to(machine.device())
+    want = _pairs(vectors.double())
+    try:
+        got = attempted(interact(vectors[:, 0].clone(), vectors[:, 1:].clone()))
+    except (RuntimeError, IndexError) as error:
+        raise Wrong(f"{at}: raised {type(error).__name__}: {str(error)[:300]}") from None
+    expect(isinstance(got, torch.Tensor), f"{at}: should be a tensor, got {type(got).__name__}")
+    shape = (n_rows, dim + want.shape[1])
+    why = {
+        want.shape[1]: "; where is the dense vector?",
+        shape[1] + n_vectors: "; a vector with itself is no pair",
+        dim + n_vectors**2: "; each pair counts once, and a vector with itself is none",
+    }.get(got.shape[-1] if got.dim() else 0, "")
+    expect(got.shape == shape, f"{at}: should have shape {shape}, got {tuple(got.shape)}{why}")
+    got = got.double()
+    expect(
+        torch.equal(got[:, :dim], vectors[:, 0].double()),
+        f"{at}: the first {dim} of {shape[1]} features should be the dense vector as it is",
+    )
+    close = torch.isclose(got[:, dim:], want, rtol=1e-4, atol=1e-5)
+    wrong = (~close).nonzero()
+    if len(wrong):
+        row, place = wrong[0].tolist()
+        a, b = torch.triu_indices(n_vectors, n_vectors, offset=1)[:, place].tolist()
+        raise Wrong(
+            f"{at}: feature {dim + place} of row {row} is pair ({a}, {b}), "
+            f"{want[row, place]:.4g}; got {got[row, dim + place]:.4g}"
+        )
+
+
+@exercise("10.1", "The interaction", minutes=8, level=1)
+def _(interact):
+    for shape in ((1, 1, 1), (1, 2, 3), (2, 3, 4), (3, 26, 16)):
+        _expect_interaction(interact, *shape)
+
+
+# --- 10.2 ----------------------------------------------------------------------------------------------
+
 _BATCHES = (
     ("one row, one table", [[3]], 16),
     ("the same row twice", [[3], [3]], 16),
@@ -19,7 +68,7 @@ _BATCHES = (
 )
 
 
-@exercise("10.1", "Bytes of the lookups", minutes=8, level=1)
+@exercise("10.2", "Bytes of the lookups", minutes=8, level=1)
 def _(lookup_bytes):
     for what, rows, dim in _BATCHES:
         _expect_bytes(lookup_bytes, torch.tensor(rows), dim, what)
@@ -37,69 +86,6 @@ def _expect_bytes(lookup_bytes, rows, dim, what):
         got = got.item()
     expect(isinstance(got, (int, float)), f"{what}: should be a number, got {type(got).__name__}")
     expect(got == want, f"{what}: should be {want:,} bytes, got {got:,}")
-
-
-# --- 10.2 ----------------------------------------------------------------------------------------------
-
-
-class CInt(int):
-    """An integer whose /, // and % truncate, as in C, CUDA and Triton. +, - and * return a CInt again."""
-
-    def __add__(self, other):
-        return CInt(int(self) + int(other))
-
-    def __sub__(self, other):
-        return CInt(int(self) - int(other))
-
-    def __rsub__(self, other):
-        return CInt(int(other) - int(self))
-
-    def __mul__(self, other):
-        return CInt(int(self) * int(other))
-
-    def __neg__(self):
-        return CInt(-int(self))
-
-    def __pos__(self):
-        return self
-
-    def __abs__(self):
-        return CInt(abs(int(self)))
-
-    def __floordiv__(self, other):
-        return _quotient(self, other)
-
-    def __rfloordiv__(self, other):
-        return _quotient(other, self)
-
-    def __mod__(self, other):
-        return CInt(int(self) - int(_quotient(self, other)) * int(other))
-
-    def __rmod__(self, other):
-        return CInt(other) % self
-
-    __radd__, __rmul__, __truediv__, __rtruediv__ = __add__, __mul__, __floordiv__, __rfloordiv__
-
-
-def _quotient(a, b):
-    a, b = int(a), int(b)
-    size = abs(a) // abs(b)
-    return CInt(size if (a < 0) == (b < 0) else -size)
-
-
-# -11 is -10 after the + 1, a multiple of 10: where one addition too many shows
-_TOKENS = (0, 8, 9, 2**32 - 1, -1, -2, -11, -12, -(2**31), -(2**40))
-
-
-@exercise("10.2", "A modulus hash for C", minutes=8, level=1)
-def _(row_of):
-    for cardinality in (10, 1, 3, 10131227):
-        for token in _TOKENS:
-            what = f"token {token}, cardinality {cardinality}"
-            got = attempted(row_of(CInt(token), CInt(cardinality)))
-            expect(isinstance(got, int), f"{what}: should be an integer, got {type(got).__name__}")
-            want = (token + 1) % cardinality
-            expect(got == want, f"{what}: should be row {want}, got {int(got)}")
 
 
 # --- 10.3 ----------------------------------------------------------------------------------------------
@@ -165,13 +151,6 @@ class _Largest(TorchDispatchMode):
 
 
 # --- 10.4 ----------------------------------------------------------------------------------------------
-
-
-def _pairs(vectors):
-    """(B, F, D) → (B, F(F - 1)/2), one product at a time: slow, and plain."""
-    n = vectors.shape[1]
-    products = [(vectors[:, a] * vectors[:, b]).sum(1) for a in range(n) for b in range(a + 1, n)]
-    return torch.stack(products, dim=1) if products else vectors.new_zeros(len(vectors), 0)
 
 
 def _backward_by_autograd(dpairs, vectors):

@@ -1,13 +1,15 @@
 """Exercises of notebook 32, softmax."""
 
-import math
+import contextlib
 import re
+from unittest import mock
 
 from lib import machine
-from lib.exercises import SHAPES, Wrong, exercise, expect, expect_launches, expect_op, plural
+from lib.exercises import SHAPES, Wrong, exercise, expect, expect_launches, expect_op
 from lib.nogpu.memory import count_traffic
 
 import torch
+from triton.runtime import interpreter as upstream
 
 INF, NAN = float("inf"), float("nan")
 
@@ -34,35 +36,47 @@ def check_log_softmax(answer):
     expect_launches(lambda: answer(*_rows((5, 7), torch.float32)), exactly=1)
 
 
-def _padded_with_zeros(row):
-    """What a row kernel with other=0.0 makes of a row."""
-    padded = row + [0.0] * ((1 << (len(row) - 1).bit_length()) - len(row))
-    return [share for share, _ in zip(_softmax(padded), row)]
+@exercise("32.2", "log_softmax of long rows", minutes=15, level=2)
+def check_log_softmax_long(answer):
+    def masked(shape, dtype):
+        (x,) = _rows(shape, dtype)
+        x[0, : 9 * shape[1] // 10] = -INF
+        x[1, -1] = NAN
+        x[2] = -INF
+        return (x,)
 
+    def eager(x):
+        return torch.log_softmax(x, dim=-1)
 
-def _softmax(row):
-    numerators = [math.exp(x - max(row)) for x in row]
-    return [n / sum(numerators) for n in numerators]
-
-
-@exercise("32.2", "The row that gives it away", minutes=10, level=2)
-def check_row(row):
+    expect_op(answer, eager, _rows, shapes=(*SHAPES, (3, 20000)))
+    expect_op(answer, eager, masked, shapes=((3, 5), (3, 20000)))
+    (x,) = _rows((2, 20000), torch.float32)
+    expect_launches(lambda: answer(x), exactly=1)
+    with _counted_reductions() as reductions:
+        traffic = count_traffic(lambda: answer(x))
+    loaded = sum(a.loaded for a in traffic.by_argument.values()) / x.nbytes
     expect(
-        isinstance(row, (list, tuple))
-        and len(row) > 0
-        and all(isinstance(x, (int, float)) and math.isfinite(x) for x in row),
-        "give a list of one or more finite numbers",
+        loaded == 2, f"at shape (2, 20000) it loads x {loaded:.1f} times; two walks load it twice"
     )
-    row = [float(x) for x in row]
-    got, want = _padded_with_zeros(row), _softmax(row)
-    worst = max(range(len(row)), key=lambda i: abs(got[i] - want[i]))
-    expect(len(row) & (len(row) - 1), f"a row of {plural(len(row), 'number')} needs no padding")
+    each = len(reductions) / traffic.programs
     expect(
-        abs(got[worst] - want[worst]) > 0.01,
-        f"for {row} the kernel gives {got[worst]:.6f} in column {worst}, and right is {want[worst]:.6f}: "
-        "not more than 0.01 apart",
+        each <= 4,
+        f"at 20000 columns a program reduces {each:.0f} times; keep a maximum and a sum for each column of "
+        "the tile, and reduce behind the loop",
     )
-    expect(len(row) <= 3, f"this row shows it, but so does a row of fewer than {len(row)} numbers")
+
+
+@contextlib.contextmanager
+def _counted_reductions():
+    """A list with an entry for each tl.max and tl.sum that the interpreter runs meanwhile."""
+    apply, seen = upstream.ReduceOps.apply_impl, []
+
+    def counted(self, *args):
+        seen.append(self)
+        return apply(self, *args)
+
+    with mock.patch.object(upstream.ReduceOps, "apply_impl", counted):
+        yield seen
 
 
 @exercise("32.3", "The way back from log_softmax", minutes=10, level=2)

@@ -9,11 +9,10 @@ from lib.exercises import (
     exercise,
     expect,
     expect_launches,
-    expect_number,
     expect_op,
-    plural,
 )
 from lib.nogpu.interpreter import philox_rounds
+from lib.exercises.watch import expect_kernels_alone_calculate
 from lib.ops.bias_gelu_dropout_add import keep_mask
 
 import torch
@@ -25,16 +24,7 @@ _SEEDS = (26, 2**40 + 7)
 _ROUNDED = ((0.1, 1113), (0.2, 3176))
 
 
-@exercise("34.1", "The p that you get", minutes=8, level=1)
-def check_p_that_you_get(answer):
-    for bits, p in itertools.product((1, 8, 16, 32), (0.0, 1.0, 0.5, 0.1, 0.3, 0.99999, 1e-6)):
-        want = round(p * 2**bits) / 2**bits
-        got = attempted(answer(p, bits))
-        what = f"p = {p} with {plural(bits, 'bit')}"
-        expect_number(got, want, what, rel=1e-12)
-
-
-@exercise("34.2", "The smallest size that shows it", minutes=7, level=1)
+@exercise("34.1", "The smallest size that shows it", minutes=7, level=1)
 def check_rows_that_overflow(rows):
     expect(
         isinstance(rows, int) and not isinstance(rows, bool) and rows > 0,
@@ -49,7 +39,7 @@ def check_rows_that_overflow(rows):
     )
 
 
-@exercise("34.3", "One mask for every tile", minutes=5, level=1)
+@exercise("34.2", "One mask for every tile", minutes=5, level=1)
 def check_keep_flags(answer):
     sizes = [(n, b) for n, b in itertools.product((1, 8, 100, 3001), (8, 64, 1024)) if n < 100 * b]
     cases = list(itertools.product(sizes, itertools.product((0.0, 0.25, 0.5, 1.0), _SEEDS)))
@@ -113,6 +103,29 @@ def _tensor(seed):
     return torch.tensor([seed], dtype=torch.int64, device=machine.device())
 
 
+@exercise("34.3", "Draw the mask again", minutes=15, level=2)
+def check_dropped_gate_backward(answer):
+    shapes = ((1, 1), (2, 3), (8, 8), (17, 33), (64, 128), (129, 100))
+    for p, seed in itertools.product((0.5, 0.25, 0.0), _SEEDS):
+
+        def eager(dy, x, gate, p=p, seed=seed):
+            kept = torch.where(keep_mask(x.shape, p, seed, x.device), dy, 0) / (1 - p)
+            return kept * gate, kept * x
+
+        def version(dy, x, gate, p=p, seed=seed):
+            return answer(dy, x, gate, p, _tensor(seed))
+
+        def of_a_sum(shape, dtype):  # y.sum().backward() sends a dy of strides 0
+            dy, x, gate = _three(shape, dtype)
+            return dy[:1, :1].expand(shape), x, gate
+
+        expect_op(version, eager, _three, shapes=shapes if p else shapes[:3])
+        expect_op(version, eager, of_a_sum, shapes=((2, 3), (17, 33)))
+    small = _three((17, 33), torch.float32)
+    expect_launches(lambda: answer(*small, 0.5, _tensor(7)), exactly=1)
+    expect_kernels_alone_calculate(lambda: answer(*small, 0.5, _tensor(7)))
+
+
 @exercise("34.4", "Drop whole rows", minutes=20, level=3)
 def check_drop_path(answer):
     for p, seed in ((0.5, 0), (0.25, 2**40 + 7), (0.0, 3)):
@@ -124,17 +137,15 @@ def check_drop_path(answer):
         def version(x, branch, p=p, seed=seed):
             return answer(x, branch, p, _tensor(seed))
 
-        attempted(version(*_rows_and_branch((1, 1), torch.float32)))
-        expect_launches(
-            lambda version=version: version(*_rows_and_branch((5, 7), torch.float32)), exactly=1
-        )
+        attempted(version(*_two((1, 1), torch.float32)))
+        expect_launches(lambda version=version: version(*_two((5, 7), torch.float32)), exactly=1)
         _expect_rows(version, p, seed)
         shapes = ((1, 1), (2, 3), (8, 8), (17, 33), (129, 100))
-        expect_op(version, eager, _rows_and_branch, shapes=shapes if p else shapes[:3])
+        expect_op(version, eager, _two, shapes=shapes if p else shapes[:3])
         if p == 0.25:
             many = {"shapes": ((700, 3),), "dtypes": (torch.float32,)}
-            expect_op(version, eager, _rows_and_branch, **many)
-            x, branch = _rows_and_branch((8, 8), torch.float32)
+            expect_op(version, eager, _two, **many)
+            x, branch = _two((8, 8), torch.float32)
             branch[~keep_mask((8,), p, seed, x.device)] = float("nan")
             expect(
                 torch.equal(attempted(version(x, branch)).isnan(), eager(x, branch).isnan()),
@@ -163,9 +174,13 @@ def _expect_rows(version, p, seed):
     )
 
 
-def _rows_and_branch(shape, dtype):
+def _two(shape, dtype, n=2):
     generator = torch.Generator(device=machine.device()).manual_seed(0)
     return tuple(
         torch.randn(shape, dtype=dtype, device=machine.device(), generator=generator)
-        for _ in range(2)
+        for _ in range(n)
     )
+
+
+def _three(shape, dtype):
+    return _two(shape, dtype, 3)

@@ -14,16 +14,20 @@ from lib.exercises import (
     expect_number,
     expect_op,
     far_apart,
+    plural,
 )
 from lib.exercises.watch import (
     expect_float32_products,
     expect_kernels_alone_calculate,
     expect_no_pass,
 )
+from lib.nogpu.compile_only import compile_for, signature_of
 from lib.nogpu.interpreter import interpreted_launches
 from lib.nogpu.memory import OutOfBounds, count_traffic
+from lib.ops import matmul
 
 import torch
+import triton.language as tl
 from triton.runtime import interpreter as upstream
 from triton.runtime.errors import InterpreterError
 
@@ -221,3 +225,50 @@ def check_cosine_similarity(answer):
     )
     expect_float32_products(lambda: answer(x, c))
     expect_kernels_alone_calculate(lambda: answer(x, c))
+
+
+_FEWEST, _LARGEST, _MOST_STAGES = 3, 64 * 128, 3  # programs; sums of the largest tile; its stages
+
+
+@exercise("40.5", "Three programs on an SM", minutes=12, level=2)
+def check_residents(answer):
+    expect(
+        isinstance(answer, (tuple, list))
+        and len(answer) == 4
+        and all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in answer),
+        "give a tuple of four positive whole numbers, (BLOCK_M, BLOCK_N, stages, programs on an SM)",
+    )
+    block_m, block_n, stages, programs = answer
+    tiles = (16, 32, 64, 128, 256)
+    expect(block_m in tiles and block_n in tiles, "sides of tiles here are powers of 2, 16 to 256")
+    expect(stages <= 6, "give at most 6 stages")
+    plan = f"{block_m}×{block_n} with {plural(stages, 'stage')}"
+    shared = stages * (block_m + block_n) * 64 * 2
+    expect(shared <= 227 * 1024, f"{plan} takes {shared} bytes of shared memory, too many to start")
+    c = _compiled(block_m, block_n, stages)
+    by_registers = 65536 // (128 * -(-c.registers // 8) * 8)
+    by_shared = 228 * 1024 // (c.shared_bytes + 1024)
+    fit = min(by_registers, by_shared)
+    why = (
+        f"{c.registers} registers a thread let {by_registers} fit, "
+        f"{c.shared_bytes} bytes of shared memory and 1 KB more {by_shared}"
+    )
+    expect(programs == fit, f"of {plan}, {fit} programs fit on an SM, not {programs}: {why}")
+    expect(c.spills == 0, f"{plan} spills {c.spills} words a thread")
+    expect(fit >= _FEWEST, f"of {plan} only {plural(fit, 'program')} fit on an SM: {why}")
+    expect(
+        block_m * block_n == _LARGEST and block_m + block_n == 192,
+        f"three programs of {plan} fit, but so do three with a tile that asks for fewer bytes",
+    )
+    expect(stages == _MOST_STAGES, f"{plan}: three programs fit with one stage more, too")
+
+
+def _compiled(block_m, block_n, stages):
+    """The op's kernel for bfloat16 and a Hopper GPU, with four warps."""
+    t, kernel = torch.empty(1024, 1024, dtype=torch.bfloat16), matmul._matmul_kernel
+    signature = signature_of(
+        kernel, t, t, None, t, None, 1024, 1024, 1024, 1024, 1, 1024, 1, 1024,
+        ACTIVATION="identity", DOT=True, PRECISION="ieee", COMPUTE=tl.float32, GROUP=8, HALVES=False,
+        BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=64,
+    )  # fmt: skip
+    return compile_for(kernel, signature, arch=90, num_warps=4, num_stages=stages)

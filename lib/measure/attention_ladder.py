@@ -9,6 +9,7 @@ atomic_gradients   dq, dk and dv by one kernel: five products where the op's two
 
 import functools
 import math
+import statistics
 import warnings
 
 from lib import machine
@@ -137,17 +138,31 @@ def _calls(runs, tensors, gradients):
     return calls
 
 
+def alone_us(calls, n_rounds=3):
+    """{name: µs on the GPU alone}, timed in turns; None where a call cannot be a CUDA graph."""
+    times = {name: [] for name in calls}
+    for name, call in n_rounds * [*calls.items()]:
+        times[name].append(bench.gpu_us(call))
+        torch.cuda.empty_cache()  # the graph's memory
+    return {name: None if None in us else statistics.median(us) for name, us in times.items()}
+
+
 def ladder(b, h, g, s, d):
-    """Rows of {"version", and for forward and both passes µs, TFLOP/s and peak MiB}; none where it refuses."""
+    """Rows of {"version", and for forward and both passes µs, TFLOP/s and peak MiB}; none where it refuses.
+
+    µs: of a call, and on the GPU alone, to which TFLOP/s belong. Where the call takes longer, the host does.
+    """
     runs = versions(s)
     rows = {name: {"version": name} for name in runs}
     for what in ("forward", "both"):
         gradients = what == "both"
         tensors = draw(b, h, g, s, d, gradients)
         calls = _calls(runs, tensors, gradients)
-        for name, us in bench.in_turns_us(calls, n_rounds=3).items():
-            rows[name][f"{what}, µs"] = us
-            rows[name][f"{what}, TFLOP/s"] = flops(b, h, s, d, gradients) / us / 1e6
+        alone, work = alone_us(calls), flops(b, h, s, d, gradients) / 1e6
+        for name, us in bench.in_turns_us(calls).items():
+            rows[name][f"{what}, a call, µs"] = us
+            rows[name][f"{what}, GPU alone, µs"] = alone[name]
+            rows[name][f"{what}, TFLOP/s"] = work / (alone[name] or us)
             rows[name][f"{what}, peak MiB"] = bench.peak_mib(calls[name])
     return list(rows.values())
 

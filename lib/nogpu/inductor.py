@@ -84,7 +84,7 @@ def output_code(fn, *inputs, options=None, dynamic=False):
 
     fn is a function or a torch.nn.Module; inputs are tensors on any device, and anything else fn takes.
     Where an input or a parameter requires grad, the text holds the forward graphs and then the backward
-    graphs. `options` and `dynamic` go to torch.compile.
+    graphs. `options` and `dynamic` go to torch.compile; an input may be marked by torch._dynamo.mark_dynamic.
 
     Raises ValueError where nothing was compiled or an option needs a GPU. Without a GPU, and with a torch or
     triton outside SUPPORTED, it returns the text recorded for this function and these shapes, with a warning
@@ -265,17 +265,21 @@ def _needs_grad(t):
 def _moved(fn, inputs, move):
     """The inputs with every tensor moved, in lists, tuples and dictionaries too.
 
-    Moves a module's parameters and buffers in place.
+    Moves a module's parameters and buffers in place. A mark of torch._dynamo.mark_dynamic moves along.
     """
+
+    def moved(t):
+        new = move(t)
+        if isinstance(t, torch.nn.Parameter):
+            new = torch.nn.Parameter(new, t.requires_grad)
+        vars(new).update(recorded_code.marks(t))
+        return new
+
     if isinstance(fn, torch.nn.Module):
         for module in fn.modules():
-            for name, parameter in module._parameters.items():
-                if parameter is not None:
-                    moved = torch.nn.Parameter(move(parameter), parameter.requires_grad)
-                    module._parameters[name] = moved
-            for name, buffer in module._buffers.items():
-                module._buffers[name] = None if buffer is None else move(buffer)
-    return torch.utils._pytree.tree_map_only(torch.Tensor, move, inputs)
+            for tensors in (module._parameters, module._buffers):
+                tensors.update({name: moved(t) for name, t in tensors.items() if t is not None})
+    return torch.utils._pytree.tree_map_only(torch.Tensor, moved, inputs)
 
 
 def _to_fake_gpu(t):

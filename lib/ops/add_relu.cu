@@ -51,7 +51,8 @@ __global__ void __launch_bounds__(THREADS) add_relu_kernel(
       const Math z = Math(tile[i].item[j]) + Math(b.item[j]);
       tile[i].item[j] = T(z < Math(0) ? Math(0) : z);  // not fmax: a NaN has to stay one
     }
-    *reinterpret_cast<Vec*>(y + row * n_cols + col) = tile[i];
+    // an index of Vec, not of T: only then does nvcc store 16 bytes at once and not four times four
+    reinterpret_cast<Vec*>(y)[(row * n_cols + col) / VEC] = tile[i];
   }
 }
 

@@ -367,28 +367,28 @@ def _fold(*matrices):
 
 
 @functools.cache
-def _plan(n_cols):
-    return Plan(*_flat_tile(n_cols, 2048, 1024))
+def _plan(n_cols, fold=1):
+    # Of folded rows each column looks up its bias, so tall tiles; a row's last one is padded, so narrow ones
+    return Plan(*(_flat_tile(n_cols, 2048, 1024) if fold == 1 else _flat_tile(n_cols, 4096, 256)))
 
 
 @functools.cache
 def _plan_backward(n_cols):
     """(BLOCK_M, BLOCK_N, strips)"""
     block_m, block_n = _flat_tile(n_cols, 2048, 64)
-    # About 4096 programs fill any GPU; each sums as many rows as that leaves it, and at most 1024 strips
-    # keep the second sum short.
+    # About 4096 programs fill any GPU. At most 1024 strips of rows: the sum of what they add up is short.
     return block_m, block_n, max(1, min(_cdiv(4096, _cdiv(n_cols, block_n)), 1024))
 
 
 def _launch(plan, fold, bias, x, residual, y, p, seed, first=0):
     """first: how many elements of the whole tensor come before these rows."""
     n_rows, n_cols, threshold = _cdiv(x.shape[0], fold), x.shape[1] * fold, _threshold(p)
-    strides = (*x.stride(), *residual.stride()) if fold == 1 else (n_cols, 1) * 2
+    strides, warps = ((*x.stride(), *residual.stride()), 2) if fold == 1 else ((n_cols, 1) * 2, 4)
     _run(
         _bias_gelu_dropout_add_fwd_kernel, (_cdiv(n_rows, plan.block_m) * _cdiv(n_cols, plan.block_n),),
         (x, bias, residual, y, seed), x.shape[0], n_cols, first, threshold, *strides,
         SOME_DROPPED=threshold > 0, ALL_DROPPED=threshold == 65536, EIGHTS=n_cols % 8 == 0,
-        COMPUTE=_compute_dtype(x.dtype), BLOCK_M=plan.block_m, BLOCK_N=plan.block_n, FOLD=fold, num_warps=2,
+        COMPUTE=_compute_dtype(x.dtype), BLOCK_M=plan.block_m, BLOCK_N=plan.block_n, FOLD=fold, num_warps=warps,
     )  # fmt: skip
 
 
@@ -448,7 +448,7 @@ def _forward(x, bias, residual, p, seed, plan=None):
         return y
     matrices = _rows_of(x), _rows_of(residual), _rows_of(y)
     fold = _fold(*matrices)
-    _launch(plan or _plan(x.shape[-1] * fold), fold, bias.contiguous(), *matrices, p, seed)
+    _launch(plan or _plan(x.shape[-1] * fold, fold), fold, bias.contiguous(), *matrices, p, seed)
     return y
 
 

@@ -99,7 +99,8 @@ __global__ void __launch_bounds__(THREADS) lora_epilogue_kernel(
       const Math z = Math(tile[i].item[j]) + scale * Math(low_rank[i].item[j]) + Math(b.item[j]);
       tile[i].item[j] = T(Act::of(z));
     }
-    *reinterpret_cast<Vec*>(y + row * n_cols + col) = tile[i];
+    // an index of Vec, not of T: only then does nvcc store 16 bytes at once and not four times four
+    reinterpret_cast<Vec*>(y)[(row * n_cols + col) / VEC] = tile[i];
   }
 }
 

@@ -70,6 +70,7 @@ class Plan(NamedTuple):
     group: int = 8  # rows of tiles that programs go down together
     copies: bool = False  # whether a and b are copied if their rows are not aligned
     backward: tuple[int, int, int] | None = None
+    n_programs: int | None = None  # of "tma"; None: one for each SM
 
 
 def matmul_eager(
@@ -370,7 +371,7 @@ _TILES = {
 _HALVES_FROM = 256  # tiles this wide are stored in halves: fewer registers, less shared memory
 # M·N·K from which descriptors, and copies with aligned rows, cost less than they save
 _LARGE = 2**32
-_CUBLAS_UP_TO = 2**35  # M·N·K from which a kernel of ours is as fast as cuBLAS's
+_CUBLAS_UP_TO = 2**35  # M·N·K; beyond it ours, which is level with cuBLAS only where waves are full
 _ENOUGH = 0.75  # of the SMs have a tile: no smaller one is tried
 _MOST_PARTS, _LEAST_STEPS = 32, 8  # split-K: parts at most, and steps in each at least
 _RESIDENT = {"tf32x3": 2}  # programs that an SM needs, where it is not one, to be busy
@@ -594,8 +595,9 @@ def _launch_persistent(plan, y, z, a, b, bias, activation):
     halves = tile.n >= _HALVES_FROM
     out_block = [tile.m, tile.n // 2 if halves else tile.n]
     n_tiles = _cdiv(n_rows, tile.m) * _cdiv(n_cols, tile.n)
+    n_programs = plan.n_programs or _n_multiprocessors(y.device)
     _run(
-        _matmul_persistent_kernel, (min(n_tiles, _n_multiprocessors(y.device)),),
+        _matmul_persistent_kernel, (min(n_tiles, n_programs),),
         (
             TensorDescriptor.from_tensor(a, [tile.k, tile.m] if a_transposed else [tile.m, tile.k]),
             TensorDescriptor.from_tensor(b, [tile.n, tile.k] if b_transposed else [tile.k, tile.n]), bias,

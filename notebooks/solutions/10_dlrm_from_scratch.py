@@ -9,7 +9,24 @@ from lib.exercises import check
 import torch
 
 # %% [markdown]
-# ## 10.1 Bytes of the lookups
+# ## 10.1 The interaction
+#
+# One product holds all pairs, each twice. `triu_indices` names those above the diagonal, row by row.
+
+
+# %%
+def interact(dense, embeddings):
+    vectors = torch.cat([dense[:, None], embeddings], dim=1)  # (B, F, D)
+    n_vectors = vectors.shape[1]
+    first, second = torch.triu_indices(n_vectors, n_vectors, offset=1, device=dense.device)
+    pairs = (vectors @ vectors.mT)[:, first, second]  # (B, P)
+    return torch.cat([dense, pairs], dim=1)
+
+
+check("10.1", interact)
+
+# %% [markdown]
+# ## 10.2 Bytes of the lookups
 #
 # Row 3 of one table is not row 3 of another, so distinct rows are counted column by column.
 
@@ -20,22 +37,7 @@ def lookup_bytes(rows, dim):
     return distinct * dim * 4
 
 
-check("10.1", lookup_bytes)
-
-# %% [markdown]
-# ## 10.2 A modulus hash for C
-#
-# A remainder that was cut toward zero has the sign of its left side. Where it is negative, one cardinality more
-# is what rounding down would have given. Always adding one would be wrong for a remainder of 0.
-
-
-# %%
-def row_of(token, cardinality):
-    row = (token + 1) % cardinality
-    return row + cardinality if row < 0 else row
-
-
-check("10.2", row_of)
+check("10.2", lookup_bytes)
 
 # %% [markdown]
 # ## 10.3 Strangers to the OOV row

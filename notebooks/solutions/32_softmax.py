@@ -28,8 +28,36 @@ def log_softmax(x):
     return y
 
 
-# %% 32.2 one and two columns need no padding; of four, the padding counts as much as the numbers if these are 0
-row_that_shows_it = [0.0, 0.0, 0.0]
+# %% 32.2 online softmax in each column of the tile, then its rule once more to merge the columns. A column may
+# see nothing but -inf, be it padding, so each has its guard.
+@triton.jit
+def log_softmax_long_kernel(x_ptr, y_ptr, n_cols, BLOCK_N: tl.constexpr):
+    # One program handles one row of x, (n_cols,), BLOCK_N columns at a time, and walks it twice.
+    start_of_row = tl.program_id(0).to(tl.int64) * n_cols
+    x_ptr, y_ptr = x_ptr + start_of_row, y_ptr + start_of_row
+    tops = tl.full((BLOCK_N,), -float("inf"), tl.float32)
+    sums = tl.zeros((BLOCK_N,), tl.float32)
+    for start in range(0, n_cols, BLOCK_N):
+        cols = start + tl.arange(0, BLOCK_N)
+        x = tl.load(x_ptr + cols, mask=cols < n_cols, other=-float("inf")).to(tl.float32)
+        new_tops = tl.maximum(tops, x)
+        zeros = tl.where(new_tops == -float("inf"), 0.0, new_tops)
+        sums = sums * tl.exp(tops - zeros) + tl.exp(x - zeros)
+        tops = new_tops
+    top = tl.max(tops, axis=0)
+    zero = tl.where(top == -float("inf"), 0.0, top)
+    log_total = tl.log(tl.sum(sums * tl.exp(tops - zero), axis=0))
+    for start in range(0, n_cols, BLOCK_N):
+        cols = start + tl.arange(0, BLOCK_N)
+        x = tl.load(x_ptr + cols, mask=cols < n_cols, other=0.0).to(tl.float32)
+        tl.store(y_ptr + cols, x - zero - log_total, mask=cols < n_cols)
+
+
+def log_softmax_long(x):
+    y = torch.empty_like(x)
+    block_n = min(4096, triton.next_power_of_2(x.shape[1]))
+    log_softmax_long_kernel[(x.shape[0],)](x, y, x.shape[1], BLOCK_N=block_n, num_warps=8)
+    return y
 
 
 # %% 32.3 ∂y_i/∂x_j is 1 for i = j, minus the share e^y_j: dx_j = dy_j - e^y_j · sum of dy

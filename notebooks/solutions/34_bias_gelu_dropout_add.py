@@ -7,17 +7,11 @@ import torch
 import triton
 import triton.language as tl
 
-
-# %% 34.1 the threshold is a whole number of 2**bits
-def p_that_you_get(p, bits):
-    return round(p * 2**bits) / 2**bits
-
-
-# %% 34.2 2**31 = 524288 · 4096, so the last index of 524288 rows is 2**31 - 1, the largest int32: one row more
+# %% 34.1 2**31 = 524288 · 4096, so the last index of 524288 rows is 2**31 - 1, the largest int32: one row more
 rows_that_overflow = 524289
 
 
-# %% 34.3 the counter is the number of the call in the whole tensor, not in the tile; no program_id in the seed
+# %% 34.2 the counter is the number of the call in the whole tensor, not in the tile; no program_id in the seed
 @triton.jit
 def keep_flags_kernel(seed_ptr, out_ptr, n_elements, threshold, BLOCK_SIZE: tl.constexpr):
     first = tl.program_id(0).to(tl.int64) * BLOCK_SIZE
@@ -34,6 +28,33 @@ def keep_flags(n_elements, p, seed, block_size):
     grid = (triton.cdiv(n_elements, block_size),)
     keep_flags_kernel[grid](seed, out, n_elements, round(65536 * p), BLOCK_SIZE=block_size)
     return out
+
+
+# %% 34.3 both gradients hold keep · dy / (1 - p): drawn once; the counter is the logical index, as in 34.2
+@triton.jit
+def dropped_gate_backward_kernel(
+    dy_ptr, x_ptr, gate_ptr, dx_ptr, dgate_ptr, seed_ptr, n_elements, threshold, scale,
+    BLOCK_SIZE: tl.constexpr,
+):  # fmt: skip
+    first = tl.program_id(0).to(tl.int64) * BLOCK_SIZE
+    offsets = first + tl.arange(0, BLOCK_SIZE)
+    mask = offsets < n_elements
+    a, b, c, d = tl.randint4x(tl.load(seed_ptr), first // 8 + tl.arange(0, BLOCK_SIZE // 8), 7)
+    words = tl.join(tl.join(a, c), tl.join(b, d))
+    bits = tl.reshape(tl.join(words & 0xFFFF, words >> 16), (BLOCK_SIZE,))
+    dy = tl.load(dy_ptr + offsets, mask=mask).to(tl.float32)
+    kept = tl.where(bits >= threshold, dy * scale, 0.0)
+    x = tl.load(x_ptr + offsets, mask=mask).to(tl.float32)
+    gate = tl.load(gate_ptr + offsets, mask=mask).to(tl.float32)
+    tl.store(dx_ptr + offsets, kept * gate, mask=mask)
+    tl.store(dgate_ptr + offsets, kept * x, mask=mask)
+
+
+def dropped_gate_backward(dy, x, gate, p, seed):
+    dx, dgate, n = torch.empty_like(x), torch.empty_like(gate), x.numel()
+    arguments = (dy.contiguous(), x, gate, dx, dgate, seed, n, round(65536 * p), 1 / (1 - p))
+    dropped_gate_backward_kernel[(triton.cdiv(n, 1024),)](*arguments, BLOCK_SIZE=1024)
+    return dx, dgate
 
 
 # %% 34.4 one program per row: its call is row // 8, its lane row % 8, a half of word lane // 2

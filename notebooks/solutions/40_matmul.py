@@ -107,3 +107,9 @@ def cosine_similarity(x, c):
     grid = (triton.cdiv(m, 64) * triton.cdiv(n, 64),)
     cosine_kernel[grid](x, c, y, m, n, k, BLOCK_M=64, BLOCK_N=64, BLOCK_K=32)
     return y
+
+
+# %% 40.5 three stages of 64×128 take 3 · (64 + 128) · 64 · 2 bytes, 72 KB; with 1 KB each, 228 KB hold three.
+# 64 sums a thread leave room in the 168 registers that three programs of 128 threads allow. 128×128 and 64×256
+# have 128 sums a thread, and with addresses more than 168 registers, however many stages
+residents = (64, 128, 3, 3)

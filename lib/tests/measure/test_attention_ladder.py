@@ -46,3 +46,9 @@ def test_plots_take_versions_that_refuse_and_lengths_out_of_memory():
     attention_ladder.plot_ladder(ax, [{"version": "a", "forward, TFLOP/s": 3.0}, {"version": "b"}])
     attention_ladder.plot_memory(ax, [{"S": 1024, "a": 3.0}, {"S": 2048, "a": None}])
     plt.close("all")
+
+
+def test_times_on_the_gpu_alone_are_medians_of_rounds(monkeypatch):
+    times = iter([3.0, None, 9.0, 5.0, 5.0, 5.0])
+    monkeypatch.setattr(attention_ladder.bench, "gpu_us", lambda call: next(times))
+    assert attention_ladder.alone_us({"a": print, "b": print}) == {"a": 5.0, "b": None}

@@ -241,6 +241,12 @@ def test_calibration_counts_by_notebook_how_near_predictions_came(reader_folder)
     assert low < 0.4 and high > 50
 
 
+def test_large_numbers_are_written_out(reader_folder):
+    assert "Your prediction: 2,500,000 µs" in predict.predict("t.4", "How long?", 2.5e6)
+    assert "You: 2,500,000 µs; it is 8,388,608 µs" in predict.outcome("t.4", 8388608)
+    assert "it is 0.1235 µs" in predict.outcome("t.4", 0.12345)
+
+
 def test_no_guess_and_no_result_are_no_error(reader_folder):
     assert "in place of None" in predict.predict("t.2", "How long?")
     assert "no prediction" in predict.outcome("t.2", 20.0)

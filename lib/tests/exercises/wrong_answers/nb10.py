@@ -2,7 +2,55 @@
 
 import torch
 
-# --- 10.1 lookup_bytes
+# --- 10.1 interact
+
+
+def _interact(dense, embeddings, triangle=torch.triu_indices, offset=1):
+    vectors = torch.cat([dense[:, None], embeddings], dim=1)
+    n = vectors.shape[1]
+    first, second = triangle(n, n, offset=offset, device=dense.device)
+    return (vectors @ vectors.mT)[:, first, second]
+
+
+def interact__without_the_dense_vector(dense, embeddings):
+    return _interact(dense, embeddings)
+
+
+def interact__with_the_diagonal(dense, embeddings):
+    return torch.cat([dense, _interact(dense, embeddings, offset=0)], dim=1)
+
+
+def interact__all_products(dense, embeddings):
+    vectors = torch.cat([dense[:, None], embeddings], dim=1)
+    return torch.cat([dense, (vectors @ vectors.mT).flatten(1)], dim=1)
+
+
+def interact__pairs_below_the_diagonal(dense, embeddings):
+    pairs = _interact(dense, embeddings, torch.tril_indices, offset=-1)
+    return torch.cat([dense, pairs], dim=1)
+
+
+def interact__mask_over_the_batch(dense, embeddings):
+    vectors = torch.cat([dense[:, None], embeddings], dim=1)
+    products = vectors @ vectors.mT
+    return torch.cat([dense, products[torch.ones_like(products[0]).triu(1).bool()]], dim=1)
+
+
+def interact__dense_vector_behind(dense, embeddings):
+    return torch.cat([_interact(dense, embeddings), dense], dim=1)
+
+
+def interact__dense_vector_last_among_the_vectors(dense, embeddings):
+    pairs = _interact(embeddings[:, 0], torch.cat([embeddings[:, 1:], dense[:, None]], dim=1))
+    return torch.cat([dense, pairs], dim=1)
+
+
+def interact__elements_for_vectors(dense, embeddings):
+    flat = torch.cat([dense, embeddings.flatten(1)], dim=1)
+    return (flat[:, :, None] * flat[:, None, :]).flatten(1)
+
+
+# --- 10.2 lookup_bytes
 
 
 def lookup_bytes__duplicates_counted(rows, dim):
@@ -23,40 +71,6 @@ def lookup_bytes__rows_of_the_batch(rows, dim):
 
 def lookup_bytes__consecutive_only(rows, dim):
     return sum(len(column.unique_consecutive()) for column in rows.unbind(1)) * dim * 4
-
-
-# --- 10.2 row_of
-
-
-def row_of__as_in_python(token, cardinality):
-    return (token + 1) % cardinality
-
-
-def row_of__absolute_value(token, cardinality):
-    return abs((token + 1) % cardinality)
-
-
-def row_of__adds_once_before(token, cardinality):
-    return (token + 1 + cardinality) % cardinality
-
-
-def row_of__adds_always(token, cardinality):
-    return (token + 1) % cardinality + cardinality
-
-
-def row_of__looks_at_the_token(token, cardinality):
-    row = (token + 1) % cardinality
-    return row + cardinality if token < 0 else row
-
-
-def row_of__negative_to_row_0(token, cardinality):
-    row = (token + 1) % cardinality
-    return 0 if row < 0 else row
-
-
-def row_of__forgets_the_missing_token(token, cardinality):
-    row = token % cardinality
-    return row + cardinality if row < 0 else row
 
 
 # --- 10.3 index_rows

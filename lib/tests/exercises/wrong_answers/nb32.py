@@ -49,12 +49,86 @@ def log_softmax__log2(x):
     return _log_softmax(x, -INF)
 
 
-row_that_shows_it__no_padding = [0.0, 0.0]
-row_that_shows_it__below_zero_without_padding = [-5.0, -5.0]
-row_that_shows_it__numbers_too_large = [20.0, 21.0, 22.0]
-row_that_shows_it__not_the_shortest = [0.0] * 5
-row_that_shows_it__empty = []
-row_that_shows_it__a_length = 3
+@triton.jit
+def _long_kernel(x_ptr, y_ptr, n_cols, HOW: tl.constexpr, BLOCK_N: tl.constexpr):
+    x_ptr, y_ptr = x_ptr + tl.program_id(0) * n_cols, y_ptr + tl.program_id(0) * n_cols
+    tops = tl.full((BLOCK_N,), -float("inf"), tl.float32)
+    sums = tl.zeros((BLOCK_N,), tl.float32)
+    for start in range(0, n_cols, BLOCK_N):
+        cols = start + tl.arange(0, BLOCK_N)
+        x = tl.load(x_ptr + cols, mask=cols < n_cols, other=-float("inf")).to(tl.float32)
+        new_tops = tl.maximum(tops, x)
+        zeros = new_tops
+        if HOW != "guard":
+            zeros = tl.where(new_tops == -float("inf"), 0.0, new_tops)
+        if HOW != "rescaled":
+            sums *= tl.exp(tops - zeros)
+        sums += tl.exp(x - zeros)
+        tops = new_tops
+    top = tl.max(tops)
+    zero = top if HOW == "guard" else tl.where(top == -float("inf"), 0.0, top)
+    total = tl.sum(sums) if HOW == "merged" else tl.sum(sums * tl.exp(tops - zero))
+    for start in range(0, n_cols, BLOCK_N):
+        cols = start + tl.arange(0, BLOCK_N)
+        x = tl.load(x_ptr + cols, mask=cols < n_cols, other=0.0).to(tl.float32)
+        tl.store(y_ptr + cols, x - zero - tl.log(total), mask=cols < n_cols)
+
+
+def _log_softmax_long(x, how):
+    y = torch.empty_like(x)
+    block_n = min(4096, triton.next_power_of_2(x.shape[1]))
+    _long_kernel[(x.shape[0],)](x, y, x.shape[1], HOW=how, BLOCK_N=block_n)
+    return y
+
+
+def log_softmax_long__without_guard(x):
+    return _log_softmax_long(x, "guard")
+
+
+def log_softmax_long__not_rescaled(x):
+    return _log_softmax_long(x, "rescaled")
+
+
+def log_softmax_long__merged_without_maxima(x):
+    return _log_softmax_long(x, "merged")
+
+
+def log_softmax_long__whole_rows(x):
+    return _right.log_softmax(x)
+
+
+@triton.jit
+def _by_tile_kernel(x_ptr, y_ptr, n_cols, WALKS: tl.constexpr, BLOCK_N: tl.constexpr):
+    x_ptr, y_ptr = x_ptr + tl.program_id(0) * n_cols, y_ptr + tl.program_id(0) * n_cols
+    top, total = tl.full((), -float("inf"), tl.float32), tl.full((), 0.0, tl.float32)
+    for _ in tl.static_range(WALKS - 1):  # with three, the first finds the maximum
+        total = total * 0.0
+        for start in range(0, n_cols, BLOCK_N):
+            cols = start + tl.arange(0, BLOCK_N)
+            x = tl.load(x_ptr + cols, mask=cols < n_cols, other=-float("inf")).to(tl.float32)
+            before, top = top, tl.maximum(top, tl.max(x))
+            zero = tl.where(top == -float("inf"), 0.0, top)
+            total = total * tl.exp(before - zero) + tl.sum(tl.exp(x - zero))
+    zero = tl.where(top == -float("inf"), 0.0, top)
+    for start in range(0, n_cols, BLOCK_N):
+        cols = start + tl.arange(0, BLOCK_N)
+        x = tl.load(x_ptr + cols, mask=cols < n_cols, other=0.0).to(tl.float32)
+        tl.store(y_ptr + cols, x - zero - tl.log(total), mask=cols < n_cols)
+
+
+def _by_tile(x, walks):
+    y = torch.empty_like(x)
+    block_n = min(4096, triton.next_power_of_2(x.shape[1]))
+    _by_tile_kernel[(x.shape[0],)](x, y, x.shape[1], WALKS=walks, BLOCK_N=block_n)
+    return y
+
+
+def log_softmax_long__three_walks(x):
+    return _by_tile(x, 3)
+
+
+def log_softmax_long__reduces_every_tile(x):
+    return _by_tile(x, 2)
 
 
 @triton.jit

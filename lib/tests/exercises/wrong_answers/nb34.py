@@ -3,27 +3,11 @@
 import math
 
 from lib.ops.bias_gelu_dropout_add import keep_mask
+from lib.tests.exercises.wrong_answers import solution
 
 import torch
 import triton
 import triton.language as tl
-
-
-def p_that_you_get__as_asked(p, bits):
-    return p
-
-
-def p_that_you_get__rounds_down(p, bits):
-    return math.floor(p * 2**bits) / 2**bits
-
-
-def p_that_you_get__one_value_too_few(p, bits):
-    return round(p * (2**bits - 1)) / (2**bits - 1)
-
-
-def p_that_you_get__the_threshold(p, bits):
-    return round(p * 2**bits)
-
 
 rows_that_overflow__still_fits = 2**31 // 4096
 rows_that_overflow__unsigned = 2**32 // 4096 + 1
@@ -115,6 +99,27 @@ def keep_flags__integers(n_elements, p, seed, block_size):
 
 def keep_flags__no_kernel(n_elements, p, seed, block_size):
     return keep_mask((n_elements,), p, seed, seed.device)
+
+
+def _dropped_gate(old, new):
+    return solution("34_bias_gelu_dropout_add", old, new).dropped_gate_backward
+
+
+dropped_gate_backward__no_scale = _dropped_gate(
+    "round(65536 * p), 1 / (1 - p))", "round(65536 * p), 1.0)"
+)
+dropped_gate_backward__strides_of_dy_ignored = _dropped_gate("(dy.contiguous(), x", "(dy, x")
+dropped_gate_backward__gradients_swapped = _dropped_gate("return dx, dgate", "return dgate, dx")
+dropped_gate_backward__dgate_not_dropped = _dropped_gate("kept * x, mask", "dy * scale * x, mask")
+dropped_gate_backward__by_place_in_the_tile = _dropped_gate(
+    "tl.load(seed_ptr), first // 8 + tl.arange(0, BLOCK_SIZE // 8), 7",
+    "tl.load(seed_ptr) + tl.program_id(0), tl.arange(0, BLOCK_SIZE // 8), 7",
+)
+
+
+def dropped_gate_backward__eager(dy, x, gate, p, seed):
+    kept = torch.where(keep_mask(x.shape, p, seed, x.device), dy, 0) / (1 - p)
+    return kept * gate, kept * x
 
 
 @triton.jit

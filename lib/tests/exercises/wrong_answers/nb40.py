@@ -257,3 +257,16 @@ def cosine_similarity__eager(x, c):
 def cosine_similarity__norms_by_pytorch(x, c):
     ones = torch.ones_like(x[:, 0])
     return _cosine(x, c, one_norm=True) / (ones[:, None] * c.norm(dim=1)[None, :])
+
+
+residents__shared_memory_alone = (128, 128, 2, 3)
+residents__too_few_programs = (128, 128, 2, 2)
+residents__a_wide_tile_by_shared_memory_alone = (64, 256, 1, 5)
+residents__registers_alone = (64, 128, 3, 4)
+residents__a_tile_that_asks_for_more = (64, 64, 3, 4)
+residents__a_narrow_tile = (32, 128, 3, 4)
+residents__a_stage_too_few = (64, 128, 2, 4)
+residents__a_stage_too_many = (128, 64, 4, 2)
+residents__it_spills = (256, 128, 1, 2)
+residents__more_than_shared_memory = (256, 256, 4, 1)
+residents__the_programs_forgotten = (64, 128, 3)
