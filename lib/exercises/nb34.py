@@ -11,8 +11,8 @@ from lib.exercises import (
     expect_launches,
     expect_op,
 )
-from lib.nogpu.interpreter import philox_rounds
 from lib.exercises.watch import expect_kernels_alone_calculate
+from lib.nogpu.interpreter import philox_rounds
 from lib.ops.bias_gelu_dropout_add import keep_mask
 
 import torch
