@@ -1,6 +1,8 @@
 """Exercises of notebook 34, bias_gelu_dropout_add."""
 
+import contextlib
 import itertools
+from unittest import mock
 
 from lib import machine
 from lib.exercises import (
@@ -28,7 +30,7 @@ _ROUNDED = ((0.1, 1113), (0.2, 3176))
 def check_rows_that_overflow(rows):
     expect(
         isinstance(rows, int) and not isinstance(rows, bool) and rows > 0,
-        "give a positive whole number of rows",
+        "give a number of rows, an int above 0",
     )
     last, largest = rows * 4096 - 1, 2**31 - 1
     expect(last > largest, f"with {rows} rows the last index is {last}, which int32 can hold")
@@ -57,6 +59,27 @@ def check_keep_flags(answer):
                 + (_cause(answer) or _place(differ[0], p, seed, block_size))
             )
     expect_launches(lambda: answer(100, 0.5, _tensor(7), 64), exactly=1)
+    seed = _tensor(7)
+    with _stays_on_the_gpu(seed):
+        answer(100, 0.5, seed, 64)
+
+
+@contextlib.contextmanager
+def _stays_on_the_gpu(seed):
+    """Wrong if Python reads the value of the tensor `seed` meanwhile."""
+
+    def watched(name, read):
+        def method(tensor, *args):
+            if tensor is seed:
+                raise Wrong(f"seed.{name}() waits for the GPU: hand the tensor to the kernel")
+            return read(tensor, *args)
+
+        return mock.patch.object(torch.Tensor, name, method)
+
+    with contextlib.ExitStack() as stack:
+        for name in ("item", "tolist", "__int__"):
+            stack.enter_context(watched(name, getattr(torch.Tensor, name)))
+        yield
 
 
 def _cause(answer, n=512, p=0.5, seed=2**40 + 7):
@@ -68,7 +91,7 @@ def _cause(answer, n=512, p=0.5, seed=2**40 + 7):
         return ". They are tl.rand's, a call for each element: a call of tl.randint4x serves eight"
     mistakes = (
         (7, 10, "Philox runs ten rounds, Triton's default: give tl.randint4x a 7"),
-        ("abcd", "acbd", "A call's words stand in the order a, c, b, d: join (a, c) with (b, d)"),
+        ("abcd", "acbd", "Your words stand in the order a, c, b, d: join (a, c) with (b, d)"),
         (1, -1, "The upper half of a word comes before the lower one"),
         (True, False, "True stands for dropped, and should for kept"),
     )
@@ -105,6 +128,16 @@ def _tensor(seed):
 
 @exercise("34.3", "Draw the mask again", minutes=15, level=2)
 def check_dropped_gate_backward(answer):
+    try:
+        _expect_gradients(answer)
+    except Wrong as difference:
+        raise Wrong(f"{difference}{_cause_of_gradients(answer)}") from None
+    small = _three((17, 33), torch.float32)
+    expect_launches(lambda: answer(*small, 0.5, _tensor(7)), exactly=1)
+    expect_kernels_alone_calculate(lambda: answer(*small, 0.5, _tensor(7)))
+
+
+def _expect_gradients(answer):
     shapes = ((1, 1), (2, 3), (8, 8), (17, 33), (64, 128), (129, 100))
     for p, seed in itertools.product((0.5, 0.25, 0.0), _SEEDS):
 
@@ -115,15 +148,49 @@ def check_dropped_gate_backward(answer):
         def version(dy, x, gate, p=p, seed=seed):
             return answer(dy, x, gate, p, _tensor(seed))
 
-        def of_a_sum(shape, dtype):  # y.sum().backward() sends a dy of strides 0
+        def of_a_sum(shape, dtype):
             dy, x, gate = _three(shape, dtype)
             return dy[:1, :1].expand(shape), x, gate
 
         expect_op(version, eager, _three, shapes=shapes if p else shapes[:3])
-        expect_op(version, eager, of_a_sum, shapes=((2, 3), (17, 33)))
-    small = _three((17, 33), torch.float32)
-    expect_launches(lambda: answer(*small, 0.5, _tensor(7)), exactly=1)
-    expect_kernels_alone_calculate(lambda: answer(*small, 0.5, _tensor(7)))
+        try:
+            expect_op(version, eager, of_a_sum, shapes=((2, 3), (17, 33)))
+        except Wrong as difference:
+            why = "dy has strides (0, 0) here, as y.sum().backward() sends it"
+            raise Wrong(f"{difference}; {why}") from None
+
+
+def _cause_of_gradients(answer, shape=(8, 8), p=0.25, seed=2**40 + 7):
+    """The mistakes that give the gradients of `answer` in a single tile, for a message; "" if none is known."""
+    dy, x, gate = _three(shape, torch.float32)
+    try:
+        got = torch.stack(answer(dy, x, gate, p, _tensor(seed))).view(2, *shape).to(dy)
+    except Exception:  # it was wrong in another way, which the message says
+        return ""
+    keep = keep_mask(shape, p, seed, dy.device)
+    every = torch.ones_like(keep)
+    factors = (
+        (gate, x, ""),
+        (x, gate, "The two are swapped: dx has gate as a factor, dgate has x"),
+    )
+    scales = (
+        (1 / (1 - p), ""),
+        (1, "1 / (1 - p) is missing: what is kept is scaled, as in the forward pass"),
+        (1 - p, "They are multiplied by 1 - p, and should be divided by it"),
+    )
+    masks = (
+        (keep, keep, ""),
+        (keep, every, "dgate is not dropped"),
+        (every, keep, "dx is not dropped"),
+        (every, every, "Nothing is dropped"),
+        (~keep, ~keep, "The mask is turned round: what forward kept is dropped"),
+    )
+    for (a, b, swapped), (scale, scaled), (k, m, dropped) in itertools.product(
+        factors, scales, masks
+    ):
+        if torch.allclose(got, scale * dy * torch.stack((k * a, m * b)), rtol=1e-4, atol=1e-5):
+            return "".join(f". {said}" for said in (swapped, scaled, dropped) if said)
+    return ""
 
 
 @exercise("34.4", "Drop whole rows", minutes=20, level=3)
@@ -143,14 +210,22 @@ def check_drop_path(answer):
         shapes = ((1, 1), (2, 3), (8, 8), (17, 33), (129, 100))
         expect_op(version, eager, _two, shapes=shapes if p else shapes[:3])
         if p == 0.25:
-            many = {"shapes": ((700, 3),), "dtypes": (torch.float32,)}
-            expect_op(version, eager, _two, **many)
+            long = {"shapes": ((700, 3), (3, 3000)), "dtypes": (torch.float32,)}
+            expect_op(version, eager, _two, **long)
             x, branch = _two((8, 8), torch.float32)
             branch[~keep_mask((8,), p, seed, x.device)] = float("nan")
             expect(
                 torch.equal(attempted(version(x, branch)).isnan(), eager(x, branch).isnan()),
                 "a dropped row whose branch holds NaN should be x: 0 · NaN is NaN, so choose",
             )
+            _expect_one_kernel(answer, p, _tensor(seed))
+
+
+def _expect_one_kernel(answer, p, seed):
+    """Wrong if PyTorch calculates besides, or if Python reads the seed."""
+    x, branch = _two((5, 7), torch.float32)
+    with _stays_on_the_gpu(seed):
+        expect_kernels_alone_calculate(lambda: answer(x, branch, p, seed))
 
 
 def _expect_rows(version, p, seed):
@@ -171,6 +246,11 @@ def _expect_rows(version, p, seed):
         rows == right,
         f"{at}: rows {rows} are kept, in keep_mask((17,), p, seed) it is {right}: "
         "row i takes lane i % 8 of Philox call i // 8",
+    )
+    added = float(y.cpu()[want].mean())
+    expect(
+        abs(added - 1 / (1 - p)) < 1e-4,
+        f"{at}: a kept row adds {added:.4g} where branch is 1, should be 1 / (1 - p) = {1 / (1 - p):.4g}",
     )
 
 

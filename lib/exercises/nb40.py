@@ -26,6 +26,7 @@ from lib.nogpu.interpreter import interpreted_launches
 from lib.nogpu.memory import OutOfBounds, count_traffic
 from lib.ops import matmul
 
+import numpy
 import torch
 import triton.language as tl
 from triton.runtime import interpreter as upstream
@@ -58,7 +59,7 @@ def _missing_tiles(tiles_m, tiles_n, group=8):
     return sorted(set(itertools.product(range(tiles_m), range(tiles_n))) - computed)
 
 
-@exercise("40.2", "The smallest grid that shows it", minutes=10, level=2)
+@exercise("40.2", "The smallest grid that shows it", minutes=5, level=1)
 def check_smallest_grid(grid):
     expect(
         isinstance(grid, (tuple, list))
@@ -81,7 +82,7 @@ def _normal(shape, dtype, seed=0):
     return torch.randn(shape, generator=generator).to(machine.device(), dtype)
 
 
-@exercise("40.3", "A sibling: many small products", minutes=25, level=2)
+@exercise("40.3", "A sibling: many small products", minutes=20, level=2)
 def check_batched(answer):
     def inputs(shape, dtype):
         n_batches, m, n, k = shape
@@ -117,12 +118,45 @@ def check_batched(answer):
     expect_kernels_alone_calculate(square)
     expect_float32_products(square)
     turned = strided((3, 17, 33, 20), torch.float32)
+    _expect_nothing_undefined(answer, torch.bmm, inputs((3, 17, 33, 20), torch.float32))
     smallest = 3 * 17 * 20 * 4
     expect_no_pass(_both_passes(answer, turned), smallest, "a permuted, b expanded, both passes")
     _expect_a_grid_for_many(answer, inputs((2**16, 1, 1, 1), torch.bfloat16))
     with contextlib.suppress(MemoryError):  # where a system counts pages that nobody touches
         for axis, what in enumerate(("products", "rows", "columns")):
             _expect_offsets_of_64_bits(answer, axis, what)
+        _expect_a_large_y(answer)
+
+
+@contextlib.contextmanager
+def _undefined_is_nan():
+    """Masked loads without `other` give NaN, where a GPU gives anything and the interpreter 0."""
+    load = upstream.InterpreterBuilder.create_masked_load
+
+    def poisoned(self, pointers, mask, other, *rest):
+        dtype = pointers.get_element_ty()
+        if other is None and dtype.is_floating():
+            bits = 0x7FC0 if dtype == tl.bfloat16 else float("nan")  # bfloat16 is kept as uint16
+            kept_as = (
+                numpy.uint16
+                if dtype == tl.bfloat16
+                else numpy.dtype(dtype.name.replace("fp", "float"))
+            )
+            other = upstream.TensorHandle(numpy.full(pointers.data.shape, bits, kept_as), dtype)
+        return load(self, pointers, mask, other, *rest)
+
+    patch = mock.patch.object(upstream.InterpreterBuilder, "create_masked_load", poisoned)
+    with patch, interpreted_launches():
+        yield
+
+
+def _expect_nothing_undefined(answer, reference, inputs):
+    """Wrong if y depends on what a masked load without `other` gives."""
+    with _undefined_is_nan():
+        y = answer(*inputs)
+    shown = "with tl.load(..., mask=...) of no `other`, what is masked off is undefined on a GPU, 0 only here"
+    same = torch.allclose(y, reference(*inputs), atol=1e-4)
+    expect(same, f"{shown}: pass other=0.0 where it enters a sum")
 
 
 def _expect_a_grid_for_many(answer, inputs):
@@ -179,6 +213,25 @@ def _expect_offsets_of_64_bits(answer, axis, what):
         expect(alike, f"{at} y or a gradient is wrong; {why}")
 
 
+def _expect_a_large_y(answer):
+    """Wrong if offsets overflow in a y of more than 2**31 elements, of which only the last program runs."""
+    a, b = (torch.ones(shape, dtype=torch.bfloat16) for shape in ((65, 2**10, 1), (65, 1, 2**15)))
+    try:
+        torch.empty(65, 2**10, 2**15, dtype=torch.bfloat16)
+    except RuntimeError as error:
+        raise MemoryError(str(error)) from error
+
+    def last(*numbers):
+        return range(*numbers)[-1:] if len(numbers) == 1 and numbers[0] > 64 else range(*numbers)
+
+    with mock.patch.object(upstream, "range", last, create=True):
+        try:
+            count_traffic(lambda: answer(a, b))
+        except (OutOfBounds, InterpreterError) as error:
+            says = str(error.__cause__ or error).partition(";")[0]
+            raise Wrong(f"where y has 65 · 2**25 elements: {says}; cast to tl.int64") from None
+
+
 def _results(function, inputs):
     """y and the gradients of its sum."""
     y = function(*inputs)
@@ -194,7 +247,7 @@ def _cosine(x, c):
     return (x @ c.t()) / (x.norm(dim=1)[:, None] * c.norm(dim=1)[None, :])
 
 
-@exercise("40.4", "A norm on the way", minutes=30, level=3)
+@exercise("40.4", "A norm on the way", minutes=20, level=3)
 def check_cosine_similarity(answer):
     def inputs(shape, dtype):
         m, n, k = shape
@@ -215,6 +268,7 @@ def check_cosine_similarity(answer):
             expect_op(answer, _cosine, make_inputs, shapes=((3, 5, 4), (40, 70, 100)))
         except Wrong as wrong:
             raise Wrong(f"{what} here: {wrong}") from None
+    _expect_nothing_undefined(answer, _cosine, inputs((17, 33, 20), torch.float32))
     x, c = inputs((16, 16, 100), torch.float32)
     expect_launches(lambda: answer(x, c), exactly=1)
     traffic = count_traffic(lambda: answer(x, c))
@@ -230,7 +284,7 @@ def check_cosine_similarity(answer):
 _FEWEST, _LARGEST, _MOST_STAGES = 3, 64 * 128, 3  # programs; sums of the largest tile; its stages
 
 
-@exercise("40.5", "Three programs on an SM", minutes=12, level=2)
+@exercise("40.5", "Three programs on an SM", minutes=10, level=2)
 def check_residents(answer):
     expect(
         isinstance(answer, (tuple, list))

@@ -210,8 +210,9 @@ def _compare_special(label, got, own, want):
         wrong = (test(got) != test(own)) & (test(got) != test(want))
         if wrong.any():
             at = int(wrong.flatten().int().argmax())
+            how = "in the wrong place" if test(got).flatten()[at] else "is missing"
             raise CheckError(
-                f"{label}: {what} in the wrong place, at {_index(at, got.shape)}: "
+                f"{label}: {what} {how}, at {_index(at, got.shape)}: "
                 f"{got.flatten()[at]:.6g}, should be {own.flatten()[at]:.6g}"
             )
 

@@ -30,6 +30,7 @@ SHARES = (0.0, 0.1, 0.5, 0.9)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 VERSIONS = ("triton", "eager", "compiled")
 COMPILED_P = 0.1  # the one p for torch.compile: it stands as a constant in the code, and each p compiles anew
+_MARKERS = {"triton": "o-", "compiled": "s--", "eager": "^:"}
 _SIGMAS = 6
 
 
@@ -125,6 +126,37 @@ def save(rows, folder=None):
     table = path.with_suffix(".csv")
     table.write_text(f"# {machine.stamp().line()}\n" + pd.DataFrame(rows).to_csv(index=False))
     return path, table
+
+
+def recorded():
+    """The rows recorded on this GPU, else those of an H200, as a results.Measurement; its value may be None."""
+    record = (machine.HAS_GPU and results.load(NAME, results.gpu_slug())) or results.load(NAME)
+    if record is None:
+        return results.Measurement(None, results.NOT_RECORDED)
+    old = ", before the code last changed" if results.is_stale(record) else ""
+    return results.Measurement(record["rows"], results.where(record) + old)
+
+
+def plot(
+    ax, rows, x="elements", dtype="bfloat16", direction="forward", p=COMPILED_P, shape=SHAPES[-1]
+):
+    """Share of the copy ceiling over `x`, 'elements' (at one p) or 'p' (at one shape), a line per version."""
+    table = pd.DataFrame(rows)
+    table = table[(table["dtype"] == dtype) & (table["pass"] == direction)]
+    if x == "elements":
+        table = table[table["p"] == p].assign(elements=lambda t: t["rows"] * t["columns"])
+        ax.set_xscale("log", base=2)
+    else:
+        table = table[(table["rows"] == shape[0]) & (table["columns"] == shape[1])]
+    for version, style in _MARKERS.items():
+        part = table[table["version"] == version].sort_values(x)
+        if len(part):
+            ax.plot(part[x], part["ceiling_pct"], style, label=version)
+    ax.axhline(100, color="black", linewidth=0.8, linestyle="--")
+    ax.set(xlabel=x, ylabel="% of the ceiling", ylim=(0, None))
+    ax.grid(alpha=0.3)
+    ax.legend(fontsize="small")
+    return ax
 
 
 def main(argv=None):

@@ -1,11 +1,10 @@
-"""Six steps up to matmul_triton, the ladder of notebook 40: each is one Plan of lib/ops/matmul.py.
+"""Five steps up to matmul_triton, the ladder of notebook 40: each is one Plan of lib/ops/matmul.py.
 
 naive       tiles of 16 x 16, products and sums one by one, without tensor cores
 tiled       tiles of 128 x 128 by tensor cores; programs take them along the rows
 grouped     the same down groups of rows: programs that run together share more of a and b in L2
 pipelined   cp.async brings the next pieces of a and b during the products; wider tiles
-tma         TMA brings the pieces; still one program for each tile, so this is TMA alone
-persistent  the same kernel with one program for each SM, which goes from tile to tile
+persistent  one program for each SM goes from tile to tile, and TMA brings the pieces
 """
 
 import functools
@@ -24,7 +23,6 @@ PLANS = {
     "tiled": lambda tile: Plan(_without_stages(tile), group=1),
     "grouped": lambda tile: Plan(_without_stages(tile)),
     "pipelined": lambda tile: Plan(tile),
-    "tma": lambda tile: Plan(tile, "tma", copies=True, n_programs=2**31 - 1),  # one a tile
     "persistent": lambda tile: Plan(tile, "tma", copies=True),
 }
 
@@ -64,16 +62,11 @@ def matmul_pipelined(a, b, bias=None, activation="identity", allow_tf32=False):
     return _call("pipelined", a, b, bias, activation, allow_tf32)
 
 
-def matmul_tma(a, b, bias=None, activation="identity", allow_tf32=False):
-    """Loads by TMA, one program for each tile: 16 bits, on Hopper. Else it is matmul_pipelined.
+def matmul_persistent(a, b, bias=None, activation="identity", allow_tf32=False):
+    """One program for each SM, and loads by TMA: 16 bits, on Hopper. Else it is matmul_pipelined.
 
     A matrix with neither rows nor columns on 16-byte boundaries is copied into one that has them.
     """
-    return _call("tma", a, b, bias, activation, allow_tf32)
-
-
-def matmul_persistent(a, b, bias=None, activation="identity", allow_tf32=False):
-    """matmul_tma with one program for each SM, which goes from tile to tile."""
     return _call("persistent", a, b, bias, activation, allow_tf32)
 
 
@@ -82,6 +75,5 @@ RUNGS = {
     "tiled": matmul_tiled,
     "grouped": matmul_grouped,
     "pipelined": matmul_pipelined,
-    "tma": matmul_tma,
     "persistent": matmul_persistent,
 }

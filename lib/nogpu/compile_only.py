@@ -4,6 +4,8 @@
     compiled.ttir, .ttgir, .llir, .ptx, .sass      # the stages, as text
     compiled.registers, .shared_bytes, .spills     # what it needs of an SM (streaming multiprocessor)
     instruction_mix(compiled)                       # {"LDG.E.128": 2, "FADD": 8, ...}
+    loop_mix(compiled)                              # the same of its longest loop, or one with an opcode
+    instruction_mix(without_calls(compiled.sass))   # the same without subroutines
 
 Triton's compiler, ptxas and the disassembler come with the triton wheel and need no driver, so this is
 what a GPU would get, not an imitation. It stands in for the first launch of a kernel, when Triton
@@ -324,3 +326,29 @@ def instruction_mix(sass):
     # /*0130*/  @!P0 LDG.E.128 R4, desc[UR4][R2.64] ;   (the padding after the end is NOP)
     opcodes = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", text)
     return Counter(opcode for opcode in opcodes if opcode != "NOP")
+
+
+def without_calls(sass):
+    """SASS text without subroutines and the blocks that call them.
+
+    A 64-bit division or remainder calls one only where a number has more than 32 bits.
+    """
+    kernel = sass.partition(".weak")[0]
+    blocks = re.split(r"(?m)^(?=\.L_x_\d+:)", kernel)
+    return "".join(block for block in blocks if "CALL." not in block)
+
+
+def loop_mix(sass, holding=None):
+    """The instruction_mix of the longest loop, from a label to the jump back to it: one pass of a warp.
+
+    holding: an opcode's beginning; then it is the shortest loop that has one, as "HGMMA" for the loop along K
+    inside the loop over tiles.
+    """
+    text, loops = sass.sass if isinstance(sass, Compiled) else sass, []
+    for label in re.finditer(r"(?m)^(\.L_x_\d+):", text):
+        jumps = re.compile(re.escape(f"`({label[1]})")).finditer(text, label.end())
+        loops += [instruction_mix(text[label.end() : jump.start()]) for jump in jumps]
+    if holding is not None:
+        loops = [mix for mix in loops if any(opcode.startswith(holding) for opcode in mix)]
+        return min(loops, key=Counter.total, default=Counter())
+    return max(loops, key=Counter.total, default=Counter())

@@ -36,7 +36,12 @@ from unittest import mock
 
 from lib.nogpu import recorded_code
 from lib.nogpu.inductor_text import KernelInfo, kernel_source, kernels, normalize
-from lib.nogpu.run_output_code import graphs, run_output_code, run_training_code
+from lib.nogpu.run_output_code import (
+    graphs,
+    kernel_functions,
+    run_output_code,
+    run_training_code,
+)
 
 import torch
 
@@ -44,6 +49,7 @@ __all__ = [
     "KernelInfo",
     "UnsupportedVersion",
     "graphs",
+    "kernel_functions",
     "kernel_source",
     "kernels",
     "normalize",

@@ -3,6 +3,7 @@
     run_output_code(code, x, bias)              # inference: the outputs of the one graph
     forward, backward = graphs(code)            # training: one callable per graph
     run_training_code(code, x, bias)            # training: (outputs, gradients)
+    kernel_functions(code)                      # its Triton kernels, for lib.nogpu.compile_only
 
 A graph takes its inputs in the order of its line `arg0_1, arg1_1 = args` (`primals_1, ...` in training
 code): the order in which the function first uses them, which need not be that of its parameters. The
@@ -76,6 +77,13 @@ def graphs(code):
     return [Graph(name, text) for name, text in split_graphs(code)]
 
 
+def kernel_functions(code):
+    """{name: the @triton.jit function} of the Triton kernels in the text, in its order."""
+    modules = [_module_of(text) for _, text in split_graphs(code)]
+    loaded = {name: value for module in modules for name, value in module.items()}
+    return {n: k.kernel for n, k in loaded.items() if isinstance(k, _InterpretedKernel)}
+
+
 class Graph:
     """One module of the text: `graph(*tensors)` returns the tuple of its outputs."""
 
@@ -140,9 +148,7 @@ def _load_on_gpu(text):
 def _load_on_cpu(text):
     from lib.nogpu.fake_gpu import OnCPU
 
-    module = {"__name__": "output_code"}
-    with _imports_replaced():
-        exec(compile(text, "<output code>", "exec"), module)
+    module = _module_of(text)
 
     def call(args):
         # `with torch.cuda._DeviceGuard(0): torch.cuda.set_device(0)` surrounds the launches
@@ -154,6 +160,14 @@ def _load_on_cpu(text):
             return module["call"](args)
 
     return call
+
+
+def _module_of(text):
+    """The names of a module of the text. Its kernels are _InterpretedKernels."""
+    module = {"__name__": "output_code"}
+    with _imports_replaced():
+        exec(compile(text, "<output code>", "exec"), module)
+    return module
 
 
 @contextlib.contextmanager

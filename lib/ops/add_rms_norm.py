@@ -210,6 +210,10 @@ def _run(kernel, grid, tensors, *sizes, **options):
         _launched[key] = compiled.run, *around, given.args[len(tensors) :]
 
 
+def _power_of_2(n):
+    return 1 << max(0, n - 1).bit_length()  # so is triton.next_power_of_2
+
+
 def _compute_dtype(dtype):
     return tl.float64 if dtype == torch.float64 else tl.float32
 
@@ -217,7 +221,7 @@ def _compute_dtype(dtype):
 @functools.cache
 def _plan(n_cols, itemsize):
     """A warp for 1024 elements of a row; of 16 bits in rows that begin anywhere, four warps for 2048."""
-    block_n = triton.next_power_of_2(n_cols)
+    block_n = _power_of_2(n_cols)
     if itemsize == 2 and n_cols % 8:
         return Plan(max(1, 2048 // block_n), max(4, min(block_n // 512, 16)))
     return Plan(max(1, 1024 // block_n), max(1, min(block_n // 1024, 16)))
@@ -226,7 +230,7 @@ def _plan(n_cols, itemsize):
 @functools.cache
 def _plan_backward(n_cols):
     """(block_m, num_warps, strips): sixteen warps for each of an H200's 132 multiprocessors, or one program."""
-    block_n = triton.next_power_of_2(n_cols)
+    block_n = _power_of_2(n_cols)
     num_warps = max(1, block_n // 1024) if block_n <= _READ_AGAIN_ABOVE else 32
     # every program more is a row more in the last sum
     return max(1, 1024 // block_n), num_warps, 132 * max(1, 16 // num_warps)
@@ -246,7 +250,7 @@ def _launch(plan, x, residual, weight, h, y, eps):
         _add_rms_norm_fwd_kernel, (_cdiv(n_rows, plan.block_m),), (x, residual, weight, h, y),
         n_rows, n_cols, eps, *x.stride(), *residual.stride(),
         COMPUTE=_compute_dtype(x.dtype), BLOCK_M=plan.block_m,
-        BLOCK_N=triton.next_power_of_2(n_cols), num_warps=plan.num_warps,
+        BLOCK_N=_power_of_2(n_cols), num_warps=plan.num_warps,
     )  # fmt: skip
 
 
@@ -268,7 +272,7 @@ def _launch_backward(plan, dy, dh, h, weight, dx, eps, dtype):
     _run(
         kernel, (strips,), (dy, dh, h, weight, dx, partial), n_rows, n_cols, eps,
         *dy.stride(), *((0, 0) if dh is None else dh.stride()), *h.stride(), rows_per_program,
-        COMPUTE=_compute_dtype(h.dtype), BLOCK_N=triton.next_power_of_2(n_cols), num_warps=num_warps, **how,
+        COMPUTE=_compute_dtype(h.dtype), BLOCK_N=_power_of_2(n_cols), num_warps=num_warps, **how,
     )  # fmt: skip
     return partial
 

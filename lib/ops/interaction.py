@@ -7,10 +7,8 @@ Shapes    dense: (B, D); embeddings: (B, T, D), any strides, D up to 128; F = T 
           ordered by torch.triu_indices(F, F, 1). For DLRM's T = 26 and D = 16: 16 + 351 = 367.
 Dtypes    float32, float16 and bfloat16 (summed in float32; float32 never as TF32, but as three products of
           it, which is as exact), also mixed, y then as their sum; and float64.
-Traffic   Forward B(FD + D + P) elements, backward B(2FD + D + P). In PyTorch vectors and result are
-          put together by copies, and all F² products are written and read again, of which half are wanted.
-Method    Naumov et al., Deep Learning Recommendation Model for Personalization and Recommendation
-          Systems, 2019.
+Traffic   Forward B(FD + D + P) elements, backward B(2FD + D + P). PyTorch copies besides, and writes all F².
+Method    Naumov et al., Deep Learning Recommendation Model, arXiv:1906.00091, 2019.
 Backward  With S(i, j) = S(j, i) the gradient of the pair (i, j), 0 for i = j: dV = S V, and dense's own part.
 Copy it   this file. MIT licence.
 """
@@ -287,6 +285,10 @@ def _run(kernel, grid, tensors, *sizes, **options):
         _launched[key] = compiled.run, *around, given.args[len(tensors) :]
 
 
+def _power_of_2(n):
+    return 1 << max(0, n - 1).bit_length()  # so is triton.next_power_of_2
+
+
 def _compute_dtype(dtype):
     return tl.float64 if dtype == torch.float64 else tl.float32
 
@@ -306,14 +308,12 @@ def _device(device):
 @functools.cache
 def _plan(block_f, itemsize):
     """As many programs as one of an H200's multiprocessors has registers for, at DLRM's 27 vectors of 16."""
-    samples = _samples(block_f, itemsize)
-    return Plan(7 if itemsize == 2 else 4, samples, 4)
+    return Plan(7 if itemsize == 2 else 4, _samples(block_f, itemsize), 4)
 
 
 @functools.cache
 def _plan_backward(block_f, itemsize):
-    samples = _samples(block_f, itemsize)
-    return Plan(5 if itemsize == 2 else 2, samples, 4)
+    return Plan(5 if itemsize == 2 else 2, _samples(block_f, itemsize), 4)
 
 
 def _samples(block_f, itemsize):
@@ -355,7 +355,7 @@ def _n_pairs(embeddings):
 def _sizes(choose, plan, dense, embeddings, dtype):
     """The grid; the arguments and options that both kernels take alike; and what their sources depend on."""
     n_samples, n_tables, dim = embeddings.shape
-    block_f = max(16, triton.next_power_of_2(n_tables + 1))  # tensor cores take 16 at least
+    block_f = max(16, _power_of_2(n_tables + 1))  # tensor cores take 16 at least
     plan = plan or choose(block_f, dtype.itemsize)
     n_processors, generation = _device(dense.device)
     trips = _cdiv(n_samples, plan.samples * plan.programs * n_processors)
@@ -366,7 +366,7 @@ def _sizes(choose, plan, dense, embeddings, dtype):
         # what is multiplied: 16 bits as they are, by tensor cores; of mixed inputs the wider
         "OPERAND": _OPERANDS.get(dtype, compute), "COMPUTE": compute,
         "PACK": 2 if dtype.itemsize == 2 else 1, "SAMPLES": plan.samples, "BLOCK_F": block_f,
-        "BLOCK_Y": triton.next_power_of_2(plan.samples * (dim + _n_pairs(embeddings)) + 1),
+        "BLOCK_Y": _power_of_2(plan.samples * (dim + _n_pairs(embeddings)) + 1),
         "num_warps": plan.num_warps, "num_stages": 1,
     }  # fmt: skip
     sizes = n_samples, trips, *dense.stride(), *embeddings.stride()
@@ -376,7 +376,7 @@ def _sizes(choose, plan, dense, embeddings, dtype):
 
 def _launch(plan, dense, embeddings, y):
     grid, sizes, where, options = _sizes(_plan, plan, dense, embeddings, y.dtype)
-    options["BLOCK_D"] = triton.next_power_of_2(dense.shape[1])
+    options["BLOCK_D"] = _power_of_2(dense.shape[1])
     sources = _sources(*where, dense.device)
     _run(_interaction_fwd_kernel, grid, (dense, embeddings, sources, y), *sizes, **options)
 

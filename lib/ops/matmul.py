@@ -70,7 +70,6 @@ class Plan(NamedTuple):
     group: int = 8  # rows of tiles that programs go down together
     copies: bool = False  # whether a and b are copied if their rows are not aligned
     backward: tuple[int, int, int] | None = None
-    n_programs: int | None = None  # of "tma"; None: one for each SM
 
 
 def matmul_eager(
@@ -359,7 +358,7 @@ _TILES = {
     "tf32x3": (Tile(128, 64, 32, 4, 3), Tile(64, 64, 32, 4, 3),
                Tile(64, 16, 32, 4, 3), Tile(16, 32, 64, 4, 3), Tile(16, 16, 64, 4, 3)),
     "double": (Tile(64, 64, 16, 4, 3), Tile(16, 16, 16, 2, 3)),
-    # Unaligned rows load one element per instruction; cp.async cannot pipeline that, so num_stages=1.
+    # Unaligned rows load one element per instruction. cp.async cannot pipeline that in 16 bits: num_stages=1.
     "half, unaligned": (Tile(128, 128, 64, 8, 1), Tile(128, 64, 64, 8, 1), Tile(64, 64, 64, 4, 1),
                         Tile(64, 16, 64, 4, 1), Tile(16, 64, 64, 4, 1), Tile(16, 16, 64, 2, 1)),
     "tf32, unaligned": (Tile(128, 64, 32, 8, 1), Tile(64, 64, 32, 4, 1),
@@ -371,7 +370,7 @@ _TILES = {
 _HALVES_FROM = 256  # tiles this wide are stored in halves: fewer registers, less shared memory
 # M·N·K from which descriptors, and copies with aligned rows, cost less than they save
 _LARGE = 2**32
-_CUBLAS_UP_TO = 2**35  # M·N·K; beyond it ours, which is level with cuBLAS only where waves are full
+_CUBLAS_UP_TO = 2**35  # M·N·K below which cuBLAS is called; above it may still be faster
 _ENOUGH = 0.75  # of the SMs have a tile: no smaller one is tried
 _MOST_PARTS, _LEAST_STEPS = 32, 8  # split-K: parts at most, and steps in each at least
 _RESIDENT = {"tf32x3": 2}  # programs that an SM needs, where it is not one, to be busy
@@ -595,9 +594,8 @@ def _launch_persistent(plan, y, z, a, b, bias, activation):
     halves = tile.n >= _HALVES_FROM
     out_block = [tile.m, tile.n // 2 if halves else tile.n]
     n_tiles = _cdiv(n_rows, tile.m) * _cdiv(n_cols, tile.n)
-    n_programs = plan.n_programs or _n_multiprocessors(y.device)
     _run(
-        _matmul_persistent_kernel, (min(n_tiles, n_programs),),
+        _matmul_persistent_kernel, (min(n_tiles, _n_multiprocessors(y.device)),),
         (
             TensorDescriptor.from_tensor(a, [tile.k, tile.m] if a_transposed else [tile.m, tile.k]),
             TensorDescriptor.from_tensor(b, [tile.n, tile.k] if b_transposed else [tile.k, tile.n]), bias,

@@ -1,6 +1,6 @@
 """Give recordings whose code was only renamed, moved or cut the hash of the code as it is now.
 
-    python -m lib.recorded.restamp REF [--cut] [old=new ...]
+    python -m lib.recorded.restamp REF [--cut | --added] [old=new ...]
 
 REF is the commit whose recordings are current. Each notebook and each record of data/results that is stale
 is compared with its code at REF, as syntax trees without imports, comments and docstrings. The new hash is
@@ -13,19 +13,25 @@ Renames    suite=registry                      a name
 
 With --cut a notebook may have fewer statements than were recorded, and its cells may be joined: the remaining
 statements are recorded ones in the same order, so their outputs are still those of that run. Exercises may
-change: a cell that ends in `check(...)` prints that nothing was attempted yet, and measures nothing. The hash
-of the code that ran stays beside the new one, as `ran`.
+change: a cell that ends in `check(...)` prints that nothing was attempted yet, and measures nothing. With
+--added there may be new statements between the recorded ones, which call nothing that measures and bind no name
+that a recorded statement reads: they change no recorded output, and their own need no GPU. The hash of the code
+that ran stays beside the new one, as `ran`.
 """
 
 import argparse
 import ast
+import difflib
 import json
 import re
+import symtable
 import sys
 
 from lib.recorded import notebooks, results
 
 import nbformat
+
+MEASURES = {"bench", "measured_or_recorded", "profiling", "perf_counter", "Event", "do_bench"}
 
 
 class _Renamed(ast.NodeTransformer):
@@ -70,10 +76,41 @@ def same_code(old, new, renames):
     return ast.unparse(trees[0]) == ast.unparse(trees[1])
 
 
-def is_cut(old, new):
-    """Whether the code cells `new` are `old` with statements left out and cells joined, and no other change."""
-    rest = iter(_statements(old))
-    return all(statement in rest for statement in _statements(new))
+def is_edited(old, new, added=False):
+    """Whether the code cells `new` are `old` with statements left out and cells joined, and no other change.
+
+    added: statements may be new, too, if they measure nothing and bind no name that a recorded one reads.
+    """
+    old, new = _statements(old), _statements(new)
+    if not added:
+        rest = iter(old)
+        return all(statement in rest for statement in new)
+    same = difflib.SequenceMatcher(None, old, new, autojunk=False).get_matching_blocks()
+    recorded = {i for block in same for i in range(block.b, block.b + block.size)}
+    ours = "\n".join(new[i] for i in range(len(new)) if i not in recorded)
+    names = {getattr(n, "id", getattr(n, "attr", "")) for n in ast.walk(ast.parse(ours))}
+    bound, read = _bound(ours), _read("\n".join(new[i] for i in sorted(recorded)))
+    return not names & MEASURES and not bound & read
+
+
+def _bound(code):
+    """The names that a module of this code binds."""
+    return {s.get_name() for s in _scopes(code)[0].get_symbols() if s.is_assigned()}
+
+
+def _read(code):
+    """The names of a module that this code reads, in its functions too."""
+    module, *inner = _scopes(code)
+    symbols = [*module.get_symbols(), *(s for t in inner for s in t.get_symbols() if s.is_global())]
+    return {s.get_name() for s in symbols if s.is_referenced()}
+
+
+def _scopes(code):
+    """The symbol table of a module, followed by those of its functions and classes."""
+    tables = [symtable.symtable(code, "cells", "exec")]
+    for table in tables:  # grows on the way
+        tables += table.get_children()
+    return tables
 
 
 def _statements(cells):
@@ -85,11 +122,11 @@ def _is_exercise(body):
     return bool(body) and ast.unparse(body[-1]).startswith("check(")
 
 
-def _still_holds(old, new, renames, cut):
-    """Whether a recording of the pieces of code `old` holds for `new`."""
+def _still_holds(old, new, renames, edits):
+    """Whether a recording of the pieces of code `old` holds for `new`; edits: "", "cut" or "added"."""
     if len(old) == len(new) and all(same_code(a, b, renames) for a, b in zip(old, new)):
         return True
-    return cut and is_cut(old, new)
+    return bool(edits) and is_edited(old, new, edits == "added")
 
 
 def _new_hash(stamped, key, new):
@@ -102,30 +139,29 @@ def _code_cells(notebook):
     return [cell.source for cell in notebook.cells if cell.cell_type == "code"]
 
 
-def restamp_notebook(path, ref, renames, cut=False):
+def restamp_notebook(path, ref, renames, edits=""):
     """Write the hash of a notebook whose cells are those at `ref`; returns whether they are."""
     notebook = nbformat.read(path, as_version=4)
     text = results.text_at(ref, path.relative_to(results.ROOT))
     old, new = _code_cells(nbformat.reads(text, as_version=4)), _code_cells(notebook)
     if notebook.metadata[notebooks.KEY]["code_hash"] != results.code_hash(old):
         return False  # stale at `ref` already
-    if not _still_holds(old, new, renames, cut):
+    if not _still_holds(old, new, renames, edits):
         return False
     _new_hash(notebook.metadata[notebooks.KEY], "code_hash", notebooks.code_hash(notebook))
     path.write_text(nbformat.writes(notebook) + "\n")
     return True
 
 
-def restamp_record(path, ref, renames, cut=False):
+def restamp_record(path, ref, renames, edits=""):
     """Write sources and hash of a record whose sources are those at `ref`; returns whether they are."""
     record = json.loads(path.read_text())
     old, new = record["sources"], [renames.get(source, source) for source in record["sources"]]
     before = [piece for a in old for piece in results.code_in(a, results.text_at(ref, a))]
     now = [piece for b in new for piece in results.code_in(b, (results.ROOT / b).read_text())]
-    cut = cut and all(source.endswith(".ipynb") for source in new)
-    if record["source_hash"] != results.code_hash(before) or not _still_holds(
-        before, now, renames, cut
-    ):
+    edits = edits if all(source.endswith(".ipynb") for source in new) else ""
+    current = record["source_hash"] == results.code_hash(before)
+    if not current or not _still_holds(before, now, renames, edits):
         return False
     record["sources"] = new
     _new_hash(record, "source_hash", results.source_hash(new))
@@ -138,18 +174,20 @@ def main(argv=None):
     parser = argparse.ArgumentParser(prog="python -m lib.recorded.restamp")
     parser.add_argument("ref")
     parser.add_argument("renames", nargs="*", metavar="old=new")
-    parser.add_argument("--cut", action="store_true", help="statements may be gone, cells joined")
+    edits = parser.add_mutually_exclusive_group()
+    edits.add_argument("--cut", action="store_const", const="cut", dest="edits", default="")
+    edits.add_argument("--added", action="store_const", const="added", dest="edits")
     options = parser.parse_args(argv)
     renames = dict(pair.split("=") for pair in options.renames)
     changed = []
     for path in notebooks.notebooks():
         if notebooks.status(path) == "stale":
-            changed.append((path, restamp_notebook(path, options.ref, renames, options.cut)))
+            changed.append((path, restamp_notebook(path, options.ref, renames, options.edits)))
     for path in sorted(results.FOLDER.glob("*/*.json")):
         record = json.loads(path.read_text())
         moved = any(not (results.ROOT / source).exists() for source in record["sources"])
         if moved or results.is_stale(record):
-            changed.append((path, restamp_record(path, options.ref, renames, options.cut)))
+            changed.append((path, restamp_record(path, options.ref, renames, options.edits)))
     for path, same in changed:
         print(f"{path.name}: {'restamped' if same else 'the code differs: record it again'}")
     return 0 if all(same for _, same in changed) else 1

@@ -62,7 +62,7 @@ def changes_its_input(x, w):
         (wrong_gradient, "gradient of input 0"),
         (wrong_dtype, "dtype is torch.float64"),
         (wrong_shape, r"shape is \(6, 1\), should be \(6,\)"),
-        (drops_nan, r"NaN in the wrong place, at \(2,\)"),
+        (drops_nan, r"NaN is missing, at \(2,\)"),
         (changes_its_input, "changed its input 0"),
     ],
     ids=lambda v: getattr(v, "__name__", ""),

@@ -1,4 +1,4 @@
-"""The sweep: its check refuses wrong versions, its files can be read back."""
+"""The sweep: its check refuses wrong versions, its files can be read back, its plot draws the rows."""
 
 import json
 
@@ -8,6 +8,7 @@ from lib.measure.check import CheckError
 from lib.ops.bias_gelu_dropout_add import bias_gelu_dropout_add_eager, bias_gelu_dropout_add_triton
 from lib.recorded import results
 
+import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 import torch
@@ -58,6 +59,26 @@ def test_files_can_be_read_back(tmp_path):
     assert machine.stamp().line() in as_csv.read_text().splitlines()[0]
     table = pd.read_csv(as_csv, comment="#", keep_default_na=False)
     assert table.to_dict("records") == ROWS
+
+
+@pytest.mark.parametrize(("x", "points"), [("elements", [64 * 4096, 1024 * 4096]), ("p", [0, 0.1])])
+def test_the_plot_has_a_line_per_version(x, points):
+    figure, ax = plt.subplots()
+    dropout_sweep.plot(ax, ROWS, x=x, shape=(64, 4096))
+    curves = [line for line in ax.get_lines() if line.get_label() in ("triton", "eager")]
+    assert len(curves) == 2
+    assert all(list(line.get_xdata()) == points for line in curves)
+    plt.close(figure)
+
+
+def test_without_a_record_it_says_so(monkeypatch, tmp_path):
+    monkeypatch.setattr(results, "FOLDER", tmp_path)
+    assert dropout_sweep.recorded() == results.Measurement(None, results.NOT_RECORDED)
+    folder = tmp_path / results.REFERENCE_GPU
+    folder.mkdir()
+    saved, _ = dropout_sweep.save(ROWS, tmp_path / "elsewhere")
+    (folder / "dropout_sweep.json").write_text(saved.read_text())
+    assert dropout_sweep.recorded().value == ROWS
 
 
 def test_with_no_gpu_it_says_what_it_needs():

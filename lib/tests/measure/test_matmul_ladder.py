@@ -35,11 +35,10 @@ def test_several_tiles_of_every_rung(transposed):
         ("tiled", (300, 70, 150)),
         ("grouped", (300, 70, 150)),
         ("pipelined", (150, 130, 530)),
-        ("tma", (304, 136, 536)),  # as TMA reads and writes it
-        ("persistent", (304, 136, 536)),
+        ("persistent", (304, 136, 536)),  # as TMA reads and writes it
         ("persistent", (300, 130, 530)),  # not so
     ]:
-        if rung not in ("tma", "persistent") and transposed in ((True, False), (False, True)):
+        if rung != "persistent" and transposed in ((True, False), (False, True)):
             continue  # the others read through strides, whatever they are
         a, b, bias = detached(shape, HALF)
         a, b = (t.t().contiguous().t() if turn else t for t, turn in zip((a, b), transposed))
@@ -84,11 +83,6 @@ def test_traffic(rung):
 def test_grouped_differs_from_tiled_in_the_order_alone():
     tiled, grouped = (plan_of(rung, "half", DEVICE) for rung in ("tiled", "grouped"))
     assert tiled == grouped._replace(group=1) != grouped
-
-
-def test_persistent_differs_from_tma_in_the_number_of_programs_alone():
-    tma, persistent = (plan_of(rung, "half", DEVICE) for rung in ("tma", "persistent"))
-    assert persistent == tma._replace(n_programs=None) != tma
 
 
 @on_hopper

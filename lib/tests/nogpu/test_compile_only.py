@@ -6,7 +6,9 @@ from lib.nogpu.compile_only import (
     Signature,
     compile_for,
     instruction_mix,
+    loop_mix,
     signature_of,
+    without_calls,
 )
 
 import pytest
@@ -296,6 +298,53 @@ SASS = """.text.k:
 def test_instruction_mix():
     expected = {"LDC": 1, "LDG.E.128": 2, "EXIT": 1, "UMOV": 1, "BRA": 1}
     assert instruction_mix(SASS) == expected
+
+
+LOOPS = """.text.k:
+        /*0000*/              @!P0 BRA `(.L_x_2);
+.L_x_0:
+        /*0010*/                   LDG.E R4, desc[UR4][R2.64] ;
+.L_x_1:
+        /*0020*/                   FFMA R5, R4, R4, R5 ;
+        /*0030*/               @P1 BRA `(.L_x_1);
+        /*0040*/               @P2 BRA `(.L_x_0);
+.L_x_2:
+        /*0050*/                   EXIT ;
+.L_x_3:
+        /*0060*/                   BRA `(.L_x_3);
+"""
+
+
+def test_the_mix_of_the_longest_loop():
+    assert loop_mix(LOOPS) == {"LDG.E": 1, "FFMA": 1, "BRA": 2}
+    assert loop_mix(SASS) == {"BRA": 1}  # the jump to itself after the end
+    assert loop_mix(".text.k:\n        /*0000*/                   EXIT ;\n") == {}
+
+
+def test_the_mix_of_the_shortest_loop_that_holds_an_opcode():
+    assert loop_mix(LOOPS, "FFMA") == {"FFMA": 1, "BRA": 1}
+    assert loop_mix(LOOPS, "LDG") == {"LDG.E": 1, "FFMA": 1, "BRA": 2}
+    assert loop_mix(LOOPS, "HGMMA") == {}
+
+
+@triton.jit
+def remainder_kernel(out_ptr, n, BLOCK_SIZE: tl.constexpr):
+    offsets = tl.program_id(0).to(tl.int64) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
+    tl.store(out_ptr + offsets, offsets % n)
+
+
+def test_a_remainder_of_64_bits_without_its_slow_path():
+    signature = signature_of(remainder_kernel, torch.empty(256), 4096, BLOCK_SIZE=128)
+    sass = compile_for(remainder_kernel, signature).sass
+    fast = instruction_mix(without_calls(sass))
+    assert "__cuda_sm20_rem_s64" in sass and "CALL.REL.NOINC" in instruction_mix(sass)
+    assert "CALL.REL.NOINC" not in fast and "RET.REL.NODEC" not in fast
+    assert fast["EXIT"] == 1 and any(name.startswith("STG") for name in fast)
+    assert 20 < fast.total() < instruction_mix(sass).total() - 70
+
+
+def test_a_kernel_without_calls_stays_whole():
+    assert without_calls(LOOPS) == LOOPS
 
 
 def test_the_instruction_mix_shows_narrow_loads():

@@ -7,9 +7,11 @@ from collections import Counter
 
 import lib
 from lib.nogpu import inductor, recorded_code
+from lib.nogpu.compile_only import compile_for, instruction_mix, signature_of
 from lib.nogpu.fake_gpu import fake_gpu, grad
 from lib.nogpu.inductor import (
     graphs,
+    kernel_functions,
     kernel_source,
     kernels,
     normalize,
@@ -179,6 +181,18 @@ def test_dropout_code_drops_at_its_rate(code_of):
     torch.testing.assert_close(y[kept], (F.gelu(x + bias) / 0.9)[kept], atol=1e-5, rtol=0)
     # 65536 draws at p = 0.1: the standard deviation of the rate is 0.0012
     assert abs((~kept).float().mean() - 0.1) < 0.006
+
+
+def test_a_kernel_of_the_text_compiles_for_a_gpu_that_is_not_here(code_of):
+    functions = kernel_functions(code_of("dropout"))
+    assert [*functions] == [k.name for k in kernels(code_of("dropout")) if k.kind != "extern"]
+    (kernel,) = functions.values()
+    seed, x = torch.empty(1, dtype=torch.int64), torch.empty(64)
+    tensors = {n: seed if n == "in_ptr0" else x for n in kernel.arg_names if "ptr" in n}
+    sizes = {"load_seed_offset": 0, "xnumel": 65536, "XBLOCK": 1024}
+    mix = instruction_mix(compile_for(kernel, signature_of(kernel, **tensors, **sizes), arch=90))
+    assert mix["LDG.E.128"] and mix["STG.E.128"]
+    assert len(kernel_functions(code_of("layer_norm_gelu_training"))) == 3  # of both graphs
 
 
 def test_layer_norm_of_many_rows_sums_in_a_workspace():

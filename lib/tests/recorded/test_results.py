@@ -103,7 +103,27 @@ def test_only_imports_and_renames_are_restamped(new, same):
     ],
 )
 def test_a_cut_leaves_out_statements_and_joins_cells(new, cut):
-    assert restamp.is_cut(["import z\nx = 1", "y = f(x)", "y"], new) == cut
+    assert restamp.is_edited(["import z\nx = 1", "y = f(x)", "y"], new) == cut
+
+
+@pytest.mark.parametrize(
+    ("new", "holds"),
+    [
+        (["x = 1", "y = f(x)", "y"], True),
+        (["x = 1", "w = x + 2", "w\ny = f(x)"], True),
+        (["x = 1", "def g(y):\n    z = y\n    return z", "y = f(x)", "y"], True),
+        (["x = 1", "x += 2", "y = f(x)", "y"], False),
+        (["x = 1", "def f(x):\n    return x", "y = f(x)"], False),
+        (["x = 1", "for y in range(x):\n    print(y)", "y"], False),
+        (["x = 1", "w = bench.time_us(f)", "y = f(x)"], False),
+        (["x = 1", "w = results.measured_or_recorded('a.b', f)", "y"], False),
+    ],
+)
+def test_what_is_added_changes_no_name_that_a_recorded_statement_reads(new, holds):
+    assert restamp.is_edited(["x = 1", "y = f(x)", "y"], new, added=True) == holds
+    assert restamp.is_edited(["x = 1", "y = f(x)", "y"], new) == (
+        len(new) == 3 and new[1][0] == "y"
+    )
 
 
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)

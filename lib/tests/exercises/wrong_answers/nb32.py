@@ -49,6 +49,10 @@ def log_softmax__log2(x):
     return _log_softmax(x, -INF)
 
 
+def log_softmax__rows_of_inf_alone_stay(x):
+    return torch.where((x == -INF).all(-1, keepdim=True), x, _right.log_softmax(x))
+
+
 @triton.jit
 def _long_kernel(x_ptr, y_ptr, n_cols, HOW: tl.constexpr, BLOCK_N: tl.constexpr):
     x_ptr, y_ptr = x_ptr + tl.program_id(0) * n_cols, y_ptr + tl.program_id(0) * n_cols
@@ -74,9 +78,9 @@ def _long_kernel(x_ptr, y_ptr, n_cols, HOW: tl.constexpr, BLOCK_N: tl.constexpr)
         tl.store(y_ptr + cols, x - zero - tl.log(total), mask=cols < n_cols)
 
 
-def _log_softmax_long(x, how):
+def _log_softmax_long(x, how, most=4096):
     y = torch.empty_like(x)
-    block_n = min(4096, triton.next_power_of_2(x.shape[1]))
+    block_n = min(most, triton.next_power_of_2(x.shape[1]))
     _long_kernel[(x.shape[0],)](x, y, x.shape[1], HOW=how, BLOCK_N=block_n)
     return y
 
@@ -91,6 +95,14 @@ def log_softmax_long__not_rescaled(x):
 
 def log_softmax_long__merged_without_maxima(x):
     return _log_softmax_long(x, "merged")
+
+
+def log_softmax_long__tiles_of_16384_columns(x):
+    return _log_softmax_long(x, "", most=16384)
+
+
+def log_softmax_long__one_tile_walked_twice(x):
+    return _log_softmax_long(x, "", most=65536)
 
 
 def log_softmax_long__whole_rows(x):
@@ -205,6 +217,21 @@ def prefix_softmax__nan_for_empty_rows(x, lengths):
     return _prefix(x, lengths, False, False)
 
 
+def prefix_softmax__nan_behind_too(x, lengths):
+    return _prefix(x, lengths, False, False).masked_fill((lengths == 0)[:, None], 0.0)
+
+
+prefix_softmax__zeros_for_inf_alone = solution(
+    "32_softmax",
+    "    numerator = tl.exp(x - tl.max(x, axis=0))\n    y = tl.where(used,",
+    "    top = tl.max(x, axis=0)\n"
+    "    numerator = tl.exp(x - tl.where(top == -float('inf'), 0.0, top))\n"
+    "    numerator = tl.where(top == -float('inf'), 0.0, numerator)\n"
+    "    used = tl.where(top == -float('inf'), False, used)\n"
+    "    y = tl.where(used,",
+).prefix_softmax
+
+
 def prefix_softmax__masked_after_softmax(x, lengths):
     behind = torch.arange(x.shape[1], device=x.device) >= lengths[:, None]
     return torch.softmax(x.nan_to_num(0.0), dim=-1).masked_fill(behind, 0.0)
@@ -215,5 +242,37 @@ def prefix_softmax__eager(x, lengths):
     return torch.softmax(x.masked_fill(behind, -INF), dim=-1).masked_fill(behind, 0.0)
 
 
+def prefix_softmax__zeros_of_torch(x, lengths):
+    return _right.prefix_softmax(x, lengths).add_(torch.zeros_like(x))
+
+
 def prefix_softmax__one_column_too_many(x, lengths):
     return _right.prefix_softmax(x, (lengths + 1).clamp_max(x.shape[1]))
+
+
+def _loads_first(old, new):
+    return solution("32_softmax", old, new).loads_first_kernel
+
+
+loads_first_kernel__reduces_every_tile = _loads_first(
+    "tl.maximum(tops, x)\n    top,", "tl.maximum(tops, tl.max(x))\n    top,"
+)
+loads_first_kernel__loads_twice = _loads_first(
+    "        sums += tl.exp(held[t] - zero)",
+    "        cols = (t * n_parts + part) * BLOCK_N + tl.arange(0, BLOCK_N)\n"
+    "        x = tl.load(x_row + cols, mask=cols < n_cols, other=-float('inf')).to(tl.float32)\n"
+    "        sums += tl.exp(x - zero)",
+)
+loads_first_kernel__reduces_every_tile_behind_its_loads = _loads_first(
+    "        held, tops = held + (x,), tl.maximum(tops, x)\n",
+    "        held = held + (x,)\n    for t in tl.static_range(TILES):\n"
+    "        tops = tl.maximum(tops, tl.max(held[t]))\n",
+)
+loads_first_kernel__without_guard = _loads_first(
+    'zero = tl.where(top == -float("inf"), 0.0, top)\n    for t', "zero = top\n    for t"
+)
+loads_first_kernel__words_of_no_part_join_the_maximum = _loads_first(
+    'tops = tl.where(tl.arange(0, PARTS) < n_parts, tops, -float("inf"))', "tops = tops"
+)
+loads_first_kernel__reads_no_row_alone = _loads_first("if not all_told:", "if False:")
+loads_first_kernel__one_part_only = _loads_first("(t * n_parts + part)", "(t * n_parts)")

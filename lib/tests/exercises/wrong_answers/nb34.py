@@ -97,6 +97,16 @@ def keep_flags__integers(n_elements, p, seed, block_size):
     return _flags(n_elements, p, seed, block_size).to(torch.int8)
 
 
+def keep_flags__seed_read_by_python(n_elements, p, seed, block_size):
+    again = torch.tensor([seed.item()], device=seed.device)
+    return _flags(n_elements, p, again, block_size)
+
+
+def keep_flags__seed_read_as_an_int(n_elements, p, seed, block_size):
+    again = torch.tensor([int(seed)], device=seed.device)
+    return _flags(n_elements, p, again, block_size)
+
+
 def keep_flags__no_kernel(n_elements, p, seed, block_size):
     return keep_mask((n_elements,), p, seed, seed.device)
 
@@ -111,6 +121,13 @@ dropped_gate_backward__no_scale = _dropped_gate(
 dropped_gate_backward__strides_of_dy_ignored = _dropped_gate("(dy.contiguous(), x", "(dy, x")
 dropped_gate_backward__gradients_swapped = _dropped_gate("return dx, dgate", "return dgate, dx")
 dropped_gate_backward__dgate_not_dropped = _dropped_gate("kept * x, mask", "dy * scale * x, mask")
+dropped_gate_backward__mask_turned_round = _dropped_gate(
+    "kept = tl.where(bits >= threshold", "kept = tl.where(bits < threshold"
+)
+dropped_gate_backward__swapped_and_no_scale = _dropped_gate(
+    "dx_ptr + offsets, kept * gate, mask=mask)\n    tl.store(dgate_ptr + offsets, kept * x",
+    "dx_ptr + offsets, kept / scale * x, mask=mask)\n    tl.store(dgate_ptr + offsets, kept / scale * gate",
+)
 dropped_gate_backward__by_place_in_the_tile = _dropped_gate(
     "tl.load(seed_ptr), first // 8 + tl.arange(0, BLOCK_SIZE // 8), 7",
     "tl.load(seed_ptr) + tl.program_id(0), tl.arange(0, BLOCK_SIZE // 8), 7",
@@ -158,6 +175,10 @@ def drop_path__first_element_of_each_row(x, branch, p, seed):
     return _drop_path(x, branch, keep, 1 / (1 - p))
 
 
+def drop_path__the_mask_by_pytorch(x, branch, p, seed):
+    return _drop_path(x, branch, keep_mask(x.shape[:1], p, seed, x.device), 1 / (1 - p))
+
+
 def drop_path__a_product_lets_nan_through(x, branch, p, seed):
     keep = keep_mask(x.shape[:1], p, seed, x.device)
     return _drop_path(x, branch, keep, 1 / (1 - p), product=True)
@@ -198,3 +219,28 @@ def drop_path__eager(x, branch, p, seed):
 def drop_path__drops_x_too(x, branch, p, seed):
     keep = keep_mask((x.shape[0], 1), p, seed, x.device)
     return torch.where(keep, x + branch / (1 - p), 0)
+
+
+def _one_tile(size):
+    """The solution without its loop: what lies behind the first tile of a row is not written."""
+    loop = "for start in range(0, n_cols, BLOCK_SIZE):"
+    kernel = solution(
+        "34_bias_gelu_dropout_add", loop, "for start in range(0, 1):"
+    ).drop_path_kernel
+
+    def drop_path(x, branch, p, seed):
+        y, (n_rows, n_cols) = torch.zeros_like(x), x.shape
+        arguments = (x, branch, y, seed, n_cols, round(65536 * p), 1 / (1 - p))
+        kernel[(n_rows,)](*arguments, BLOCK_SIZE=size)
+        return y
+
+    return drop_path
+
+
+drop_path__one_tile_of_128_without_a_loop = _one_tile(128)
+drop_path__one_tile_of_2048_without_a_loop = _one_tile(2048)
+
+
+def drop_path__seed_read_by_python(x, branch, p, seed):
+    again = torch.tensor([seed.item()], device=seed.device)
+    return solution("34_bias_gelu_dropout_add").drop_path(x, branch, p, again)

@@ -43,7 +43,8 @@ def _batched_kernel(
     a_ptr, b_ptr, y_ptr, n_rows, n_cols, n_inner,
     stride_ai, stride_am, stride_ak, stride_bi, stride_bk, stride_bn,
     PRECISION: tl.constexpr, K_MASK: tl.constexpr, WIDE: tl.constexpr, DOT: tl.constexpr,
-    NUMBER: tl.constexpr, PLACE: tl.constexpr, FLAT: tl.constexpr, BLOCK: tl.constexpr,
+    NUMBER: tl.constexpr, Y_NUMBER: tl.constexpr, PLACE: tl.constexpr, FILL: tl.constexpr,
+    FLAT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     tiles_m, tiles_n = tl.cdiv(n_rows, BLOCK), tl.cdiv(n_cols, BLOCK)
     tile = tl.program_id(0)
@@ -62,7 +63,10 @@ def _batched_kernel(
         b_mask = (inner < last)[:, None] & (cols < n_cols)
         a_offsets = i * stride_ai + rows * stride_am + inner[None, :] * stride_ak
         b_offsets = i * stride_bi + inner[:, None] * stride_bk + cols * stride_bn
-        a = tl.load(a_ptr + a_offsets, mask=a_mask, other=0.0)
+        if FILL:
+            a = tl.load(a_ptr + a_offsets, mask=a_mask, other=0.0)
+        else:
+            a = tl.load(a_ptr + a_offsets, mask=a_mask)
         b = tl.load(b_ptr + b_offsets, mask=b_mask, other=0.0)
         if DOT:
             product = tl.dot(a, b, input_precision=PRECISION)
@@ -70,13 +74,13 @@ def _batched_kernel(
             a, b = a.to(tl.float32), b.to(tl.float32)
             product = tl.sum(a[:, :, None] * b[None, :, :], axis=1)
         total = (total + product).to(total.dtype)
-    offsets = i * n_rows * n_cols + rows * n_cols + cols
+    offsets = i.to(Y_NUMBER) * n_rows * n_cols + rows * n_cols + cols
     tl.store(y_ptr + offsets, total, mask=(rows < n_rows) & (cols < n_cols))
 
 
 def _batched(
     a, b, y=None, strides=None, precision="ieee", k_mask=True, wide=True, dot=True,
-    number=tl.int64, place=tl.int64, flat=True,
+    number=tl.int64, y_number=tl.int64, place=tl.int64, fill=True, flat=True,
 ):  # fmt: skip
     (n_batches, m, k), n = a.shape, b.shape[2]
     y = a.new_empty(n_batches, m, n) if y is None else y
@@ -84,8 +88,8 @@ def _batched(
     grid = (n_batches * tiles,) if flat else (tiles, n_batches)
     _batched_kernel[grid](
         a, b, y, m, n, k, *(strides or (*a.stride(), *b.stride())),
-        PRECISION=precision, K_MASK=k_mask, WIDE=wide, DOT=dot, NUMBER=number, PLACE=place, FLAT=flat,
-        BLOCK=32,
+        PRECISION=precision, K_MASK=k_mask, WIDE=wide, DOT=dot, NUMBER=number, Y_NUMBER=y_number, PLACE=place,
+        FILL=fill, FLAT=flat, BLOCK=32,
     )  # fmt: skip
     return y
 
@@ -133,6 +137,8 @@ batched__sums_in_the_dtype_of_y = _with_gradients(lambda a, b: _batched(a, b, wi
 batched__offsets_of_products_in_32_bits = _with_gradients(
     lambda a, b: _batched(a, b, number=tl.int32)
 )
+batched__offset_of_y_in_32_bits = _with_gradients(lambda a, b: _batched(a, b, y_number=tl.int32))
+batched__a_load_without_other = _with_gradients(lambda a, b: _batched(a, b, fill=False))
 batched__offsets_of_rows_in_32_bits = _with_gradients(lambda a, b: _batched(a, b, place=tl.int32))
 batched__more_products_than_a_second_direction_takes = _with_gradients(
     lambda a, b: _batched(a, b, flat=False)
@@ -180,7 +186,7 @@ def batched__copies_dy(a, b):
 def _cosine_kernel(
     x_ptr, c_ptr, y_ptr, n_rows, n_cols, n_inner,
     PRECISION: tl.constexpr, HOW: tl.constexpr, ONE_NORM: tl.constexpr, AGAIN: tl.constexpr,
-    BLOCK: tl.constexpr,
+    FILL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     tiles_n = tl.cdiv(n_cols, BLOCK)
     rows = tl.program_id(0) // tiles_n * BLOCK + tl.arange(0, BLOCK)
@@ -193,7 +199,10 @@ def _cosine_kernel(
         c_offsets = cols[:, None] * n_inner + inner[None, :]
         x_mask = (rows < n_rows)[:, None] & (inner < n_inner)[None, :]
         c_mask = (cols < n_cols)[:, None] & (inner < n_inner)[None, :]
-        x = tl.load(x_ptr + x_offsets, mask=x_mask, other=0.0)
+        if FILL:
+            x = tl.load(x_ptr + x_offsets, mask=x_mask, other=0.0)
+        else:
+            x = tl.load(x_ptr + x_offsets, mask=x_mask)
         c = tl.load(c_ptr + c_offsets, mask=c_mask, other=0.0)
         total = tl.dot(x, tl.trans(c), total, input_precision=PRECISION)
         if AGAIN:
@@ -217,12 +226,13 @@ def _cosine_kernel(
     tl.store(y_ptr + rows[:, None] * n_cols + cols[None, :], y, mask=mask)
 
 
-def _cosine(x, c, precision="ieee", how="two roots", one_norm=False, again=False):
+def _cosine(x, c, precision="ieee", how="two roots", one_norm=False, again=False, fill=True):
     (m, k), n = x.shape, c.shape[0]
     y = x.new_empty(m, n)
     _cosine_kernel[(triton.cdiv(m, 16) * triton.cdiv(n, 16),)](
-        x, c, y, m, n, k, PRECISION=precision, HOW=how, ONE_NORM=one_norm, AGAIN=again, BLOCK=16
-    )
+        x, c, y, m, n, k, PRECISION=precision, HOW=how, ONE_NORM=one_norm, AGAIN=again, FILL=fill,
+        BLOCK=16,
+    )  # fmt: skip
     return y
 
 
@@ -248,6 +258,10 @@ def cosine_similarity__norm_of_c_forgotten(x, c):
 
 def cosine_similarity__loads_x_twice(x, c):
     return _cosine(x, c, again=True)
+
+
+def cosine_similarity__a_load_without_other(x, c):
+    return _cosine(x, c, fill=False)
 
 
 def cosine_similarity__eager(x, c):
