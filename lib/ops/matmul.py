@@ -14,8 +14,8 @@ Ways      tiles: one program for each tile of y; cp.async brings the next pieces
           split-K: few tiles and a long K, which programs share; a second kernel sums their parts in order.
           cublas: a product of 16 bits that is neither large nor followed by an activation: nothing to fuse.
           tma: a large product of 16 bits on Hopper; one program for each SM goes from tile to tile.
-Backward  dz = dy·act'(z), z = a b + bias, in one kernel that sums dbias too; da = dz bᵀ and db = aᵀ dz by the
-          kernels above, which read through strides. Saves a, b, and y (relu, sigmoid) or z (others).
+Backward  dz = dy·act'(z), z = a b + bias, in one kernel that sums dbias by strips; da = dz bᵀ, db = aᵀ dz by
+          the kernels above, which read through strides. Saves a, b, and y (relu, sigmoid) or z (others).
 Tuned     on an H200. Other GPUs get two tiles that are correct, and not tuned.
 Copy it   this file for Triton; matmul.cu beside it for CUDA. MIT licence.
 """
