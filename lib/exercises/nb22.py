@@ -8,7 +8,13 @@ from pathlib import Path
 from lib.exercises import NotAttempted, Skip, Wrong, attempted, exercise, expect, expect_op
 from lib.measure.check import CheckError, check_against_float64
 from lib.nogpu import cuda
-from lib.nogpu.compile_only import Compiled, compile_for, instruction_mix, signature_of
+from lib.nogpu.compile_only import (
+    Compiled,
+    compile_for,
+    instruction_mix,
+    programs_on_sm,
+    signature_of,
+)
 from lib.nogpu.cuda_toolkit import demangled, find_nvcc, nvcc_check
 from lib.nogpu.interpreter import interpreted_launches
 
@@ -217,10 +223,7 @@ def check_no_doubles(source):
 
 def _occupancy(compiled):
     """The share of 64 warps that registers and shared memory of a Hopper SM hold."""
-    per_thread = -(-compiled.registers // 8) * 8
-    by_registers = 4 * (16384 // (32 * per_thread)) // compiled.num_warps
-    by_shared = 228 * 1024 // (compiled.shared_bytes + 1024)
-    return min(by_registers, by_shared, 64 // compiled.num_warps) * compiled.num_warps / 64
+    return min(*programs_on_sm(compiled), 64 // compiled.num_warps) * compiled.num_warps / 64
 
 
 @exercise("22.5", "A large tile that fits", minutes=12, level=3)

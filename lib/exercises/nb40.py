@@ -21,7 +21,7 @@ from lib.exercises.watch import (
     expect_kernels_alone_calculate,
     expect_no_pass,
 )
-from lib.nogpu.compile_only import compile_for, signature_of
+from lib.nogpu.compile_only import compile_for, programs_on_sm, signature_of
 from lib.nogpu.interpreter import interpreted_launches
 from lib.nogpu.memory import OutOfBounds, count_traffic
 from lib.ops import matmul
@@ -137,12 +137,8 @@ def _undefined_is_nan():
         dtype = pointers.get_element_ty()
         if other is None and dtype.is_floating():
             bits = 0x7FC0 if dtype == tl.bfloat16 else float("nan")  # bfloat16 is kept as uint16
-            kept_as = (
-                numpy.uint16
-                if dtype == tl.bfloat16
-                else numpy.dtype(dtype.name.replace("fp", "float"))
-            )
-            other = upstream.TensorHandle(numpy.full(pointers.data.shape, bits, kept_as), dtype)
+            other = numpy.full(pointers.data.shape, bits, upstream._get_np_dtype(dtype))
+            other = upstream.TensorHandle(other, dtype)
         return load(self, pointers, mask, other, *rest)
 
     patch = mock.patch.object(upstream.InterpreterBuilder, "create_masked_load", poisoned)
@@ -202,15 +198,20 @@ def _expect_offsets_of_64_bits(answer, axis, what):
     far = far_apart(near).movedim(0, axis)
     for name, pair in (("a", (far, other)), ("b", (other, far))):
         pair = [t.detach().requires_grad_() for t in pair]
-        at, why = f"with 2**30 elements between two {what} of {name}", "cast offsets to tl.int64"
+        at = f"with 2**30 elements between two {what} of {name}"
         got, want = [], _results(torch.bmm, pair)
-        try:  # an address outside the tensor is named
-            count_traffic(lambda pair=pair, got=got: got.extend(_results(answer, pair)))
-        except (OutOfBounds, InterpreterError) as error:
-            says = str(error.__cause__ or error).partition(";")[0]
-            raise Wrong(f"{at}: {says}; {why}") from None
+        _expect_inside(lambda pair=pair, got=got: got.extend(_results(answer, pair)), at)
         alike = all(torch.allclose(g.cpu(), w, rtol=0.02, atol=0.02) for g, w in zip(got, want))
-        expect(alike, f"{at} y or a gradient is wrong; {why}")
+        expect(alike, f"{at} y or a gradient is wrong; cast offsets to tl.int64")
+
+
+def _expect_inside(launch, at):
+    """Wrong if a kernel in `launch()` reads or writes outside its tensors: where is named."""
+    try:
+        count_traffic(launch)
+    except (OutOfBounds, InterpreterError) as error:
+        says = str(error.__cause__ or error).partition(";")[0]
+        raise Wrong(f"{at}: {says}; cast offsets to tl.int64") from None
 
 
 def _expect_a_large_y(answer):
@@ -225,11 +226,7 @@ def _expect_a_large_y(answer):
         return range(*numbers)[-1:] if len(numbers) == 1 and numbers[0] > 64 else range(*numbers)
 
     with mock.patch.object(upstream, "range", last, create=True):
-        try:
-            count_traffic(lambda: answer(a, b))
-        except (OutOfBounds, InterpreterError) as error:
-            says = str(error.__cause__ or error).partition(";")[0]
-            raise Wrong(f"where y has 65 · 2**25 elements: {says}; cast to tl.int64") from None
+        _expect_inside(lambda: answer(a, b), "where y has 65 · 2**25 elements")
 
 
 def _results(function, inputs):
@@ -300,8 +297,7 @@ def check_residents(answer):
     shared = stages * (block_m + block_n) * 64 * 2
     expect(shared <= 227 * 1024, f"{plan} takes {shared} bytes of shared memory, too many to start")
     c = _compiled(block_m, block_n, stages)
-    by_registers = 65536 // (128 * -(-c.registers // 8) * 8)
-    by_shared = 228 * 1024 // (c.shared_bytes + 1024)
+    by_registers, by_shared = programs_on_sm(c)
     fit = min(by_registers, by_shared)
     why = (
         f"{c.registers} registers a thread let {by_registers} fit, "

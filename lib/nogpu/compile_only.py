@@ -6,6 +6,7 @@
     instruction_mix(compiled)                       # {"LDG.E.128": 2, "FADD": 8, ...}
     loop_mix(compiled)                              # the same of its longest loop, or one with an opcode
     instruction_mix(without_calls(compiled.sass))   # the same without subroutines
+    programs_on_sm(compiled)                        # how many fit on one SM of a Hopper GPU
 
 Triton's compiler, ptxas and the disassembler come with the triton wheel and need no driver, so this is
 what a GPU would get, not an imitation. It stands in for the first launch of a kernel, when Triton
@@ -326,6 +327,15 @@ def instruction_mix(sass):
     # /*0130*/  @!P0 LDG.E.128 R4, desc[UR4][R2.64] ;   (the padding after the end is NOP)
     opcodes = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", text)
     return Counter(opcode for opcode in opcodes if opcode != "NOP")
+
+
+def programs_on_sm(compiled):
+    """How many programs fit on an SM of compute capability 9.0, by its registers and by its shared memory."""
+    per_thread = -(-compiled.registers // 8) * 8
+    by_registers = (
+        4 * (16384 // (32 * per_thread)) // compiled.num_warps
+    )  # each quarter has its own
+    return by_registers, 228 * 1024 // (compiled.shared_bytes + 1024)
 
 
 def without_calls(sass):

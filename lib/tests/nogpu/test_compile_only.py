@@ -1,5 +1,7 @@
 """Kernels compiled for GPUs that are not here: the stages, the resources, and the signature of a launch."""
 
+from types import SimpleNamespace
+
 import lib  # noqa: F401  before triton
 from lib.nogpu.compile_only import (
     TARGETS,
@@ -7,6 +9,7 @@ from lib.nogpu.compile_only import (
     compile_for,
     instruction_mix,
     loop_mix,
+    programs_on_sm,
     signature_of,
     without_calls,
 )
@@ -298,6 +301,15 @@ SASS = """.text.k:
 def test_instruction_mix():
     expected = {"LDC": 1, "LDG.E.128": 2, "EXIT": 1, "UMOV": 1, "BRA": 1}
     assert instruction_mix(SASS) == expected
+
+
+@pytest.mark.parametrize(
+    ("registers", "num_warps", "shared_bytes", "programs"),
+    [(255, 4, 0, (2, 228)), (120, 4, 72 * 1024, (4, 3)), (33, 8, 113 * 1024, (6, 2))],
+)
+def test_programs_that_fit_on_an_sm(registers, num_warps, shared_bytes, programs):
+    needs = SimpleNamespace(registers=registers, num_warps=num_warps, shared_bytes=shared_bytes)
+    assert programs_on_sm(needs) == programs
 
 
 LOOPS = """.text.k:

@@ -53,56 +53,21 @@ def log_softmax__rows_of_inf_alone_stay(x):
     return torch.where((x == -INF).all(-1, keepdim=True), x, _right.log_softmax(x))
 
 
-@triton.jit
-def _long_kernel(x_ptr, y_ptr, n_cols, HOW: tl.constexpr, BLOCK_N: tl.constexpr):
-    x_ptr, y_ptr = x_ptr + tl.program_id(0) * n_cols, y_ptr + tl.program_id(0) * n_cols
-    tops = tl.full((BLOCK_N,), -float("inf"), tl.float32)
-    sums = tl.zeros((BLOCK_N,), tl.float32)
-    for start in range(0, n_cols, BLOCK_N):
-        cols = start + tl.arange(0, BLOCK_N)
-        x = tl.load(x_ptr + cols, mask=cols < n_cols, other=-float("inf")).to(tl.float32)
-        new_tops = tl.maximum(tops, x)
-        zeros = new_tops
-        if HOW != "guard":
-            zeros = tl.where(new_tops == -float("inf"), 0.0, new_tops)
-        if HOW != "rescaled":
-            sums *= tl.exp(tops - zeros)
-        sums += tl.exp(x - zeros)
-        tops = new_tops
-    top = tl.max(tops)
-    zero = top if HOW == "guard" else tl.where(top == -float("inf"), 0.0, top)
-    total = tl.sum(sums) if HOW == "merged" else tl.sum(sums * tl.exp(tops - zero))
-    for start in range(0, n_cols, BLOCK_N):
-        cols = start + tl.arange(0, BLOCK_N)
-        x = tl.load(x_ptr + cols, mask=cols < n_cols, other=0.0).to(tl.float32)
-        tl.store(y_ptr + cols, x - zero - tl.log(total), mask=cols < n_cols)
+def _log_softmax_long(old, new):
+    return solution("32_softmax", old, new).log_softmax_long
 
 
-def _log_softmax_long(x, how, most=4096):
-    y = torch.empty_like(x)
-    block_n = min(most, triton.next_power_of_2(x.shape[1]))
-    _long_kernel[(x.shape[0],)](x, y, x.shape[1], HOW=how, BLOCK_N=block_n)
-    return y
-
-
-def log_softmax_long__without_guard(x):
-    return _log_softmax_long(x, "guard")
-
-
-def log_softmax_long__not_rescaled(x):
-    return _log_softmax_long(x, "rescaled")
-
-
-def log_softmax_long__merged_without_maxima(x):
-    return _log_softmax_long(x, "merged")
-
-
-def log_softmax_long__tiles_of_16384_columns(x):
-    return _log_softmax_long(x, "", most=16384)
-
-
-def log_softmax_long__one_tile_walked_twice(x):
-    return _log_softmax_long(x, "", most=65536)
+log_softmax_long__without_guard = _log_softmax_long(
+    'zeros = tl.where(new_tops == -float("inf"), 0.0, new_tops)', "zeros = new_tops"
+)
+log_softmax_long__not_rescaled = _log_softmax_long(
+    "sums = sums * tl.exp(tops - zeros) + tl.exp", "sums = sums + tl.exp"
+)
+log_softmax_long__merged_without_maxima = _log_softmax_long(
+    "tl.sum(sums * tl.exp(tops - zero), axis=0)", "tl.sum(sums, axis=0)"
+)
+log_softmax_long__tiles_of_16384_columns = _log_softmax_long("min(4096,", "min(16384,")
+log_softmax_long__one_tile_walked_twice = _log_softmax_long("min(4096,", "min(65536,")
 
 
 def log_softmax_long__whole_rows(x):
