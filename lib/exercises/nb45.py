@@ -5,6 +5,7 @@ import math
 
 from lib import machine
 from lib.exercises import attempted, exercise, expect, expect_launches, expect_op
+from lib.exercises.watch import expect_float32_products
 from lib.nogpu.memory import count_traffic
 
 import torch
@@ -149,6 +150,7 @@ def check_window_attention(answer):
         )
     q, k, v = inputs((1, 256, 16), torch.float32)
     expect_launches(lambda: answer(q, k, v, 40), exactly=1)
+    expect_float32_products(lambda: answer(q, k, v, 40))
     traffic = count_traffic(lambda: answer(q, k, v, 40))
     # per 32 queries: the tiles from the first one's first key to the last one's last
     tiles = sum(i // 32 - max(0, i - 40) // 32 + 1 for i in range(0, 256, 32))

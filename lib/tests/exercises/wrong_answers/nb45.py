@@ -156,3 +156,6 @@ window_attention__natural_exponent = solution(
 window_attention__o_not_rescaled = solution(
     "45_attention", "o * shrink[:, None], input", "o, input"
 ).window_attention
+window_attention__tf32 = solution(
+    "45_attention", 'input_precision="ieee"', 'input_precision="tf32"'
+).window_attention
