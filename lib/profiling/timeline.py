@@ -3,7 +3,9 @@
 Two sources: spans, from an example or a model of a GPU, and the events of a profile (see events.py).
 """
 
+import json
 import re
+from pathlib import Path
 from typing import NamedTuple
 
 from lib.course.show import show_figure
@@ -126,6 +128,25 @@ def show_timeline(source, title):
         spans = source[:40]
         text = "; ".join(f"{s.lane}: {s.name} {s.start_us:.0f}–{s.end_us:.0f}" for s in spans) + "."
     show_figure(figure, f"Timeline in µs, {title}. {text}")
+
+
+def save_spans(spans_of, path):
+    """Write {title: spans} as JSON for ui.perfetto.dev: a process for each title, a thread for each lane."""
+    records = []
+    for process, (title, spans) in enumerate(spans_of.items(), 1):
+        records.append(_name_of("process", process, 10 * process, title))
+        lanes = {lane: 10 * process + k for k, lane in enumerate(dict.fromkeys(s.lane for s in spans))}
+        records += [_name_of("thread", process, thread, lane) for lane, thread in lanes.items()]
+        for lane, name, start, end in spans:
+            times = {"ts": round(start, 3), "dur": round(end - start, 3)}  # µs
+            records.append({"ph": "X", "name": name, "pid": process, "tid": lanes[lane], **times})
+    lines = ",\n".join(json.dumps(record, ensure_ascii=False) for record in records)
+    Path(path).write_text(f'{{"traceEvents": [\n{lines}\n]}}\n')
+
+
+def _name_of(what, process, thread, name):
+    # M: metadata
+    return {"ph": "M", "name": f"{what}_name", "pid": process, "tid": thread, "args": {"name": name}}
 
 
 # --- events -------------------------------------------------------------------------------------------------

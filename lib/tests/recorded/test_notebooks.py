@@ -126,7 +126,7 @@ def test_the_set_up_takes_at_most_six_names_of_lib(path):
 
 
 def test_names_of_lib_are_counted():
-    source = "import torch\nimport lib.cache\nfrom lib import machine\nfrom lib.a import b, c as d\nfrom x import y"
+    source = "import torch, lib.cache\nfrom lib import machine\nfrom lib.a import b, c as d\nfrom x import y"
     assert list(names_of_lib(source)) == ["lib.cache", "lib.machine", "lib.a.b", "lib.a.c"]
 
 
