@@ -133,20 +133,20 @@ def show_timeline(source, title):
 def save_spans(spans_of, path):
     """Write {title: spans} as JSON for ui.perfetto.dev: a process for each title, a thread for each lane."""
     records = []
-    for process, (title, spans) in enumerate(spans_of.items(), 1):
-        records.append(_name_of("process", process, 10 * process, title))
-        lanes = {lane: 10 * process + k for k, lane in enumerate(dict.fromkeys(s.lane for s in spans))}
-        records += [_name_of("thread", process, thread, lane) for lane, thread in lanes.items()]
+    for pid, (title, spans) in enumerate(spans_of.items(), 1):
+        lanes = dict.fromkeys(span.lane for span in spans)
+        tids = {lane: 10 * pid + k for k, lane in enumerate(lanes)}  # of no other process's thread
+        records.append(_name("process_name", title, pid, 10 * pid))
+        records += [_name("thread_name", lane, pid, tid) for lane, tid in tids.items()]
         for lane, name, start, end in spans:
             times = {"ts": round(start, 3), "dur": round(end - start, 3)}  # µs
-            records.append({"ph": "X", "name": name, "pid": process, "tid": lanes[lane], **times})
+            records.append({"ph": "X", "name": name, "pid": pid, "tid": tids[lane], **times})
     lines = ",\n".join(json.dumps(record, ensure_ascii=False) for record in records)
     Path(path).write_text(f'{{"traceEvents": [\n{lines}\n]}}\n')
 
 
-def _name_of(what, process, thread, name):
-    # M: metadata
-    return {"ph": "M", "name": f"{what}_name", "pid": process, "tid": thread, "args": {"name": name}}
+def _name(what, name, pid, tid):
+    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"name": name}}
 
 
 # --- events -------------------------------------------------------------------------------------------------
