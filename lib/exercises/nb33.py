@@ -5,6 +5,7 @@ import re
 
 from lib import machine
 from lib.exercises import Skip, Wrong, attempted, exercise, expect, expect_launches, expect_op
+from lib.exercises.watch import expect_no_race
 from lib.measure import registry
 from lib.measure.check import CheckError, check_against_float64
 from lib.nogpu import cuda
@@ -203,6 +204,11 @@ def check_squared_relu(answer):
             expect_op(version, eager, _with_nan, shapes=((2, 3),))
     _expect_gradients_of_a_sum(answer)
     _expect_traffic(answer)
+    inputs = _tensors((300, 40), torch.float32)
+    dy = torch.ones_like(inputs[0])
+    expect_no_race(
+        lambda: torch.autograd.grad(answer(*inputs, 0.5), inputs, dy), "at shape (300, 40)"
+    )
 
 
 def _expect_gradients_of_a_sum(answer):

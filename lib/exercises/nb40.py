@@ -20,6 +20,7 @@ from lib.exercises.watch import (
     expect_float32_products,
     expect_kernels_alone_calculate,
     expect_no_pass,
+    expect_no_race,
 )
 from lib.nogpu.compile_only import compile_for, programs_on_sm, signature_of
 from lib.nogpu.interpreter import interpreted_launches
@@ -117,6 +118,8 @@ def check_batched(answer):
     square = _both_passes(answer, inputs((2, 16, 16, 16), torch.float32))
     expect_kernels_alone_calculate(square)
     expect_float32_products(square)
+    long = _both_passes(answer, inputs((1, 17, 33, 300), torch.float32))
+    expect_no_race(long, "at (B, M, N, K) = (1, 17, 33, 300)")
     turned = strided((3, 17, 33, 20), torch.float32)
     _expect_nothing_undefined(answer, torch.bmm, inputs((3, 17, 33, 20), torch.float32))
     smallest = 3 * 17 * 20 * 4

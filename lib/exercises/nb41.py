@@ -9,6 +9,7 @@ from lib.exercises.watch import (
     expect_float32_products,
     expect_kernels_alone_calculate,
     expect_no_pass,
+    expect_no_race,
 )
 from lib.measure import registry
 from lib.measure.check import check_against_float64
@@ -109,6 +110,8 @@ def check_reglu_backward(answer):
             at = f"at (M, H) = {shape}, {str(dtype).removeprefix('torch.')}, dy {layout}"
             _compare_reglu(answer, shape, dtype, layout, at)
     _expect_one_pass(answer)
+    dy, h = _dy_and_h((300, 40), torch.float32)
+    expect_no_race(lambda: answer(dy, h), "at (M, H) = (300, 40)")
 
 
 def _compare_reglu(answer, shape, dtype, layout, at):

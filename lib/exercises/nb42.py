@@ -8,6 +8,7 @@ from lib.exercises.watch import (
     expect_float32_products,
     expect_kernels_alone_calculate,
     expect_no_pass,
+    expect_no_race,
 )
 from lib.measure import registry
 from lib.nogpu.memory import count_traffic
@@ -168,6 +169,8 @@ def check_dz_and_du(answer):
     expect_kernels_alone_calculate(call)
     expect_float32_products(call)
     expect_no_pass(call, small[0].nbytes, "at (M, N, r) = (40, 100, 5)")
+    many = inputs((40, 300, 17), torch.float32)
+    expect_no_race(lambda: answer(*many, 0.5), "at (M, N, r) = (40, 300, 17)")
     traffic = count_traffic(call)
     whole = [a.loaded for a in traffic.by_argument.values() if a.loaded_distinct == small[0].nbytes]
     expect(

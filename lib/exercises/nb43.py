@@ -2,7 +2,11 @@
 
 from lib import machine
 from lib.exercises import attempted, exercise, expect, expect_launches, expect_number, expect_op
-from lib.exercises.watch import expect_float32_products, expect_kernels_alone_calculate
+from lib.exercises.watch import (
+    expect_float32_products,
+    expect_kernels_alone_calculate,
+    expect_no_race,
+)
 from lib.measure import registry
 from lib.nogpu.memory import count_traffic
 
@@ -161,6 +165,8 @@ def check_residual_mlp(answer):
     expect_op(answer, _residual, _with_nan(inputs), shapes=shapes[1:2], dtypes=(torch.float32,))
     small = inputs((37, 24, 50), torch.float32)
     expect_launches(lambda: answer(*small), exactly=1)
+    many = inputs((37, 24, 300), torch.float32)
+    expect_no_race(lambda: answer(*many), "at (M, K, H) = (37, 24, 300)")
     expect_kernels_alone_calculate(lambda: answer(*small))
     expect_float32_products(lambda: answer(*small))
     traffic, x_bytes = count_traffic(lambda: answer(*small)), small[0].nbytes
