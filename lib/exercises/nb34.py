@@ -107,12 +107,16 @@ def _cause(answer, n=512, p=0.5, seed=2**40 + 7):
 
 def _place(element, p, seed, block_size):
     """What to look at where `element` is the first wrong one, and a single tile is right at p = ½."""
-    call, lane = divmod(element, 8)
-    bits = _philox(call, seed, 7)[lane // 2] >> 16 * (lane % 2) & 0xFFFF
-    threshold = round(65536 * p)
+    bits, threshold = _bits(element, seed), round(65536 * p)
     if element >= block_size and abs(bits - threshold) > 1:
         return ". The first tile is right: number the calls over the whole tensor, with one seed"
     return f". Its 16 bits are {bits}: what is below round(65536 * p) = {threshold} is dropped"
+
+
+def _bits(element, seed):
+    """The 16 bits that keep_mask draws for an element."""
+    call, lane = divmod(element, 8)
+    return _philox(call, seed, 7)[lane // 2] >> 16 * (lane % 2) & 0xFFFF
 
 
 def _philox(call, seed, rounds):
@@ -226,6 +230,8 @@ def check_drop_path(answer):
                 "a dropped row whose branch holds NaN should be x: 0 · NaN is NaN, so choose",
             )
             _expect_one_kernel(answer, p, _tensor(seed))
+    p, seed = 13107 / 65536, 3176  # row 7 draws the threshold itself
+    _expect_rows(lambda x, branch: answer(x, branch, p, _tensor(seed)), p, seed)
 
 
 def _expect_one_kernel(answer, p, seed):
@@ -248,12 +254,16 @@ def _expect_rows(version, p, seed):
             kept[row].all() or not kept[row].any(),
             f"{at}: row {row} is kept in some columns and dropped in others: draw one number for a whole row",
         )
-    rows, right = (m.nonzero().flatten().tolist() for m in (kept[:, 0], want))
-    expect(
-        rows == right,
-        f"{at}: rows {rows} are kept, in keep_mask((17,), p, seed) it is {right}: "
-        "row i takes lane i % 8 of Philox call i // 8",
-    )
+    wrong = [row for row in range(17) if kept[row, 0] != want[row]]
+    if wrong:
+        rows = kept[:, 0].nonzero().flatten().tolist()
+        bits, threshold = _bits(wrong[0], seed), round(65536 * p)
+        why = (
+            f"its 16 bits are {bits}, and what is below {threshold} is dropped"
+            if bits == threshold
+            else "row i takes lane i % 8 of Philox call i // 8"
+        )
+        raise Wrong(f"{at}: rows {rows} are kept, and row {wrong[0]} is wrong: {why}")
     added = float(y.cpu()[want].mean())
     expect(
         abs(added - 1 / (1 - p)) < 1e-4,
