@@ -148,11 +148,12 @@ def plural(n, noun):
 
 
 def expect_number(got, want, what, rel=1e-6):
-    """Wrong unless the number `got` is `want`, within `rel`."""
+    """Wrong unless the number `got` is `want`, within `rel`. The message does not tell `want`."""
     attempted(got)
     if isinstance(got, bool) or not isinstance(got, (int, float)):
         raise Wrong(f"{what}: should be a number, got {type(got).__name__}")
-    expect(abs(got - want) <= rel * abs(want), f"{what}: should be {want:g}, got {got:g}")
+    size = "large" if got > want else "small"
+    expect(abs(got - want) <= rel * abs(want), f"{what}: {got:g} is too {size}")
 
 
 def expect_second_derivative(function, eager, x):

@@ -36,7 +36,11 @@ def _expect_bytes(lookup_bytes, rows, dim, what):
     if isinstance(got, torch.Tensor) and got.numel() == 1:
         got = got.item()
     expect(isinstance(got, (int, float)), f"{what}: should be a number, got {type(got).__name__}")
-    expect(got == want, f"{what}: should be {want:,} bytes, got {got:,}")
+    size = "many" if got > want else "few"
+    expect(
+        got == want,
+        f"{what}: {got:,} bytes are too {size}; each row of each table counts once, in bytes",
+    )
 
 
 # --- 10.2 ----------------------------------------------------------------------------------------------

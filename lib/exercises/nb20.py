@@ -119,12 +119,15 @@ _WHY = {
 @exercise("20.1", "How many graphs?", minutes=6, level=1)
 def _(numbers):
     expect(
-        isinstance(numbers, (tuple, list)) and len(numbers) == len(QUIZ),
+        isinstance(numbers, (tuple, list))
+        and len(numbers) == len(QUIZ)
+        and all(isinstance(n, int) for n in numbers),
         f"give a tuple of {len(QUIZ)} numbers, one for each function",
     )
     for fn, got in zip(QUIZ, numbers):
         want = len(_graph_sizes(fn, (_ones(4, 8),)))
-        expect(got == want, f"{fn.__name__}: should be {want}, got {got}: {_WHY[fn]}")
+        size = "many" if got > want else "few"
+        expect(got == want, f"{fn.__name__}: {got} is too {size}; {_WHY[fn]}")
 
 
 # --- 20.2 ----------------------------------------------------------------------------------------------

@@ -85,7 +85,9 @@ def check_loads_per_thread(answer):
             f"{at}: should be a number, got {type(got).__name__}",
         )
         want = _loads(block_size, num_warps, itemsize)
-        expect(got == want, f"{at}: load instructions of a compiled thread: {want}, got {got}")
+        size = "many" if got > want else "few"
+        hint = "how many bytes has a thread, and how many a load at most?"
+        expect(got == want, f"{at}: {got} load instructions are too {size}; {hint}")
 
 
 # --- 22.2 and 22.3: kernels ----------------------------------------------------------------------------

@@ -48,6 +48,7 @@ def check_bytes_requested(answer):
         of_a, of_b = m * k * -(-n // block_n), k * n * -(-m // block_m)
         got = attempted(answer(m, n, k, block_m, block_n, s))
         what = f"M = {m}, N = {n}, K = {k}, tiles of {block_m}×{block_n}, {s} bytes an element"
+        what += " (how many programs load one element of a, and how many one of b?)"
         expect_number(got, (of_a + of_b + m * n) * s, what, rel=1e-12)
 
 
@@ -300,13 +301,13 @@ def check_residents(answer):
     shared = stages * (block_m + block_n) * 64 * 2
     expect(shared <= 227 * 1024, f"{plan} takes {shared} bytes of shared memory, too many to start")
     c = _compiled(block_m, block_n, stages)
-    by_registers, by_shared = programs_on_sm(c)
-    fit = min(by_registers, by_shared)
+    fit = min(programs_on_sm(c))
     why = (
-        f"{c.registers} registers a thread let {by_registers} fit, "
-        f"{c.shared_bytes} bytes of shared memory and 1 KB more {by_shared}"
+        f"a thread has {c.registers} registers, and a program {c.shared_bytes} bytes of shared memory and "
+        "1 KB more"
     )
-    expect(programs == fit, f"of {plan}, {fit} programs fit on an SM, not {programs}: {why}")
+    size = "many" if programs > fit else "few"
+    expect(programs == fit, f"{plural(programs, 'program')} of {plan} are too {size}: {why}")
     expect(c.spills == 0, f"{plan} spills {c.spills} words a thread")
     expect(fit >= _FEWEST, f"of {plan} only {plural(fit, 'program')} fit on an SM: {why}")
     expect(

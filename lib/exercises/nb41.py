@@ -28,7 +28,11 @@ def check_rows_of_w(answer):
             got = attempted(answer(tile, block_n, n_hidden))
             at = f"tile {tile}, block_n = {block_n}, n_hidden = {n_hidden}"
             expect(isinstance(got, list), f"{at}: should be a list, got {type(got).__name__}")
-            expect(got == want, f"{at}: should be {want}, got {got}")
+            hint = (
+                f"the tile has columns {cols.start} to {cols.stop - 1} of y, and each has a row in both halves "
+                "of W; the first half's come first"
+            )
+            expect(got == want, f"{at}: {got} is not right; {hint}")
 
 
 @exercise("41.2", "Half a mask", minutes=10, level=2)

@@ -80,7 +80,7 @@ def _(answer):
         expect(
             got[0] == name, f"{at}: {got[0]!r} is not the stage; what does a pass without it take?"
         )
-        expect_number(got[1], speed_up, f"{at}: the speed-up at most")
+        expect_number(got[1], speed_up, f"{at}: the speed-up at most (a pass takes the larger sum)")
 
 
 # --- 51.3 ------------------------------------------------------------------------------------------------

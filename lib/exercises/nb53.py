@@ -23,7 +23,7 @@ def check_sent(answer):
         other = n_tables - mine
         want = (b * other * 8, (world - 1) * b * mine * dim * 4, b * other * dim * 4)
         for what, mine_of, right in zip(("ids", "embeddings", "gradients"), got, want):
-            expect_number(mine_of, right, f"{at}: bytes of {what}")
+            expect_number(mine_of, right, f"{at}: bytes of {what} (what stays here is not sent)")
 
 
 # --- 53.2 ------------------------------------------------------------------------------------------------
