@@ -264,6 +264,13 @@ def check_smooth_source(source):
             raise Wrong(str(error)) from None
         except RuntimeError as error:
             raise Wrong(f"{at}: {error}") from None
+    cuda.memory_traffic(smooth)
+    smooth.smooth(x)
+    n_read = cuda.memory_traffic(smooth).bytes_read
+    expect(
+        n_read < 1.5 * x.nbytes,
+        f"{at} x has {x.nbytes} bytes, and {n_read} are loaded; y is to be made of the tile in shared memory",
+    )
 
 
 # --- 23.4 ------------------------------------------------------------------------------------------------
