@@ -8,6 +8,7 @@ from lib import machine
 from lib.exercises import (
     Wrong,
     attempted,
+    case,
     exercise,
     expect,
     expect_launches,
@@ -48,7 +49,8 @@ def check_keep_flags(answer):
     cases += [((8, 64), rounded) for rounded in _ROUNDED]
     for (n, block_size), (p, seed) in cases:
         at = f"at n_elements = {n}, p = {p}, seed {seed}, block_size {block_size}"
-        got = attempted(answer(n, p, _tensor(seed), block_size))
+        with case(at):
+            got = attempted(answer(n, p, _tensor(seed), block_size))
         expect(isinstance(got, torch.Tensor), f"{at}: should be a tensor, got {type(got).__name__}")
         expect(got.shape == (n,), f"{at}: shape is {tuple(got.shape)}, should be ({n},)")
         expect(got.dtype == torch.bool, f"{at}: dtype is {got.dtype}, should be torch.bool")
@@ -215,7 +217,8 @@ def check_drop_path(answer):
         def version(x, branch, p=p, seed=seed):
             return answer(x, branch, p, _tensor(seed))
 
-        attempted(version(*_two((1, 1), torch.float32)))
+        with case(f"at shape (1, 1), p = {p}"):
+            attempted(version(*_two((1, 1), torch.float32)))
         expect_launches(lambda version=version: version(*_two((5, 7), torch.float32)), exactly=1)
         _expect_rows(version, p, seed)
         shapes = ((1, 1), (2, 3), (8, 8), (17, 33), (129, 100))
@@ -245,7 +248,8 @@ def _expect_rows(version, p, seed):
     """Wrong unless version(zeros, ones) keeps the rows that keep_mask keeps."""
     at = f"at shape (17, 3), p = {p}, seed {seed}"
     branch = torch.ones(17, 3, device=machine.device())
-    y = version(torch.zeros_like(branch), branch)
+    with case(at):
+        y = version(torch.zeros_like(branch), branch)
     expect(isinstance(y, torch.Tensor), f"{at}: should be a tensor, got {type(y).__name__}")
     expect(y.shape == branch.shape, f"{at}: shape is {tuple(y.shape)}, should be (17, 3)")
     kept, want = (y != 0).cpu(), keep_mask((17,), p, seed)

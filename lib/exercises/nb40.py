@@ -7,7 +7,7 @@ from unittest import mock
 from lib import machine
 from lib.exercises import (
     Wrong,
-    attempted,
+    case,
     exercise,
     expect,
     expect_launches,
@@ -46,9 +46,10 @@ def check_bytes_requested(answer):
     ]
     for m, n, k, block_m, block_n, s in cases:
         of_a, of_b = m * k * -(-n // block_n), k * n * -(-m // block_m)
-        got = attempted(answer(m, n, k, block_m, block_n, s))
         what = f"M = {m}, N = {n}, K = {k}, tiles of {block_m}×{block_n}, {s} bytes an element"
         what += " (how many programs load one element of a, and how many one of b?)"
+        with case(what):
+            got = answer(m, n, k, block_m, block_n, s)
         expect_number(got, (of_a + of_b + m * n) * s, what, rel=1e-12)
 
 

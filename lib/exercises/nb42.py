@@ -3,7 +3,7 @@
 from functools import partial
 
 from lib import machine, profiling
-from lib.exercises import Wrong, attempted, exercise, expect, expect_launches, expect_op
+from lib.exercises import Wrong, attempted, case, exercise, expect, expect_launches, expect_op
 from lib.exercises.watch import (
     expect_float32_products,
     expect_kernels_alone_calculate,
@@ -34,7 +34,8 @@ def check_add_lora(answer):
     for place in ({}, {"dtype": torch.float64}, {"device": "meta"}, {"device": machine.device()}):
         for rank, alpha in ((4, 8), (16, 8)):
             at = ", ".join(str(v).removeprefix("torch.") for v in place.values()) or "float32"
-            _expect_module(answer, f"{at}, rank {rank}", rank, alpha, place)
+            with case(f"{at}, rank {rank}"):
+                _expect_module(answer, f"{at}, rank {rank}", rank, alpha, place)
 
 
 def _expect_module(answer, at, rank, alpha, place):

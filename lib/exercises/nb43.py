@@ -1,7 +1,15 @@
 """Exercises of notebook 43, the whole MLP."""
 
 from lib import machine
-from lib.exercises import attempted, exercise, expect, expect_launches, expect_number, expect_op
+from lib.exercises import (
+    attempted,
+    case,
+    exercise,
+    expect,
+    expect_launches,
+    expect_number,
+    expect_op,
+)
 from lib.exercises.watch import (
     expect_float32_products,
     expect_kernels_alone_calculate,
@@ -30,14 +38,17 @@ _LOSING_CASES = [
 
 @exercise("43.1", "Where recomputing stops paying", minutes=8, level=1)
 def check_tiles_that_lose(answer):
-    for case in _LOSING_CASES:
-        m, k, h, itemsize, tflops, gbps, launch_us = case
+    for numbers in _LOSING_CASES:
+        m, k, h, itemsize, tflops, gbps, launch_us = numbers
         again_us = 2 * m * k * h / tflops / 1e6
         kernel_us = launch_us + 2 * m * h * itemsize / gbps / 1e3
         want = 2 + int(kernel_us / again_us)
-        what = "m, k, h, itemsize, tflops, gbps, launch_us = " + ", ".join(f"{v:g}" for v in case)
+        what = "m, k, h, itemsize, tflops, gbps, launch_us = " + ", ".join(
+            f"{v:g}" for v in numbers
+        )
         what += f", where an extra product takes {again_us:.3g} µs"
-        expect_number(attempted(answer(*case)), want, what, rel=1e-12)
+        with case(what):
+            expect_number(answer(*numbers), want, what, rel=1e-12)
 
 
 def _first_tile_only(x, w1, b1, w2, b2):
