@@ -8,6 +8,7 @@ from lib import machine
 from lib.exercises import (
     Wrong,
     attempted,
+    case,
     exercise,
     expect,
     expect_launches,
@@ -48,7 +49,8 @@ def check_keep_flags(answer):
     cases += [((8, 64), rounded) for rounded in _ROUNDED]
     for (n, block_size), (p, seed) in cases:
         at = f"at n_elements = {n}, p = {p}, seed {seed}, block_size {block_size}"
-        got = attempted(answer(n, p, _tensor(seed), block_size))
+        with case(at):
+            got = attempted(answer(n, p, _tensor(seed), block_size))
         expect(isinstance(got, torch.Tensor), f"{at}: should be a tensor, got {type(got).__name__}")
         expect(got.shape == (n,), f"{at}: shape is {tuple(got.shape)}, should be ({n},)")
         expect(got.dtype == torch.bool, f"{at}: dtype is {got.dtype}, should be torch.bool")
@@ -107,12 +109,16 @@ def _cause(answer, n=512, p=0.5, seed=2**40 + 7):
 
 def _place(element, p, seed, block_size):
     """What to look at where `element` is the first wrong one, and a single tile is right at p = ½."""
-    call, lane = divmod(element, 8)
-    bits = _philox(call, seed, 7)[lane // 2] >> 16 * (lane % 2) & 0xFFFF
-    threshold = round(65536 * p)
+    bits, threshold = _bits(element, seed), round(65536 * p)
     if element >= block_size and abs(bits - threshold) > 1:
         return ". The first tile is right: number the calls over the whole tensor, with one seed"
     return f". Its 16 bits are {bits}: what is below round(65536 * p) = {threshold} is dropped"
+
+
+def _bits(element, seed):
+    """The 16 bits that keep_mask draws for an element."""
+    call, lane = divmod(element, 8)
+    return _philox(call, seed, 7)[lane // 2] >> 16 * (lane % 2) & 0xFFFF
 
 
 def _philox(call, seed, rounds):
@@ -211,7 +217,8 @@ def check_drop_path(answer):
         def version(x, branch, p=p, seed=seed):
             return answer(x, branch, p, _tensor(seed))
 
-        attempted(version(*_two((1, 1), torch.float32)))
+        with case(f"at shape (1, 1), p = {p}"):
+            attempted(version(*_two((1, 1), torch.float32)))
         expect_launches(lambda version=version: version(*_two((5, 7), torch.float32)), exactly=1)
         _expect_rows(version, p, seed)
         shapes = ((1, 1), (2, 3), (8, 8), (17, 33), (129, 100))
@@ -226,6 +233,8 @@ def check_drop_path(answer):
                 "a dropped row whose branch holds NaN should be x: 0 · NaN is NaN, so choose",
             )
             _expect_one_kernel(answer, p, _tensor(seed))
+    p, seed = 13107 / 65536, 3176  # row 7 draws the threshold itself
+    _expect_rows(lambda x, branch: answer(x, branch, p, _tensor(seed)), p, seed)
 
 
 def _expect_one_kernel(answer, p, seed):
@@ -239,7 +248,8 @@ def _expect_rows(version, p, seed):
     """Wrong unless version(zeros, ones) keeps the rows that keep_mask keeps."""
     at = f"at shape (17, 3), p = {p}, seed {seed}"
     branch = torch.ones(17, 3, device=machine.device())
-    y = version(torch.zeros_like(branch), branch)
+    with case(at):
+        y = version(torch.zeros_like(branch), branch)
     expect(isinstance(y, torch.Tensor), f"{at}: should be a tensor, got {type(y).__name__}")
     expect(y.shape == branch.shape, f"{at}: shape is {tuple(y.shape)}, should be (17, 3)")
     kept, want = (y != 0).cpu(), keep_mask((17,), p, seed)
@@ -248,12 +258,16 @@ def _expect_rows(version, p, seed):
             kept[row].all() or not kept[row].any(),
             f"{at}: row {row} is kept in some columns and dropped in others: draw one number for a whole row",
         )
-    rows, right = (m.nonzero().flatten().tolist() for m in (kept[:, 0], want))
-    expect(
-        rows == right,
-        f"{at}: rows {rows} are kept, in keep_mask((17,), p, seed) it is {right}: "
-        "row i takes lane i % 8 of Philox call i // 8",
-    )
+    wrong = [row for row in range(17) if kept[row, 0] != want[row]]
+    if wrong:
+        rows = kept[:, 0].nonzero().flatten().tolist()
+        bits, threshold = _bits(wrong[0], seed), round(65536 * p)
+        why = (
+            f"its 16 bits are {bits}, and what is below {threshold} is dropped"
+            if bits == threshold
+            else "row i takes lane i % 8 of Philox call i // 8"
+        )
+        raise Wrong(f"{at}: rows {rows} are kept, and row {wrong[0]} is wrong: {why}")
     added = float(y.cpu()[want].mean())
     expect(
         abs(added - 1 / (1 - p)) < 1e-4,

@@ -243,6 +243,10 @@ def _one_tile(size):
 drop_path__one_tile_of_128_without_a_loop = _one_tile(128)
 drop_path__one_tile_of_2048_without_a_loop = _one_tile(2048)
 
+drop_path__equal_to_the_threshold_dropped = solution(
+    "34_bias_gelu_dropout_add", "word >> 16) >= threshold", "word >> 16) > threshold"
+).drop_path
+
 
 def drop_path__seed_read_by_python(x, branch, p, seed):
     again = torch.tensor([seed.item()], device=seed.device)
