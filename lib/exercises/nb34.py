@@ -42,8 +42,8 @@ def check_rows_that_overflow(rows):
     )
 
 
-@exercise("34.2", "One mask for every tile", minutes=5, level=1)
-def check_keep_flags(answer):
+@exercise("34.2", "A mask in an eighth of the bytes", minutes=8, level=1)
+def check_keep_bits(answer):
     sizes = [(n, b) for n, b in itertools.product((1, 8, 100, 3001), (8, 64, 1024)) if n < 100 * b]
     cases = list(itertools.product(sizes, itertools.product((0.0, 0.25, 0.5, 1.0), _SEEDS)))
     cases += [((8, 64), rounded) for rounded in _ROUNDED]
@@ -51,19 +51,29 @@ def check_keep_flags(answer):
         at = f"at n_elements = {n}, p = {p}, seed {seed}, block_size {block_size}"
         with case(at):
             got = attempted(answer(n, p, _tensor(seed), block_size))
+        n_bytes = -(-n // 8)
         expect(isinstance(got, torch.Tensor), f"{at}: should be a tensor, got {type(got).__name__}")
-        expect(got.shape == (n,), f"{at}: shape is {tuple(got.shape)}, should be ({n},)")
-        expect(got.dtype == torch.bool, f"{at}: dtype is {got.dtype}, should be torch.bool")
-        differ = (got.cpu() != keep_mask((n,), p, seed)).nonzero().flatten().tolist()
+        expect(
+            got.shape == (n_bytes,), f"{at}: shape is {tuple(got.shape)}, should be ({n_bytes},)"
+        )
+        expect(got.dtype == torch.uint8, f"{at}: dtype is {got.dtype}, should be torch.uint8")
+        flags, beyond = _flags_of(got).split((n, 8 * n_bytes - n))
+        differ = (flags != keep_mask((n,), p, seed)).nonzero().flatten().tolist()
         if differ:
             raise Wrong(
-                f"{at}: {len(differ)} of {n} flags are not keep_mask's; the first is element {differ[0]}"
+                f"{at}: {len(differ)} of {n} bits are not keep_mask's; the first is element {differ[0]}"
                 + (_cause(answer) or _place(differ[0], p, seed, block_size))
             )
+        expect(not beyond.any(), f"{at}: a bit beyond element {n - 1} is 1, and should be 0")
     expect_launches(lambda: answer(100, 0.5, _tensor(7), 64), exactly=1)
     seed = _tensor(7)
     with _stays_on_the_gpu(seed):
         answer(100, 0.5, seed, 64)
+
+
+def _flags_of(packed):
+    """The bits of a uint8 tensor on the CPU, the lowest of each byte first."""
+    return (packed.cpu()[:, None] >> torch.arange(8) & 1).bool().flatten()
 
 
 @contextlib.contextmanager
@@ -86,7 +96,7 @@ def _stays_on_the_gpu(seed):
 
 def _cause(answer, n=512, p=0.5, seed=2**40 + 7):
     """The mistakes that give the flags of `answer` in a single tile, for a message; "" if none is known."""
-    got = answer(n, p, _tensor(seed), n).tolist()
+    got = _flags_of(answer(n, p, _tensor(seed), n)).tolist()
     # tl.rand makes a call for each element, and of its first word 31 bits: the word, or all its bits turned
     words = (_philox(i, seed, 10)[0] for i in range(n))
     if got == [min(word, 2**32 - 1 - word) / 2**31 >= p for word in words]:
