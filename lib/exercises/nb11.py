@@ -109,19 +109,19 @@ def _tensors(seed):
 
 
 @exercise("11.2", "Skip a bad step without looking", minutes=10, level=2)
-def check_step(step):
+def check_sgd_step(answer):
     for what, value, k in _STEPS:
         gradients = _tensors(1)
         if value is not None:
             gradients[k].flatten()[-1] = value
         want = step_and_wait(_tensors(0), gradients, 0.5)
         with case(what):
-            got = attempted(step(_tensors(0), gradients, 0.5))
+            got = attempted(answer(_tensors(0), gradients, 0.5))
         expect(isinstance(got, (list, tuple)), "return a list of parameters")
         expect(len(got) == len(want), f"should return {len(want)} parameters, got {len(got)}")
         for k in range(len(want)):
             _expect_same(got[k], want[k], f"{what}: parameter {k}", rtol=1e-6)
-    _expect_no_sync(lambda *t: step(list(t[:3]), list(t[3:]), 0.5), *_tensors(0), *_tensors(1))
+    _expect_no_sync(lambda *t: answer(list(t[:3]), list(t[3:]), 0.5), *_tensors(0), *_tensors(1))
 
 
 # --- 11.3 ----------------------------------------------------------------------------------------------

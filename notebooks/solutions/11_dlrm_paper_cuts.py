@@ -11,7 +11,7 @@ waiting_lines = (3, 6)
 
 
 # %% 11.2 the branch becomes a choice on the device; a factor of 0 would not do, because 0 · NaN is NaN
-def step(parameters, gradients, lr):
+def sgd_step(parameters, gradients, lr):
     finite = torch.stack([g.isfinite().all() for g in gradients]).all()
     return [torch.where(finite, p - lr * g, p) for p, g in zip(parameters, gradients)]
 

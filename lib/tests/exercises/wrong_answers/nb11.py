@@ -17,51 +17,51 @@ waiting_lines__not_numbers = ("y.max()",)
 waiting_lines__no_such_line = (3, 6, 9)
 
 
-step__as_it_was = step_and_wait
+sgd_step__as_it_was = step_and_wait
 
 
 def _all_finite(gradients):
     return torch.stack([g.isfinite().all() for g in gradients]).all()
 
 
-def step__a_factor_of_zero(parameters, gradients, lr):
+def sgd_step__a_factor_of_zero(parameters, gradients, lr):
     factor = lr * _all_finite(gradients)
     return [p - factor * g for p, g in zip(parameters, gradients)]
 
 
-def step__each_parameter_by_itself(parameters, gradients, lr):
+def sgd_step__each_parameter_by_itself(parameters, gradients, lr):
     return [torch.where(g.isfinite().all(), p - lr * g, p) for p, g in zip(parameters, gradients)]
 
 
-def step__each_element_by_itself(parameters, gradients, lr):
+def sgd_step__each_element_by_itself(parameters, gradients, lr):
     return [torch.where(g.isfinite(), p - lr * g, p) for p, g in zip(parameters, gradients)]
 
 
-def step__nan_alone(parameters, gradients, lr):
+def sgd_step__nan_alone(parameters, gradients, lr):
     good = ~torch.stack([g.isnan().any() for g in gradients]).any()
     return [torch.where(good, p - lr * g, p) for p, g in zip(parameters, gradients)]
 
 
-def step__by_a_norm_that_overflows(parameters, gradients, lr):
+def sgd_step__by_a_norm_that_overflows(parameters, gradients, lr):
     finite = torch.stack([g.square().sum() for g in gradients]).sum().isfinite()
     return [torch.where(finite, p - lr * g, p) for p, g in zip(parameters, gradients)]
 
 
-def step__first_gradient_alone(parameters, gradients, lr):
+def sgd_step__first_gradient_alone(parameters, gradients, lr):
     finite = gradients[0].isfinite().all()
     return [torch.where(finite, p - lr * g, p) for p, g in zip(parameters, gradients)]
 
 
-def step__bool_of_a_tensor(parameters, gradients, lr):
+def sgd_step__bool_of_a_tensor(parameters, gradients, lr):
     finite = bool(_all_finite(gradients))
     return [p - lr * g if finite else p for p, g in zip(parameters, gradients)]
 
 
-def step__never_skipped(parameters, gradients, lr):
+def sgd_step__never_skipped(parameters, gradients, lr):
     return [p - lr * g for p, g in zip(parameters, gradients)]
 
 
-def step__one_tensor(parameters, gradients, lr):
+def sgd_step__one_tensor(parameters, gradients, lr):
     return torch.cat([p.flatten() for p in step_and_wait(parameters, gradients, lr)])
 
 
