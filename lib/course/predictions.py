@@ -57,39 +57,58 @@ def outcome(key, result, where="measured here"):
 
 def ledger():
     """All predictions with an outcome, as dictionaries, oldest first; the last one of a key counts."""
-    entries = [json.loads(line) for line in progress.read_lines(LEDGER)]
-    return list({entry["key"]: entry for entry in entries}.values())
+    latest = {}
+    for line in progress.read_lines(LEDGER):
+        entry = json.loads(line)
+        latest.pop(entry["key"], None)  # a new outcome moves its key to the end
+        latest[entry["key"]] = entry
+    return list(latest.values())
 
 
 def plot_calibration():
     """Guess against result for every prediction in the ledger, on log axes; the diagonal is a perfect guess.
 
-    None where no prediction has an outcome yet.
+    Those of the notebook that has the last outcome are named. None where no prediction has an outcome yet.
     """
     import matplotlib.pyplot as plt
 
     entries = ledger()
     if not entries:
         return None
-    figure, ax = plt.subplots(figsize=(4.5, 4.2), layout="constrained")
+    notebook = entries[-1]["key"].partition(".")[0]
+    mine = [e for e in entries if e["key"].partition(".")[0] == notebook]
+    others = [e for e in entries if e not in mine]
+    figure, ax = plt.subplots(figsize=(6, 4.2), layout="constrained")
     numbers = [n for e in entries for n in (e["guess"], e["result"])]
     low, high = min(numbers) / 2, max(numbers) * 2
     ax.fill_between(
         [low, high], [low / 2, high / 2], [low * 2, high * 2], alpha=0.15, label="within 2×"
     )
     ax.plot([low, high], [low, high], color="black", linewidth=1)
-    ax.loglog([e["result"] for e in entries], [e["guess"] for e in entries], "o")
-    for e in entries:
-        ax.annotate(
-            e["key"],
-            (e["result"], e["guess"]),
-            textcoords="offset points",
-            xytext=(5, 4),
-            fontsize=8,
-        )
-    ax.set(xlabel="result", ylabel="your prediction", title=f"{len(entries)} predictions")
-    ax.legend(loc="upper left")
+    for some, label, face in ((others, "other notebooks", "white"), (mine, notebook, "black")):
+        if some:
+            x, y = ([e[name] for e in some] for name in ("result", "guess"))
+            style = {"color": "black", "markerfacecolor": face, "markersize": 5}
+            ax.loglog(x, y, "o", label=label, **style)
+    _name_beside(ax, mine)
+    ax.set(xlabel="result, in its own unit", ylabel="your prediction, in the same unit")
+    ax.set_title(f"predictions: {len(entries)}")
+    ax.legend(loc="upper left", fontsize="small")
     return figure
+
+
+def _name_beside(ax, entries):
+    """Name points in a column to the right of the axes, in the order of their heights, a line to each."""
+    for k, e in enumerate(sorted(entries, key=lambda e: -e["guess"])):
+        ax.annotate(
+            f"{e['key']}, {e['unit']}",
+            (e["result"], e["guess"]),
+            (1.03, 1 - (k + 0.5) / len(entries)),
+            textcoords="axes fraction",
+            fontsize=8,
+            va="center",
+            arrowprops={"arrowstyle": "-", "color": "grey", "linewidth": 0.6, "relpos": (0, 0.5)},
+        )
 
 
 def calibration():

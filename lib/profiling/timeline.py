@@ -3,7 +3,9 @@
 Two sources: spans, from an example or a model of a GPU, and the events of a profile (see events.py).
 """
 
+import json
 import re
+from pathlib import Path
 from typing import NamedTuple
 
 from lib.course.show import show_figure
@@ -126,6 +128,25 @@ def show_timeline(source, title):
         spans = source[:40]
         text = "; ".join(f"{s.lane}: {s.name} {s.start_us:.0f}–{s.end_us:.0f}" for s in spans) + "."
     show_figure(figure, f"Timeline in µs, {title}. {text}")
+
+
+def save_spans(spans_of, path):
+    """Write {title: spans} as JSON for ui.perfetto.dev: a process for each title, a thread for each lane."""
+    records = []
+    for pid, (title, spans) in enumerate(spans_of.items(), 1):
+        lanes = dict.fromkeys(span.lane for span in spans)
+        tids = {lane: 10 * pid + k for k, lane in enumerate(lanes)}  # of no other process's thread
+        records.append(_name("process_name", title, pid, 10 * pid))
+        records += [_name("thread_name", lane, pid, tid) for lane, tid in tids.items()]
+        for lane, name, start, end in spans:
+            times = {"ts": round(start, 3), "dur": round(end - start, 3)}  # µs
+            records.append({"ph": "X", "name": name, "pid": pid, "tid": tids[lane], **times})
+    lines = ",\n".join(json.dumps(record, ensure_ascii=False) for record in records)
+    Path(path).write_text(f'{{"traceEvents": [\n{lines}\n]}}\n')
+
+
+def _name(what, name, pid, tid):
+    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"name": name}}
 
 
 # --- events -------------------------------------------------------------------------------------------------

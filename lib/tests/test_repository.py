@@ -166,6 +166,8 @@ def test_the_dev_container_is_set_up_by_make():
     python = container["customizations"]["vscode"]["settings"]["python.defaultInterpreterPath"]
     assert python.removeprefix("${containerWorkspaceFolder}/") == ".venv/bin/python"
     assert container["image"].endswith("python:3.12")
+    (platform,) = container["runArgs"]  # the one that is supported, also on a Mac
+    assert platform.replace("=", " ") in README
 
 
 def test_the_plans_for_teachers_add_up():

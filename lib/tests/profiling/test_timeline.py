@@ -8,6 +8,8 @@ from lib.measure.virtual_gpu import VirtualGPU
 from lib.profiling import timeline
 from lib.profiling.events import trimmed
 from lib.profiling.timeline import Span
+from lib.recorded import results
+from lib.recorded.results import ROOT
 from lib.tests.profiling.profiles import PAGEABLE, event, gpu_step, item, step
 
 import matplotlib.pyplot as plt
@@ -95,6 +97,33 @@ def test_a_wait_is_called_one_also_where_there_is_little_room():
     assert timeline._label("wait: item", 10) == "wait: item"
     assert timeline._label("wait: item", 5) == "wait"
     assert timeline._label("", 40) == ""
+
+
+def test_spans_are_saved_as_a_trace(tmp_path):
+    call = [Span("host", "launch", 0.0, 5.25), Span("device", "gelu", 4.0, 44.5)]
+    timeline.save_spans({"a": call, "b": call[:1]}, tmp_path / "t.json")
+    records = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    named = {(r["pid"], r["tid"]): r["args"]["name"] for r in records if r["name"] == "thread_name"}
+    assert len({thread for _, thread in named}) == 3  # viewers take a number for one thread
+    titles = {r["pid"]: r["args"]["name"] for r in records if r["name"] == "process_name"}
+    ran = [r for r in records if r["ph"] == "X"]
+    found = [
+        (titles[r["pid"]], named[r["pid"], r["tid"]], r["name"], r["ts"], r["dur"]) for r in ran
+    ]
+    assert found == [
+        ("a", "host", "launch", 0, 5.25),
+        ("a", "device", "gelu", 4, 40.5),
+        ("b", "host", "launch", 0, 5.25),
+    ]
+
+
+def test_the_trace_to_open_is_the_one_recorded_by_notebook_01(tmp_path):
+    rows = results.load("notebook_01_measure_time")["rows"]
+    (traces,) = (row["value"] for row in rows if row["key"] == "traces")
+    spans_of = {title: [Span(*span) for span in spans] for title, spans in traces.items()}
+    new, saved = tmp_path / "gelu.json", ROOT / "data/traces/gelu.json"
+    timeline.save_spans(spans_of, new)
+    assert saved.read_text() == new.read_text(), f"cp {new} {saved}"
 
 
 # --- events -------------------------------------------------------------------------------------------------

@@ -242,6 +242,20 @@ def test_a_prediction_and_its_outcome_go_to_the_ledger(reader_folder):
     assert predict.plot_calibration().axes[0].lines
 
 
+def test_the_plot_names_the_predictions_of_the_last_notebook_apart_from_each_other(reader_folder):
+    for key, unit in (("00.a", "µs"), ("01.a", "GB"), ("01.b", "µs")):
+        predict.predict(key, "How much?", 10, unit)
+        predict.outcome(key, 10.0)
+    (ax,) = predict.plot_calibration().axes
+    assert [text.get_text() for text in ax.texts] == ["01.a, GB", "01.b, µs"]
+    assert len({text.get_position()[1] for text in ax.texts}) == 2
+    assert ax.get_xlabel() and ax.get_ylabel()
+    predict.outcome("00.a", 12.0)  # 00 is open again
+    (ax,) = predict.plot_calibration().axes
+    assert [text.get_text() for text in ax.texts] == ["00.a, µs"]
+    plt.close("all")
+
+
 def test_calibration_counts_by_notebook_how_near_predictions_came(reader_folder):
     assert predict.calibration() == []
     assert predict.plot_ratios().axes[0].get_xticklabels() == []
