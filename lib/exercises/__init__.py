@@ -9,6 +9,7 @@ A verdict never raises, so an open exercise does not stop Run All. One module pe
 (lib/exercises/nb30.py for notebook 30); solutions are in notebooks/solutions.
 """
 
+import contextlib
 import dataclasses
 import datetime
 import importlib
@@ -113,9 +114,13 @@ def _judge(exercise, answer):
     except NotImplementedError:
         return Verdict(exercise.id, "open", "not attempted yet")
     except Exception as error:  # the reader's code may raise anything; the verdict shows it
-        says = str(error).partition("\n\nfrom user code")[0][:400]  # Dynamo adds a page on itself
-        return Verdict(exercise.id, "wrong", f"raised {type(error).__name__}: {says}")
+        return Verdict(exercise.id, "wrong", _raised(error))
     return Verdict(exercise.id, "right", "right")
+
+
+def _raised(error):
+    says = str(error).partition("\n\nfrom user code")[0][:400]  # Dynamo adds a page on itself
+    return f"raised {type(error).__name__}: {says}"
 
 
 # --- helpers for checkers ------------------------------------------------------------------------------
@@ -128,6 +133,19 @@ def attempted(value):
     if value is ...:
         raise NotAttempted
     return value
+
+
+@contextlib.contextmanager
+def case(what):
+    """Whatever the answer raises inside is Wrong, and the message names the case: `what`."""
+    try:
+        yield
+    except (Wrong, Skip, NotAttempted, NotImplementedError):
+        raise
+    except CheckError as difference:
+        raise Wrong(str(difference)) from None
+    except Exception as error:
+        raise Wrong(f"{what}: {_raised(error)}") from None
 
 
 def expect(condition, message):
@@ -148,11 +166,12 @@ def plural(n, noun):
 
 
 def expect_number(got, want, what, rel=1e-6):
-    """Wrong unless the number `got` is `want`, within `rel`."""
+    """Wrong unless the number `got` is `want`, within `rel`. The message does not tell `want`."""
     attempted(got)
     if isinstance(got, bool) or not isinstance(got, (int, float)):
         raise Wrong(f"{what}: should be a number, got {type(got).__name__}")
-    expect(abs(got - want) <= rel * abs(want), f"{what}: should be {want:g}, got {got:g}")
+    size = "large" if got > want else "small"
+    expect(abs(got - want) <= rel * abs(want), f"{what}: {got:g} is too {size}")
 
 
 def expect_second_derivative(function, eager, x):
@@ -189,16 +208,10 @@ def expect_op(answer, eager, make_inputs, shapes=SHAPES, dtypes=(torch.float32, 
         for dtype in dtypes:
             inputs = make_inputs(shape, dtype)
             at = f"at shape {tuple(shape)}, {str(dtype).removeprefix('torch.')}"
-            try:
+            with case(at):
                 if shape == shapes[0]:
                     attempted(answer(*make_inputs(shape, dtype)))
                 check_against_float64(answer, eager, *inputs, name=at)
-            except CheckError as difference:
-                raise Wrong(str(difference)) from None
-            except (NotAttempted, NotImplementedError):
-                raise
-            except Exception as error:
-                raise Wrong(f"{at}: raised {type(error).__name__}: {str(error)[:300]}") from None
 
 
 def expect_launches(launch, exactly=None, at_least=1, what=""):

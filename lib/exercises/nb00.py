@@ -1,7 +1,15 @@
 """Exercises of notebook 00, Start here."""
 
 from lib import machine
-from lib.exercises import attempted, exercise, expect, expect_launches, expect_number, expect_op
+from lib.exercises import (
+    attempted,
+    case,
+    exercise,
+    expect,
+    expect_launches,
+    expect_number,
+    expect_op,
+)
 
 import torch
 
@@ -10,14 +18,16 @@ import torch
 def check_bytes(answer):
     for m, n, itemsize in [(1, 1, 4), (3, 5, 4), (128, 512, 2)]:
         what = f"bytes for ({m}, {n}), {itemsize} bytes an element (count trips to memory, not operands)"
-        expect_number(answer(m, n, itemsize), 3 * m * n * itemsize, what)
+        with case(what):
+            expect_number(answer(m, n, itemsize), 3 * m * n * itemsize, what)
 
 
 @exercise("00.2", "What fusing saves", minutes=5, level=1)
 def check_ratio(answer):
     for k in (1, 2, 3, 10):
         what = f"for a chain of {k} (count what all of eager's kernels read and write)"
-        expect_number(answer(k), k, what)
+        with case(what):
+            expect_number(answer(k), k, what)
 
 
 @exercise("00.3", "The least time", minutes=8, level=2)
@@ -29,7 +39,8 @@ def check_least_time(answer):
     ]:
         memory_us, compute_us = bytes_moved / bandwidth_gbps / 1e3, flops / tflops / 1e6
         at = f"for {bytes_moved:,} bytes, {flops:,} FLOPs, {bandwidth_gbps} GB/s, {tflops} TFLOP/s"
-        got = attempted(answer(bytes_moved, flops, bandwidth_gbps, tflops))
+        with case(at):
+            got = attempted(answer(bytes_moved, flops, bandwidth_gbps, tflops))
         expect(
             isinstance(got, tuple) and len(got) == 2,
             "return a tuple: (time in µs, 'memory' or 'compute')",

@@ -1,6 +1,6 @@
 """Exercises of notebook 01: measure time."""
 
-from lib.exercises import Wrong, attempted, exercise, expect, expect_number
+from lib.exercises import Wrong, attempted, case, exercise, expect, expect_number
 from lib.measure import cheats
 from lib.measure.virtual_gpu import VirtualGPU
 
@@ -44,7 +44,8 @@ _PAIRS = (
 @exercise("01.1", "Is B really faster than A?", minutes=5, level=1)
 def _(really_faster):
     for what, a_us, b_us, want in _PAIRS:
-        _expect_bool(really_faster(list(a_us), list(b_us)), want, what)
+        with case(what):
+            _expect_bool(really_faster(list(a_us), list(b_us)), want, what)
 
 
 # --- 01.2 ----------------------------------------------------------------------------------------------
@@ -65,7 +66,8 @@ def _(bandwidth_gbps):
         for op, (elements, idea) in _ELEMENTS.items():
             what = f"{op}, {m}×{n}, {itemsize} bytes an element, {time_us:g} µs ({idea}), in 10⁹ bytes/s"
             want = elements(m, n) * itemsize / time_us / 1e3
-            expect_number(bandwidth_gbps(op, m, n, itemsize, time_us), want, what)
+            with case(what):
+                expect_number(bandwidth_gbps(op, m, n, itemsize, time_us), want, what)
 
 
 # --- 01.3 ----------------------------------------------------------------------------------------------
@@ -73,7 +75,8 @@ def _(bandwidth_gbps):
 
 def _time(time_us, us, what, rel, data=None, **options):
     gpu = VirtualGPU(**options)
-    got = attempted(time_us(lambda: gpu.launch("kernel", us, data=data), gpu))
+    with case(what):
+        got = attempted(time_us(lambda: gpu.launch("kernel", us, data=data), gpu))
     expect(isinstance(got, (int, float)), f"{what}: should be a number, got {type(got).__name__}")
     expect(abs(got - us) <= rel * us, f"{what}: should be about {us} µs, got {got:.1f}")
 
@@ -160,15 +163,15 @@ _DISHONEST = {
 
 @exercise("01.4", "Is this version honest?", minutes=15, level=3)
 def _(is_honest):
-    def judge(version):
+    def judge(version, want, what):
         try:
-            return is_honest(version, cheats.gelu, make_inputs)
-        except (AssertionError, RuntimeError) as error:
-            raise Wrong(
-                f"should return a verdict, raised {type(error).__name__}: {error}"
-            ) from None
+            got = is_honest(version, cheats.gelu, make_inputs)
+        except Exception as error:
+            kind = type(error).__name__
+            raise Wrong(f"{what}: should return a verdict, raised {kind}: {error}") from None
+        _expect_bool(got, want, what)
 
     for what, version in _HONEST.items():
-        _expect_bool(judge(version), True, f"an honest version ({what})")
+        judge(version, True, f"an honest version ({what})")
     for what, make in _DISHONEST.items():
-        _expect_bool(judge(make()), False, f"a cheat ({what})")
+        judge(make(), False, f"a cheat ({what})")

@@ -4,7 +4,7 @@ import copy
 
 from lib import machine
 from lib.dlrm import model as dlrm
-from lib.exercises import Wrong, attempted, exercise, expect, first_numbers
+from lib.exercises import Wrong, attempted, case, exercise, expect, first_numbers
 from lib.nogpu import inductor
 
 import torch
@@ -31,7 +31,8 @@ def _(options):
     for name in options:
         expect(name in torch._inductor.list_options(), f"Inductor has no option {name!r}")
     for n_tables in (9, 26):
-        found = len(_lookup_kernels(n_tables, options))
+        with case(f"{n_tables} tables"):
+            found = len(_lookup_kernels(n_tables, options))
         expect(found == 1, f"{n_tables} tables: should be 1 kernel, is {found}")
 
 
@@ -92,7 +93,8 @@ def _(padded_loss):
         before = [t.clone() for t in batch]
         want = _loss_and_gradients(_loss, model, batch)
         model.seen.clear()
-        got = _loss_and_gradients(padded_loss, model, batch)
+        with case(at):
+            got = _loss_and_gradients(padded_loss, model, batch)
         expect(
             model.seen == [_SIZE],
             f"{at}: the model should be called once, with {_SIZE} rows; "
@@ -154,8 +156,9 @@ def _check_one_table(answer, num_rows):
     at, arch, rows = f"tables of {num_rows} rows", _arch(num_rows), _last_rows(num_rows)
     if len(num_rows) > 5:
         at = f"{len(num_rows)} tables of {num_rows[0]} rows"
-    module = answer(copy.deepcopy(arch))
-    got, want = attempted(module(rows)), arch(rows)
+    with case(at):
+        module = answer(copy.deepcopy(arch))
+        got, want = attempted(module(rows)), arch(rows)
     expect(isinstance(got, torch.Tensor), f"{at}: should return a tensor, got {type(got).__name__}")
     expect(
         got.shape == want.shape,

@@ -5,7 +5,7 @@ import io
 import re
 
 from lib import machine
-from lib.exercises import attempted, exercise, expect, first_numbers
+from lib.exercises import attempted, case, exercise, expect, first_numbers
 
 import torch
 
@@ -119,12 +119,15 @@ _WHY = {
 @exercise("20.1", "How many graphs?", minutes=6, level=1)
 def _(numbers):
     expect(
-        isinstance(numbers, (tuple, list)) and len(numbers) == len(QUIZ),
+        isinstance(numbers, (tuple, list))
+        and len(numbers) == len(QUIZ)
+        and all(isinstance(n, int) for n in numbers),
         f"give a tuple of {len(QUIZ)} numbers, one for each function",
     )
     for fn, got in zip(QUIZ, numbers):
         want = len(_graph_sizes(fn, (_ones(4, 8),)))
-        expect(got == want, f"{fn.__name__}: should be {want}, got {got}: {_WHY[fn]}")
+        size = "many" if got > want else "few"
+        expect(got == want, f"{fn.__name__}: {got} is too {size}; {_WHY[fn]}")
 
 
 # --- 20.2 ----------------------------------------------------------------------------------------------
@@ -162,11 +165,12 @@ def _size_cases():
 
 @exercise("20.2", "A counting backend", minutes=10, level=2)
 def _(graph_sizes):
-    attempted(graph_sizes(_three_ops, (_ones(4, 8),)))
+    with case("three ops, one call"):
+        attempted(graph_sizes(_three_ops, (_ones(4, 8),)))
     cases = [(what, fn, calls, _graph_sizes(fn, *calls)) for what, fn, calls in _size_cases()]
     torch._dynamo.reset()
     for what, fn, calls, want in cases:
-        with contextlib.redirect_stdout(io.StringIO()):
+        with case(what), contextlib.redirect_stdout(io.StringIO()):
             got = graph_sizes(fn, *calls)
         expect(
             isinstance(got, (list, tuple)),
@@ -209,7 +213,8 @@ def _clip_cases():
 @exercise("20.3", "One graph, the same gradients", minutes=12, level=2)
 def _(clip):
     for what, x, limit in _clip_cases():
-        got, want = (_value_and_gradient(fn, x, limit) for fn in (clip, clip_to_norm))
+        with case(f"{what}, shape {tuple(x.shape)}"):
+            got, want = (_value_and_gradient(fn, x, limit) for fn in (clip, clip_to_norm))
         for part in want:
             expect(
                 got[part].shape == want[part].shape
@@ -248,13 +253,14 @@ def _(answer):
     version = torch.compile(module, backend=counter)
     with torch.no_grad():
         for call, n in enumerate(_LENGTHS, start=1):
-            x = _ones(n, 4)
-            try:
-                got = version(x)
-            except AssertionError as error:
-                expect("mark_dynamic" not in str(error), _NOT_INSIDE)
-                raise
-            _expect_rows(got, eager(x), f"a new module, call {call}, {n} rows")
+            x, at = _ones(n, 4), f"a new module, call {call}, {n} rows"
+            with case(at):
+                try:
+                    got = version(x)
+                except AssertionError as error:
+                    expect("mark_dynamic" not in str(error), _NOT_INSIDE)
+                    raise
+            _expect_rows(got, eager(x), at)
     n_compiles = len(counter.graphs)
     expect(
         n_compiles <= 2,

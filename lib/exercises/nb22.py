@@ -5,8 +5,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from lib.exercises import NotAttempted, Skip, Wrong, attempted, exercise, expect, expect_op
-from lib.measure.check import CheckError, check_against_float64
+from lib.exercises import NotAttempted, Skip, attempted, case, exercise, expect, expect_op
+from lib.measure.check import check_against_float64
 from lib.nogpu import cuda
 from lib.nogpu.compile_only import (
     Compiled,
@@ -79,13 +79,16 @@ def check_loads_per_thread(answer):
         (4096, 4, 1),
     ]:
         at = f"for {block_size} elements of {itemsize} bytes and {num_warps} warps"
-        got = attempted(answer(block_size, num_warps, itemsize))
+        with case(at):
+            got = attempted(answer(block_size, num_warps, itemsize))
         expect(
             isinstance(got, (int, float)) and not isinstance(got, bool),
             f"{at}: should be a number, got {type(got).__name__}",
         )
         want = _loads(block_size, num_warps, itemsize)
-        expect(got == want, f"{at}: load instructions of a compiled thread: {want}, got {got}")
+        size = "many" if got > want else "few"
+        hint = "how many bytes has a thread, and how many a load at most?"
+        expect(got == want, f"{at}: {got} load instructions are too {size}; {hint}")
 
 
 # --- 22.2 and 22.3: kernels ----------------------------------------------------------------------------
@@ -186,15 +189,13 @@ def _expect_softplus(source):
     x = torch.tensor([0.0, 1.0, -1.0, 0.5, 20.0, -20.0, 200.0, -200.0, torch.inf, torch.nan])
     for beta in (1.0, 0.1, 3.0):
         at = f"beta {beta}, x in {x.tolist()}"
-        try:
+        with case(at):
             check_against_float64(
                 lambda x, b=beta: built.softplus(x, b),
                 lambda x, b=beta: x.clamp_min(0) + torch.log1p(torch.exp(-b * x.abs())) / b,
                 x,
                 name=at,
             )
-        except CheckError as difference:
-            raise Wrong(str(difference)) from None
 
 
 @exercise("22.4", "No double left", minutes=12, level=2)

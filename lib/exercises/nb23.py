@@ -14,13 +14,14 @@ from lib.exercises import (
     Skip,
     Wrong,
     attempted,
+    case,
     exercise,
     expect,
     expect_launches,
     expect_op,
 )
 from lib.exercises.watch import expect_fixed_order
-from lib.measure.check import CheckError, check_against_float64
+from lib.measure.check import check_against_float64
 from lib.nogpu import cuda
 from lib.nogpu.compile_only import compile_for, signature_of
 from lib.nogpu.interpreter import interpreted_launches
@@ -257,13 +258,16 @@ def check_smooth_source(source):
     smooth = cuda.load_cuda_on_cpu(source, ["smooth"], name="smooth", checked=True)
     for n in (1, 5, 128, 129, 300, 1000):
         x, at = torch.randn(n), f"at {n} elements"
-        try:
+        with case(at):
             y = attempted(smooth.smooth(x))
             check_against_float64(lambda x, y=y: y, _smooth_eager, x, name=at)
-        except CheckError as error:
-            raise Wrong(str(error)) from None
-        except RuntimeError as error:
-            raise Wrong(f"{at}: {error}") from None
+    cuda.memory_traffic(smooth)
+    smooth.smooth(x)
+    n_read = cuda.memory_traffic(smooth).bytes_read
+    expect(
+        n_read < 1.5 * x.nbytes,
+        f"{at} x has {x.nbytes} bytes, and {n_read} are loaded; y is to be made of the tile in shared memory",
+    )
 
 
 # --- 23.4 ------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from lib.exercises import (
     Skip,
     Wrong,
     attempted,
+    case,
     exercise,
     expect,
     expect_launches,
@@ -15,7 +16,7 @@ from lib.exercises import (
 )
 from lib.exercises.watch import expect_fixed_order
 from lib.measure import registry
-from lib.measure.check import CheckError, check_against_float64
+from lib.measure.check import check_against_float64
 from lib.nogpu import cuda
 
 import torch
@@ -98,13 +99,9 @@ def check_fixed_source(source):
     for shape in [(1, 1), (8, 8), (5, 7), (17, 33), (64, 16), (3, 2000), (1500, 2)]:
         x, bias = (torch.randn(shape), torch.randn(shape[1]))
         at = f"at {shape[0]}×{shape[1]}"
-        try:
+        with case(at):
             y = attempted(fixed.add_relu(x, bias))
             check_against_float64(lambda x, b, y=y: y, add_relu_eager, x, bias, name=at)
-        except CheckError as error:
-            raise Wrong(str(error)) from None
-        except RuntimeError as error:
-            raise Wrong(f"{at}: {str(error).splitlines()[0]}") from None
     _expect_launch_check(source)
 
 
@@ -148,10 +145,8 @@ def _text(sources):
 
 
 def _expect_dx(built, at, dy, y):
-    try:
+    with case(at):
         dx = attempted(built.add_relu_dx(dy, y))
-    except RuntimeError as error:
-        raise Wrong(f"{at}: {str(error).splitlines()[0]}") from None
     want = torch.where(y <= 0, 0.0, dy)
     expect(dx.shape == want.shape, f"{at}: dx has shape {tuple(dx.shape)}")
     if not torch.equal(dx, want):

@@ -4,8 +4,8 @@ import math
 import re
 
 from lib import machine
-from lib.exercises import Skip, Wrong, attempted, exercise, expect, expect_launches, expect_op
-from lib.measure.check import CheckError, check_against_float64
+from lib.exercises import Skip, Wrong, attempted, case, exercise, expect, expect_launches, expect_op
+from lib.measure.check import check_against_float64
 from lib.nogpu import cuda
 from lib.nogpu.interpreter import interpreted_launches
 from lib.nogpu.memory import count_traffic
@@ -197,10 +197,6 @@ def check_vector_source(source):
 
 
 def _expect_gelu(function, x, at):
-    try:
+    with case(at):
         y = attempted(function(x))
         check_against_float64(lambda x, y=y: y, lambda x: gelu_eager(x, "tanh"), x, name=at)
-    except CheckError as error:
-        raise Wrong(str(error)) from None
-    except RuntimeError as error:
-        raise Wrong(f"{at}: {str(error).splitlines()[0]}") from None

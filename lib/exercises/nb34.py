@@ -8,6 +8,7 @@ from lib import machine
 from lib.exercises import (
     Wrong,
     attempted,
+    case,
     exercise,
     expect,
     expect_launches,
@@ -41,27 +42,38 @@ def check_rows_that_overflow(rows):
     )
 
 
-@exercise("34.2", "One mask for every tile", minutes=5, level=1)
-def check_keep_flags(answer):
+@exercise("34.2", "A mask in an eighth of the bytes", minutes=8, level=1)
+def check_keep_bits(answer):
     sizes = [(n, b) for n, b in itertools.product((1, 8, 100, 3001), (8, 64, 1024)) if n < 100 * b]
     cases = list(itertools.product(sizes, itertools.product((0.0, 0.25, 0.5, 1.0), _SEEDS)))
     cases += [((8, 64), rounded) for rounded in _ROUNDED]
     for (n, block_size), (p, seed) in cases:
         at = f"at n_elements = {n}, p = {p}, seed {seed}, block_size {block_size}"
-        got = attempted(answer(n, p, _tensor(seed), block_size))
+        with case(at):
+            got = attempted(answer(n, p, _tensor(seed), block_size))
+        n_bytes = -(-n // 8)
         expect(isinstance(got, torch.Tensor), f"{at}: should be a tensor, got {type(got).__name__}")
-        expect(got.shape == (n,), f"{at}: shape is {tuple(got.shape)}, should be ({n},)")
-        expect(got.dtype == torch.bool, f"{at}: dtype is {got.dtype}, should be torch.bool")
-        differ = (got.cpu() != keep_mask((n,), p, seed)).nonzero().flatten().tolist()
+        expect(
+            got.shape == (n_bytes,), f"{at}: shape is {tuple(got.shape)}, should be ({n_bytes},)"
+        )
+        expect(got.dtype == torch.uint8, f"{at}: dtype is {got.dtype}, should be torch.uint8")
+        flags, beyond = _flags_of(got).split((n, 8 * n_bytes - n))
+        differ = (flags != keep_mask((n,), p, seed)).nonzero().flatten().tolist()
         if differ:
             raise Wrong(
-                f"{at}: {len(differ)} of {n} flags are not keep_mask's; the first is element {differ[0]}"
+                f"{at}: {len(differ)} of {n} bits are not keep_mask's; the first is element {differ[0]}"
                 + (_cause(answer) or _place(differ[0], p, seed, block_size))
             )
+        expect(not beyond.any(), f"{at}: a bit beyond element {n - 1} is 1, and should be 0")
     expect_launches(lambda: answer(100, 0.5, _tensor(7), 64), exactly=1)
     seed = _tensor(7)
     with _stays_on_the_gpu(seed):
         answer(100, 0.5, seed, 64)
+
+
+def _flags_of(packed):
+    """The bits of a uint8 tensor on the CPU, the lowest of each byte first."""
+    return (packed.cpu()[:, None] >> torch.arange(8) & 1).bool().flatten()
 
 
 @contextlib.contextmanager
@@ -84,7 +96,7 @@ def _stays_on_the_gpu(seed):
 
 def _cause(answer, n=512, p=0.5, seed=2**40 + 7):
     """The mistakes that give the flags of `answer` in a single tile, for a message; "" if none is known."""
-    got = answer(n, p, _tensor(seed), n).tolist()
+    got = _flags_of(answer(n, p, _tensor(seed), n)).tolist()
     # tl.rand makes a call for each element, and of its first word 31 bits: the word, or all its bits turned
     words = (_philox(i, seed, 10)[0] for i in range(n))
     if got == [min(word, 2**32 - 1 - word) / 2**31 >= p for word in words]:
@@ -107,12 +119,16 @@ def _cause(answer, n=512, p=0.5, seed=2**40 + 7):
 
 def _place(element, p, seed, block_size):
     """What to look at where `element` is the first wrong one, and a single tile is right at p = ½."""
-    call, lane = divmod(element, 8)
-    bits = _philox(call, seed, 7)[lane // 2] >> 16 * (lane % 2) & 0xFFFF
-    threshold = round(65536 * p)
+    bits, threshold = _bits(element, seed), round(65536 * p)
     if element >= block_size and abs(bits - threshold) > 1:
         return ". The first tile is right: number the calls over the whole tensor, with one seed"
     return f". Its 16 bits are {bits}: what is below round(65536 * p) = {threshold} is dropped"
+
+
+def _bits(element, seed):
+    """The 16 bits that keep_mask draws for an element."""
+    call, lane = divmod(element, 8)
+    return _philox(call, seed, 7)[lane // 2] >> 16 * (lane % 2) & 0xFFFF
 
 
 def _philox(call, seed, rounds):
@@ -211,7 +227,8 @@ def check_drop_path(answer):
         def version(x, branch, p=p, seed=seed):
             return answer(x, branch, p, _tensor(seed))
 
-        attempted(version(*_two((1, 1), torch.float32)))
+        with case(f"at shape (1, 1), p = {p}"):
+            attempted(version(*_two((1, 1), torch.float32)))
         expect_launches(lambda version=version: version(*_two((5, 7), torch.float32)), exactly=1)
         _expect_rows(version, p, seed)
         shapes = ((1, 1), (2, 3), (8, 8), (17, 33), (129, 100))
@@ -226,6 +243,8 @@ def check_drop_path(answer):
                 "a dropped row whose branch holds NaN should be x: 0 · NaN is NaN, so choose",
             )
             _expect_one_kernel(answer, p, _tensor(seed))
+    p, seed = 13107 / 65536, 3176  # row 7 draws the threshold itself
+    _expect_rows(lambda x, branch: answer(x, branch, p, _tensor(seed)), p, seed)
 
 
 def _expect_one_kernel(answer, p, seed):
@@ -239,7 +258,8 @@ def _expect_rows(version, p, seed):
     """Wrong unless version(zeros, ones) keeps the rows that keep_mask keeps."""
     at = f"at shape (17, 3), p = {p}, seed {seed}"
     branch = torch.ones(17, 3, device=machine.device())
-    y = version(torch.zeros_like(branch), branch)
+    with case(at):
+        y = version(torch.zeros_like(branch), branch)
     expect(isinstance(y, torch.Tensor), f"{at}: should be a tensor, got {type(y).__name__}")
     expect(y.shape == branch.shape, f"{at}: shape is {tuple(y.shape)}, should be (17, 3)")
     kept, want = (y != 0).cpu(), keep_mask((17,), p, seed)
@@ -248,12 +268,16 @@ def _expect_rows(version, p, seed):
             kept[row].all() or not kept[row].any(),
             f"{at}: row {row} is kept in some columns and dropped in others: draw one number for a whole row",
         )
-    rows, right = (m.nonzero().flatten().tolist() for m in (kept[:, 0], want))
-    expect(
-        rows == right,
-        f"{at}: rows {rows} are kept, in keep_mask((17,), p, seed) it is {right}: "
-        "row i takes lane i % 8 of Philox call i // 8",
-    )
+    wrong = [row for row in range(17) if kept[row, 0] != want[row]]
+    if wrong:
+        rows = kept[:, 0].nonzero().flatten().tolist()
+        bits, threshold = _bits(wrong[0], seed), round(65536 * p)
+        why = (
+            f"its 16 bits are {bits}, and what is below {threshold} is dropped"
+            if bits == threshold
+            else "row i takes lane i % 8 of Philox call i // 8"
+        )
+        raise Wrong(f"{at}: rows {rows} are kept, and row {wrong[0]} is wrong: {why}")
     added = float(y.cpu()[want].mean())
     expect(
         abs(added - 1 / (1 - p)) < 1e-4,

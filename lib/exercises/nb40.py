@@ -7,7 +7,7 @@ from unittest import mock
 from lib import machine
 from lib.exercises import (
     Wrong,
-    attempted,
+    case,
     exercise,
     expect,
     expect_launches,
@@ -20,6 +20,7 @@ from lib.exercises.watch import (
     expect_float32_products,
     expect_kernels_alone_calculate,
     expect_no_pass,
+    expect_no_race,
 )
 from lib.nogpu.compile_only import compile_for, programs_on_sm, signature_of
 from lib.nogpu.interpreter import interpreted_launches
@@ -45,8 +46,10 @@ def check_bytes_requested(answer):
     ]
     for m, n, k, block_m, block_n, s in cases:
         of_a, of_b = m * k * -(-n // block_n), k * n * -(-m // block_m)
-        got = attempted(answer(m, n, k, block_m, block_n, s))
         what = f"M = {m}, N = {n}, K = {k}, tiles of {block_m}×{block_n}, {s} bytes an element"
+        what += " (how many programs load one element of a, and how many one of b?)"
+        with case(what):
+            got = answer(m, n, k, block_m, block_n, s)
         expect_number(got, (of_a + of_b + m * n) * s, what, rel=1e-12)
 
 
@@ -117,6 +120,8 @@ def check_batched(answer):
     square = _both_passes(answer, inputs((2, 16, 16, 16), torch.float32))
     expect_kernels_alone_calculate(square)
     expect_float32_products(square)
+    long = _both_passes(answer, inputs((1, 17, 33, 300), torch.float32))
+    expect_no_race(long, "at (B, M, N, K) = (1, 17, 33, 300)")
     turned = strided((3, 17, 33, 20), torch.float32)
     _expect_nothing_undefined(answer, torch.bmm, inputs((3, 17, 33, 20), torch.float32))
     smallest = 3 * 17 * 20 * 4
@@ -297,13 +302,13 @@ def check_residents(answer):
     shared = stages * (block_m + block_n) * 64 * 2
     expect(shared <= 227 * 1024, f"{plan} takes {shared} bytes of shared memory, too many to start")
     c = _compiled(block_m, block_n, stages)
-    by_registers, by_shared = programs_on_sm(c)
-    fit = min(by_registers, by_shared)
+    fit = min(programs_on_sm(c))
     why = (
-        f"{c.registers} registers a thread let {by_registers} fit, "
-        f"{c.shared_bytes} bytes of shared memory and 1 KB more {by_shared}"
+        f"a thread has {c.registers} registers, and a program {c.shared_bytes} bytes of shared memory and "
+        "1 KB more"
     )
-    expect(programs == fit, f"of {plan}, {fit} programs fit on an SM, not {programs}: {why}")
+    size = "many" if programs > fit else "few"
+    expect(programs == fit, f"{plural(programs, 'program')} of {plan} are too {size}: {why}")
     expect(c.spills == 0, f"{plan} spills {c.spills} words a thread")
     expect(fit >= _FEWEST, f"of {plan} only {plural(fit, 'program')} fit on an SM: {why}")
     expect(

@@ -4,11 +4,12 @@ import itertools
 import math
 
 from lib import machine
-from lib.exercises import Wrong, attempted, exercise, expect, expect_launches, expect_op
+from lib.exercises import Wrong, attempted, case, exercise, expect, expect_launches, expect_op
 from lib.exercises.watch import (
     expect_float32_products,
     expect_kernels_alone_calculate,
     expect_no_pass,
+    expect_no_race,
 )
 from lib.measure import registry
 from lib.measure.check import check_against_float64
@@ -24,10 +25,15 @@ def check_rows_of_w(answer):
         for tile in range(-(-n_hidden // block_n)):
             cols = range(tile * block_n, min((tile + 1) * block_n, n_hidden))
             want = [*cols, *(n_hidden + col for col in cols)]
-            got = attempted(answer(tile, block_n, n_hidden))
             at = f"tile {tile}, block_n = {block_n}, n_hidden = {n_hidden}"
+            with case(at):
+                got = attempted(answer(tile, block_n, n_hidden))
             expect(isinstance(got, list), f"{at}: should be a list, got {type(got).__name__}")
-            expect(got == want, f"{at}: should be {want}, got {got}")
+            hint = (
+                f"the tile has columns {cols.start} to {cols.stop - 1} of y, and each has a row in both halves "
+                "of W; the first half's come first"
+            )
+            expect(got == want, f"{at}: {got} is not right; {hint}")
 
 
 @exercise("41.2", "Half a mask", minutes=10, level=2)
@@ -107,8 +113,11 @@ def check_reglu_backward(answer):
     ):
         for layout in ("contiguous", "all strides zero", "transposed"):
             at = f"at (M, H) = {shape}, {str(dtype).removeprefix('torch.')}, dy {layout}"
-            _compare_reglu(answer, shape, dtype, layout, at)
+            with case(at):
+                _compare_reglu(answer, shape, dtype, layout, at)
     _expect_one_pass(answer)
+    dy, h = _dy_and_h((300, 40), torch.float32)
+    expect_no_race(lambda: answer(dy, h), "at (M, H) = (300, 40)")
 
 
 def _compare_reglu(answer, shape, dtype, layout, at):

@@ -3,11 +3,12 @@
 from functools import partial
 
 from lib import machine, profiling
-from lib.exercises import Wrong, attempted, exercise, expect, expect_launches, expect_op
+from lib.exercises import Wrong, attempted, case, exercise, expect, expect_launches, expect_op
 from lib.exercises.watch import (
     expect_float32_products,
     expect_kernels_alone_calculate,
     expect_no_pass,
+    expect_no_race,
 )
 from lib.measure import registry
 from lib.nogpu.memory import count_traffic
@@ -33,7 +34,8 @@ def check_add_lora(answer):
     for place in ({}, {"dtype": torch.float64}, {"device": "meta"}, {"device": machine.device()}):
         for rank, alpha in ((4, 8), (16, 8)):
             at = ", ".join(str(v).removeprefix("torch.") for v in place.values()) or "float32"
-            _expect_module(answer, f"{at}, rank {rank}", rank, alpha, place)
+            with case(f"{at}, rank {rank}"):
+                _expect_module(answer, f"{at}, rank {rank}", rank, alpha, place)
 
 
 def _expect_module(answer, at, rank, alpha, place):
@@ -168,6 +170,8 @@ def check_dz_and_du(answer):
     expect_kernels_alone_calculate(call)
     expect_float32_products(call)
     expect_no_pass(call, small[0].nbytes, "at (M, N, r) = (40, 100, 5)")
+    many = inputs((40, 300, 17), torch.float32)
+    expect_no_race(lambda: answer(*many, 0.5), "at (M, N, r) = (40, 300, 17)")
     traffic = count_traffic(call)
     whole = [a.loaded for a in traffic.by_argument.values() if a.loaded_distinct == small[0].nbytes]
     expect(

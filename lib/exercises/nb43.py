@@ -1,8 +1,20 @@
 """Exercises of notebook 43, the whole MLP."""
 
 from lib import machine
-from lib.exercises import attempted, exercise, expect, expect_launches, expect_number, expect_op
-from lib.exercises.watch import expect_float32_products, expect_kernels_alone_calculate
+from lib.exercises import (
+    attempted,
+    case,
+    exercise,
+    expect,
+    expect_launches,
+    expect_number,
+    expect_op,
+)
+from lib.exercises.watch import (
+    expect_float32_products,
+    expect_kernels_alone_calculate,
+    expect_no_race,
+)
 from lib.measure import registry
 from lib.nogpu.memory import count_traffic
 
@@ -26,14 +38,17 @@ _LOSING_CASES = [
 
 @exercise("43.1", "Where recomputing stops paying", minutes=8, level=1)
 def check_tiles_that_lose(answer):
-    for case in _LOSING_CASES:
-        m, k, h, itemsize, tflops, gbps, launch_us = case
+    for numbers in _LOSING_CASES:
+        m, k, h, itemsize, tflops, gbps, launch_us = numbers
         again_us = 2 * m * k * h / tflops / 1e6
         kernel_us = launch_us + 2 * m * h * itemsize / gbps / 1e3
         want = 2 + int(kernel_us / again_us)
-        what = "m, k, h, itemsize, tflops, gbps, launch_us = " + ", ".join(f"{v:g}" for v in case)
+        what = "m, k, h, itemsize, tflops, gbps, launch_us = " + ", ".join(
+            f"{v:g}" for v in numbers
+        )
         what += f", where an extra product takes {again_us:.3g} µs"
-        expect_number(attempted(answer(*case)), want, what, rel=1e-12)
+        with case(what):
+            expect_number(answer(*numbers), want, what, rel=1e-12)
 
 
 def _first_tile_only(x, w1, b1, w2, b2):
@@ -161,6 +176,8 @@ def check_residual_mlp(answer):
     expect_op(answer, _residual, _with_nan(inputs), shapes=shapes[1:2], dtypes=(torch.float32,))
     small = inputs((37, 24, 50), torch.float32)
     expect_launches(lambda: answer(*small), exactly=1)
+    many = inputs((37, 24, 300), torch.float32)
+    expect_no_race(lambda: answer(*many), "at (M, K, H) = (37, 24, 300)")
     expect_kernels_alone_calculate(lambda: answer(*small))
     expect_float32_products(lambda: answer(*small))
     traffic, x_bytes = count_traffic(lambda: answer(*small)), small[0].nbytes

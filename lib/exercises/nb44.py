@@ -1,7 +1,7 @@
 """Exercises of notebook 44: slots and phases, a program that hangs, what fits into shared memory."""
 
 from lib.course import mbarriers
-from lib.exercises import Wrong, attempted, exercise, expect, plural
+from lib.exercises import attempted, case, exercise, expect, plural
 
 # --- 44.1 ------------------------------------------------------------------------------------------------
 
@@ -10,8 +10,9 @@ from lib.exercises import Wrong, attempted, exercise, expect, plural
 def check_place(answer):
     for n_slots in (1, 2, 3, 4, 7):
         for step in range(5 * n_slots):
-            got = attempted(answer(step, n_slots))
             at = f"step {step} of the second consumer, {plural(n_slots, 'slot')}"
+            with case(at):
+                got = attempted(answer(step, n_slots))
             triple = isinstance(got, (tuple, list)) and len(got) == 3
             expect(triple, f"{at}: give (slot, full's phase, empty's phase), got {got!r}")
             number = 2 * step + 1  # of the producer's steps
@@ -56,18 +57,20 @@ def check_consumer(answer):
         for seed in range(20):
             full = [mbarriers.Barrier(f"full[{i}]") for i in range(n_slots)]
             empty = [mbarriers.Barrier(f"empty[{i}]") for i in range(n_slots)]
-            roles = {
-                "producer": _producer(n_tiles, n_steps, full, empty),
-                "consumer": attempted(answer(n_tiles, n_steps, full, empty)),
-            }
             at = f"{plural(n_tiles, 'tile')} of {plural(n_steps, 'step')}, {n_slots} slots"
-            expect(hasattr(roles["consumer"], "__next__"), f"{at}: write a generator, with yield")
-            try:
-                done = mbarriers.run(roles, seed)
-            except mbarriers.Deadlock as error:
-                raise Wrong(f"{at}: deadlock, {error}; count the arrivals for each slot") from None
-            except mbarriers.Overwritten as error:
-                raise Wrong(f"{at}: {error}; free a slot after its product is over") from None
+            with case(at):
+                consumer = attempted(answer(n_tiles, n_steps, full, empty))
+                expect(hasattr(consumer, "__next__"), f"{at}: write a generator, with yield")
+                roles = {
+                    "producer": _producer(n_tiles, n_steps, full, empty),
+                    "consumer": consumer,
+                }
+                try:
+                    done = mbarriers.run(roles, seed)
+                except mbarriers.Deadlock as error:
+                    expect(False, f"{at}: deadlock, {error}; count the arrivals for each slot")
+                except mbarriers.Overwritten as error:
+                    expect(False, f"{at}: {error}; free a slot after its product is over")
             steps = list(range(n_tiles * n_steps))
             expect(done["consumer"] == steps, f"{at}: multiplied {done['consumer'][:9]} instead")
             arrivals = sum(barrier.completed for barrier in empty)
@@ -120,11 +123,12 @@ def check_stages(answer):
     sizes += ((128, 128, 32), (256, 256, 64), (64, 16, 32), (128, 16, 32))
     for block_m, block_n, block_k in sizes:
         for gate in (False, True):
-            got = attempted(answer(block_m, block_n, block_k, gate))
             out = block_m * block_n * (1 if gate else 2)
             stage = (block_m + block_n) * block_k * 2 + 16
             kind = "gated" if gate else "bare"
             at = f"a {kind} tile of {block_m} × {block_n}, step {block_k}"
+            with case(at):
+                got = attempted(answer(block_m, block_n, block_k, gate))
             whole = isinstance(got, int) and not isinstance(got, bool)
             expect(whole, f"{at}: should be a whole number of stages, got {got!r}")
             needed, there = got * stage + out, 227 * 1024

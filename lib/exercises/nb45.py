@@ -4,7 +4,7 @@ import itertools
 import math
 
 from lib import machine
-from lib.exercises import attempted, exercise, expect, expect_launches, expect_op
+from lib.exercises import attempted, case, exercise, expect, expect_launches, expect_op
 from lib.exercises.watch import expect_float32_products
 from lib.nogpu.memory import count_traffic
 
@@ -29,8 +29,9 @@ def check_count_tiles(answer):
     sizes = [(1, 1, 1), (2, 1, 1), (64, 16, 16), (64, 32, 16), (64, 16, 32)]
     sizes += [(65, 16, 16), (100, 32, 16), (65, 64, 64), (97, 16, 48)]
     for n, block_m, block_n in sizes:
-        got = attempted(answer(n, block_m, block_n))
         at = f"n = {n}, tiles of {block_m} × {block_n}"
+        with case(at):
+            got = attempted(answer(n, block_m, block_n))
         expect(
             isinstance(got, (tuple, list)) and len(got) == 2,
             f"{at}: should be two numbers, got {got!r}",
@@ -72,7 +73,8 @@ def check_join(answer):
         v = torch.randn(2, n_a + n_b, 4, generator=generator, dtype=torch.float64)
         scores, v = scores.to(machine.device()), v.to(machine.device())
         parts = [_finished(scores[..., :n_a], v[:, :n_a]), _finished(scores[..., n_a:], v[:, n_a:])]
-        got = attempted(answer(*parts[0], *parts[1]))
+        with case(what):
+            got = attempted(answer(*parts[0], *parts[1]))
         expect(
             isinstance(got, (tuple, list)) and len(got) == 2, "should return two tensors, o and lse"
         )
@@ -109,9 +111,9 @@ def check_capped_dq(answer):
         q, k, v, do = (3 * tensors[0], *tensors[1:])
         leaf = q.clone().requires_grad_()
         (want,) = torch.autograd.grad(_capped(leaf, k, v, cap)[0], leaf, do)
-        with torch.inference_mode():
-            got = attempted(answer(q, k, v, *_capped(q, k, v, cap), do, cap))
         at = f"S = {s}, D = {d}, cap = {cap:g}"
+        with case(at), torch.inference_mode():
+            got = attempted(answer(q, k, v, *_capped(q, k, v, cap), do, cap))
         expect(
             isinstance(got, torch.Tensor) and got.shape == want.shape,
             f"{at}: should be a tensor of shape {tuple(want.shape)}",

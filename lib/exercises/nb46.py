@@ -3,7 +3,7 @@
 from functools import partial
 
 from lib import machine
-from lib.exercises import attempted, exercise, expect, expect_launches, expect_op
+from lib.exercises import attempted, case, exercise, expect, expect_launches, expect_op
 from lib.nogpu.memory import count_traffic
 
 import torch
@@ -30,12 +30,14 @@ def check_rows_of_chunk(answer):
         (2**28, 8192, 128256, 2),
         (2**28, 100, 128256, 2),
     ]
-    for case in cases:
-        _expect_rows(attempted(answer(*case)), *case)
+    for numbers in cases:
+        _expect_rows(answer, *numbers)
 
 
-def _expect_rows(got, budget, n_rows, n_cols, itemsize):
+def _expect_rows(answer, budget, n_rows, n_cols, itemsize):
     at = f"budget {budget:,} bytes, {n_rows} rows of {n_cols} columns, {itemsize} bytes an element"
+    with case(at):
+        got = attempted(answer(budget, n_rows, n_cols, itemsize))
     expect(type(got) is int, f"{at}: should be an int, got {type(got).__name__}")
     expect(got > 0, f"{at}: {got} rows; a chunk has at least one")
     expect(got <= n_rows, f"{at}: {got} rows are more than there are")
@@ -118,9 +120,9 @@ def _expect_dw(answer, n_rows, n_inner, n_cols):
     # no label is in the second half of the vocabulary, so its gradients are sums of small numbers
     labels = torch.randint(n_cols // 2, (n_rows,), generator=generator).to(device)
     before = logits.clone()
-    with _Products() as products:
-        dw = attempted(answer(x, logits, labels))
     at = f"at {n_rows} rows, {n_cols} columns"
+    with case(at), _Products() as products:
+        dw = attempted(answer(x, logits, labels))
     expect(isinstance(dw, torch.Tensor), f"{at}: should be a tensor, got {type(dw).__name__}")
     expect(torch.equal(logits, before), f"{at}: the logits have changed")
     size = (n_cols, n_inner)

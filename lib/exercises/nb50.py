@@ -2,7 +2,7 @@
 
 import itertools
 
-from lib.exercises import Wrong, attempted, exercise, expect, expect_second_derivative
+from lib.exercises import Wrong, attempted, case, exercise, expect, expect_second_derivative
 from lib.measure.check import check_against_float64
 
 import torch
@@ -68,9 +68,9 @@ def _told(t):
 @exercise("50.1", "What comes out", minutes=10, level=1)
 def check_fake(answer):
     for at, x, k in _POOLED:
-        with FakeTensorMode() as mode:
+        with case(at), FakeTensorMode() as mode:
             fake = attempted(answer(mode.from_tensor(x), k))
-        with FakeTensorMode(shape_env=ShapeEnv()) as mode:  # sizes are symbols here
+        with case(at), FakeTensorMode(shape_env=ShapeEnv()) as mode:  # sizes are symbols here
             sizes = answer(mode.from_tensor(x), k).shape
         real = _row_max_pool(x, k)
         expect(isinstance(fake, torch.Tensor), f"{at}: has to give a tensor, got {fake!r}")
@@ -79,7 +79,8 @@ def check_fake(answer):
             not any(isinstance(size, int) for size in sizes if size != 1),
             f"{at}: turns sizes into numbers, so each new shape would be compiled anew; take x.shape as it is",
         )
-        on = answer(x.to("meta"), k).device.type
+        with case(at):
+            on = answer(x.to("meta"), k).device.type
         expect(
             on == "meta", f"{at}: x is on the device meta and the result on {on}; use x.new_empty"
         )
@@ -115,7 +116,8 @@ def check_silu_mul(answer):
     for dtype in (torch.bfloat16, torch.float16):
         at = f"(5, 7), {str(dtype).removeprefix('torch.')}"
         pair = [torch.randn(5, 7).to(dtype).requires_grad_() for _ in range(2)]
-        check_against_float64(answer, _silu_mul_eager, *pair, name=at)
+        with case(at):
+            check_against_float64(answer, _silu_mul_eager, *pair, name=at)
         _expect_promises_kept(answer, pair, at)
     _expect_saved(answer)
     fixed = torch.randn(5)
@@ -124,7 +126,7 @@ def check_silu_mul(answer):
     halves = [half.detach() for half in torch.randn(5, 8).chunk(2, dim=1)]
     turned = [torch.randn(4, 5).t() for _ in range(2)]
     for at, views in (("two halves of one tensor", halves), ("transposed inputs", turned)):
-        with FakeTensorMode() as mode:
+        with case(at), FakeTensorMode() as mode:
             fake = answer(*(mode.from_tensor(view) for view in views))
         real = answer(*views)
         same = _told(fake) == _told(real)
@@ -177,7 +179,8 @@ def check_clip(answer):
         ("a transposed (5, 3), limit 2", torch.randn(3, 5).t() + 1, 2.0),
     ):
         y = x.clone()
-        expect(answer(y, limit) is None, f"{at}: should return nothing")
+        with case(at):
+            expect(answer(y, limit) is None, f"{at}: should return nothing")
         right = _clipped(x, limit)
         expect(torch.allclose(y, right), f"{at}: gives {y.tolist()}, should be {right.tolist()}")
         try:

@@ -2,7 +2,7 @@
 
 from lib import machine
 from lib.dlrm import model as dlrm
-from lib.exercises import Wrong, attempted, exercise, expect, expect_number, first_numbers
+from lib.exercises import Wrong, attempted, case, exercise, expect, expect_number, first_numbers
 from lib.nogpu.memory import count_traffic
 from lib.ops.embedding_hash import embedding_hash_triton
 from lib.ops.interaction import interaction_triton
@@ -35,7 +35,8 @@ def counted_bytes(b, t, d):
 def _(answer):
     for b, t, d in ((1, 1, 1), (1, 1, 2), (3, 1, 2), (2, 3, 4), (4, 26, 16), (2048, 26, 16)):
         at = f"B = {b}, T = {t}, D = {d}"
-        got = attempted(answer(b, t, d))
+        with case(at):
+            got = attempted(answer(b, t, d))
         pair = isinstance(got, (tuple, list)) and len(got) == 2
         expect(pair, f"{at}: should be two numbers, got {got!r}")
         want = two_kernels_bytes(b, t, d)
@@ -73,14 +74,15 @@ def _fuse_first(stages):
 def _(answer):
     for what, stages in _STAGES:
         at = f"{what}, {stages}"
-        got = attempted(answer(dict(stages)))
+        with case(at):
+            got = attempted(answer(dict(stages)))
         pair = isinstance(got, (tuple, list)) and len(got) == 2
         expect(pair, f"{at}: should be a name and a number, got {got!r}")
         name, speed_up = _fuse_first(stages)
         expect(
             got[0] == name, f"{at}: {got[0]!r} is not the stage; what does a pass without it take?"
         )
-        expect_number(got[1], speed_up, f"{at}: the speed-up at most")
+        expect_number(got[1], speed_up, f"{at}: the speed-up at most (a pass takes the larger sum)")
 
 
 # --- 51.3 ------------------------------------------------------------------------------------------------
@@ -152,23 +154,27 @@ def _(answer):
     for num_rows in ((3,), (3, 2), (1, 5, 1, 4), tuple(range(2, 14))):
         arch, at = _arch(num_rows), f"tables of {num_rows} rows"
         attempted(answer(num_rows, _DIM)(torch.zeros(1, len(num_rows), dtype=torch.int64)))
-        state = arch.state_dict()
-        before = list(state)
-        module = answer(num_rows, _DIM)
-        _load(at, module, state)
-        expect(list(state) == before, f"{at}: the checkpoint itself should be left as it was")
-        _expect_lookups(at, module, arch, num_rows)
-        inside = _Around(answer(num_rows, _DIM))
-        _load(f"{at}, inside a model", inside, _Around(arch).state_dict())
-        _expect_lookups(f"{at}, inside a model", inside.sparse_arch, arch, num_rows)
-        keys = list(module.state_dict())
-        expect(
-            keys == ["weight"], f"{at}: its own state_dict should have the key weight, has {keys}"
-        )
-        again = answer(num_rows, _DIM)
-        _load(f"{at}, its own state_dict", again, module.state_dict())
-        _expect_lookups(f"{at}, its own state_dict", again, arch, num_rows)
+        with case(at):
+            _expect_loads(at, answer, arch, num_rows)
     _expect_refusals(answer)
+
+
+def _expect_loads(at, answer, arch, num_rows):
+    """Wrong unless a module loads arch's checkpoint, also inside a model, and its own."""
+    state = arch.state_dict()
+    before = list(state)
+    module = answer(num_rows, _DIM)
+    _load(at, module, state)
+    expect(list(state) == before, f"{at}: the checkpoint itself should be left as it was")
+    _expect_lookups(at, module, arch, num_rows)
+    inside = _Around(answer(num_rows, _DIM))
+    _load(f"{at}, inside a model", inside, _Around(arch).state_dict())
+    _expect_lookups(f"{at}, inside a model", inside.sparse_arch, arch, num_rows)
+    keys = list(module.state_dict())
+    expect(keys == ["weight"], f"{at}: its own state_dict should have the key weight, has {keys}")
+    again = answer(num_rows, _DIM)
+    _load(f"{at}, its own state_dict", again, module.state_dict())
+    _expect_lookups(f"{at}, its own state_dict", again, arch, num_rows)
 
 
 def _expect_refusals(answer):

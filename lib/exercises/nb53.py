@@ -1,7 +1,7 @@
 """Exercises of notebook 53: bytes of a step, tables spread by rows, and gradients of uneven batches."""
 
 from lib.dlrm import sharded
-from lib.exercises import attempted, exercise, expect, expect_number
+from lib.exercises import attempted, case, exercise, expect, expect_number
 
 import torch
 
@@ -17,13 +17,14 @@ def check_sent(answer):
         (3, 3, 7, 128, 1),
     ):
         at = f"{n_tables} tables, {mine} of them mine, {b} rows, D = {dim}, {world} ranks"
-        got = attempted(answer(n_tables, mine, b, dim, world))
+        with case(at):
+            got = attempted(answer(n_tables, mine, b, dim, world))
         triple = isinstance(got, (tuple, list)) and len(got) == 3
         expect(triple, f"{at}: give (ids, embeddings, gradients), got {got!r}")
         other = n_tables - mine
         want = (b * other * 8, (world - 1) * b * mine * dim * 4, b * other * dim * 4)
         for what, mine_of, right in zip(("ids", "embeddings", "gradients"), got, want):
-            expect_number(mine_of, right, f"{at}: bytes of {what}")
+            expect_number(mine_of, right, f"{at}: bytes of {what} (what stays here is not sent)")
 
 
 # --- 53.2 ------------------------------------------------------------------------------------------------
@@ -33,7 +34,8 @@ def check_sent(answer):
 def check_owner(answer):
     for n_rows, world in ((8, 2), (7, 2), (10, 4), (3, 5), (1, 1), (1000, 7)):
         at = f"{n_rows} rows on {world} ranks"
-        places = [attempted(answer(row, n_rows, world)) for row in range(n_rows)]
+        with case(at):
+            places = [attempted(answer(row, n_rows, world)) for row in range(n_rows)]
         pairs = all(isinstance(p, (tuple, list)) and len(p) == 2 for p in places)
         expect(pairs, f"{at}: give (rank, row on that rank), got {places[0]!r}")
         expect(len(set(map(tuple, places))) == n_rows, f"{at}: two rows have one place")
@@ -65,7 +67,8 @@ def check_factors(answer):
     torch.manual_seed(0)
     x, y, w = torch.randn(60, 3).double(), torch.randn(60).double(), torch.randn(3).double()
     for sizes in ([30, 30], [50, 10], [20, 39, 1], [60]):
-        factors = attempted(answer(list(sizes)))
+        with case(f"sizes {sizes}"):
+            factors = attempted(answer(list(sizes)))
         factors = factors.tolist() if isinstance(factors, torch.Tensor) else factors
         right_length = isinstance(factors, (list, tuple)) and len(factors) == len(sizes)
         expect(right_length, f"sizes {sizes}: give a list, a factor for each rank, got {factors!r}")

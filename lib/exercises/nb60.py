@@ -2,7 +2,15 @@
 
 import inspect
 
-from lib.exercises import Wrong, attempted, exercise, expect, expect_second_derivative, far_apart
+from lib.exercises import (
+    Wrong,
+    attempted,
+    case,
+    exercise,
+    expect,
+    expect_second_derivative,
+    far_apart,
+)
 from lib.exercises.museum import EXHIBITS, row_softmax
 from lib.measure.check import check_against_float64
 from lib.measure.mutants import Mutant, load, mutated
@@ -186,8 +194,9 @@ def check_shrink(shrink):
             expect(min(candidate) >= 1, f"{at}: asks about {candidate}; sizes begin at 1")
             return fails(*candidate)
 
-        result = attempted(shrink(counted, shape))
         at = f"{what}, from {shape}"
+        with case(at):
+            result = attempted(shrink(counted, shape))
         is_shape = isinstance(result, tuple) and len(result) == 2 and all(n >= 1 for n in result)
         expect(is_shape, f"{at}: should give a shape (rows, columns), got {result!r}")
         expect(fails(*result), f"{at}: gives {result}, which does not fail")

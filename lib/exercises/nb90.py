@@ -3,7 +3,7 @@
 import math
 
 from lib import machine
-from lib.exercises import NotAttempted, Wrong, attempted, exercise, expect, expect_second_derivative
+from lib.exercises import Wrong, attempted, case, exercise, expect, expect_second_derivative
 from lib.exercises.watch import expect_fixed_order, expect_kernels_alone_calculate
 from lib.measure import bench, registry
 from lib.measure.check import CheckError, check_against_float64
@@ -248,9 +248,9 @@ def _expect_case(case):
 @exercise("90.1", "Choose the cases that hurt", minutes=20, level=2)
 def check_cases(cases):
     expect(isinstance(cases, (list, tuple)), "give a list of cases, (shape, dtype, special)")
-    for case in cases:
-        _expect_case(case)
-        check_case(version_with(), case, device="cpu")
+    for each in cases:
+        _expect_case(each)
+        check_case(version_with(), each, device="cpu")
     caught = caught_by(cases)
     n_caught = sum(caught.values())
     missed = next((MISTAKES[m] for m, is_caught in caught.items() if not is_caught), "nothing")
@@ -275,10 +275,11 @@ def check_limits(limits):
     for m, n, itemsize, gbps in ((10_000, 64, 4, 1000.0), (20_000, 48, 2, 3000.0)):
         least = 4 * m * n * itemsize
         want = (least, least, least / gbps / 1e3, least / gbps / 1e3)
-        got = attempted(limits(m, n, itemsize, gbps))
+        at = f"M = {m}, N = {n}, {itemsize} bytes an element, {gbps:g} GB/s"
+        with case(at):
+            got = attempted(limits(m, n, itemsize, gbps))
         shaped = isinstance(got, (tuple, list)) and len(got) == 4
         expect(shaped, f"should return four numbers: {', '.join(labels)}")
-        at = f"M = {m}, N = {n}, {itemsize} bytes an element, {gbps:g} GB/s"
         for label, number, right in zip(labels, got, want):
             is_number = isinstance(number, (int, float)) and not isinstance(number, bool)
             expect(is_number, f"{label}: should be a number, got {type(number).__name__}")
@@ -318,15 +319,11 @@ CASES = (
 
 
 def _expect_cases(answer, gradients):
-    for case in CASES:
-        try:
-            if case is CASES[0]:
-                attempted(answer(*_inputs(case, machine.device())))
-            check_case(answer, case, gradients)
-        except (CheckError, NotAttempted, NotImplementedError):
-            raise
-        except Exception as error:
-            raise Wrong(f"{_at(case)}: raised {type(error).__name__}: {str(error)[:300]}") from None
+    for each in CASES:
+        with case(_at(each)):
+            if each is CASES[0]:
+                attempted(answer(*_inputs(each, machine.device())))
+            check_case(answer, each, gradients)
 
 
 def _expect_refusals(answer):
@@ -489,10 +486,11 @@ def check_explain(explain):
     for what, numbers in _ROWS:
         row = gap_row(*numbers)
         share, names = _explained(row, 8000.0, 2.0)
-        got = attempted(explain(dict(row), 8000.0, 2.0))
+        at = f"{what}, {row}, at 8000 GB/s and 2 µs a launch"
+        with case(at):
+            got = attempted(explain(dict(row), 8000.0, 2.0))
         shaped = isinstance(got, (tuple, list)) and len(got) == 2
         expect(shaped, "should return two things: the share in % and a pair of names")
-        at = f"{what}, {row}, at 8000 GB/s and 2 µs a launch"
         is_number = isinstance(got[0], (int, float)) and not isinstance(got[0], bool)
         expect(is_number, f"{at}: the share should be a number, got {got[0]!r}")
         expect(

@@ -73,10 +73,18 @@ def expect_no_pass(launch, n_bytes, at):
         )
 
 
+def expect_no_race(launch, at):
+    """Wrong if programs of `launch()` touch one element, one of them writing, and not all atomically.
+
+    Take inputs of several programs in each direction in which one may cut the work.
+    """
+    conflicts = races(launch)
+    expect(not conflicts, f"{at} programs race ({(conflicts or [''])[0]})")
+
+
 def expect_fixed_order(answer, inputs, at):
     """Wrong if programs of `answer(*inputs)` race, or if the bits depend on the order in which they run."""
-    conflicts = races(lambda: answer(*inputs))
-    expect(not conflicts, f"{at} programs race ({(conflicts or [''])[0]})")
+    expect_no_race(lambda: answer(*inputs), at)
     with interpreted_launches():
         forward = answer(*inputs)
         for order in ("reverse", 1, 2):

@@ -12,8 +12,9 @@ Inductor needs four things from a GPU before it writes one line of Triton, and e
     a Triton target      GPUTarget("cuda", 90, 32), to which Triton's compiler needs no driver
 
 Where it differs from a GPU: nothing is computed. Whatever asks for a number (`x.item()`,
-`if x.sum() > 0`, an autotuning run) fails. All of it rests on private parts of torch, so the versions
-are checked by `lib.nogpu.inductor` and the result is compared in `lib/tests/nogpu/test_inductor.py`.
+`if x.sum() > 0`, an autotuning run, the timing of a padded matmul) fails; `output_code` pads nothing.
+Attention takes the math route, products and a softmax. All of it rests on private parts of torch, so the
+versions are checked by `lib.nogpu.inductor` and the result is compared in `lib/tests/nogpu/test_inductor.py`.
 """
 
 import contextlib

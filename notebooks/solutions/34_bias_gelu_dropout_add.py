@@ -11,22 +11,23 @@ import triton.language as tl
 rows_that_overflow = 524289
 
 
-# %% 34.2 the counter is the number of the call in the whole tensor, not in the tile; no program_id in the seed
+# %% 34.2 a Philox call makes a byte; its counter is the call's number in the whole tensor, not in the tile
 @triton.jit
-def keep_flags_kernel(seed_ptr, out_ptr, n_elements, threshold, BLOCK_SIZE: tl.constexpr):
-    first = tl.program_id(0).to(tl.int64) * BLOCK_SIZE
-    calls = first // 8 + tl.arange(0, BLOCK_SIZE // 8)
+def keep_bits_kernel(seed_ptr, out_ptr, n_elements, threshold, BLOCK_SIZE: tl.constexpr):
+    first = tl.program_id(0).to(tl.int64) * (BLOCK_SIZE // 8)
+    calls, lanes = first + tl.arange(0, BLOCK_SIZE // 8), tl.arange(0, 8)
     a, b, c, d = tl.randint4x(tl.load(seed_ptr), calls, 7)
     words = tl.join(tl.join(a, c), tl.join(b, d))
-    bits = tl.reshape(tl.join(words & 0xFFFF, words >> 16), (BLOCK_SIZE,))
-    offsets = first + tl.arange(0, BLOCK_SIZE)
-    tl.store(out_ptr + offsets, bits >= threshold, mask=offsets < n_elements)
+    bits = tl.reshape(tl.join(words & 0xFFFF, words >> 16), (BLOCK_SIZE // 8, 8))
+    keep = (bits >= threshold) & (8 * calls[:, None] + lanes[None, :] < n_elements)
+    packed = tl.sum(keep.to(tl.int32) << lanes[None, :], axis=1)
+    tl.store(out_ptr + calls, packed.to(tl.uint8), mask=8 * calls < n_elements)
 
 
-def keep_flags(n_elements, p, seed, block_size):
-    out = torch.empty(n_elements, dtype=torch.bool, device=seed.device)
+def keep_bits(n_elements, p, seed, block_size):
+    out = torch.empty(triton.cdiv(n_elements, 8), dtype=torch.uint8, device=seed.device)
     grid = (triton.cdiv(n_elements, block_size),)
-    keep_flags_kernel[grid](seed, out, n_elements, round(65536 * p), BLOCK_SIZE=block_size)
+    keep_bits_kernel[grid](seed, out, n_elements, round(65536 * p), BLOCK_SIZE=block_size)
     return out
 
 

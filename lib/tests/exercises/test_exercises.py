@@ -145,6 +145,15 @@ def test_a_verdict_never_raises(monkeypatch):
     assert statuses == {"raises": "wrong", "is wrong": "wrong", "lacks": "skipped"}
 
 
+def test_an_error_in_an_answer_names_its_case():
+    with pytest.raises(Wrong, match="^n = 3: raised IndexError: x$"), exercises.case("n = 3"):
+        raise IndexError("x")
+    for verdict in (Wrong("y"), Skip("z"), exercises.NotAttempted(), NotImplementedError()):
+        with pytest.raises(type(verdict)) as raised, exercises.case("n = 3"):
+            raise verdict
+        assert raised.value is verdict
+
+
 def test_an_unknown_exercise_lists_those_there_are():
     with pytest.raises(ValueError, match=r"00\.1"):
         check("77.7", None)

@@ -102,7 +102,7 @@ def test_length(path):
 
 
 # Notebooks whose set-up cell still has more than six names of lib; they are being moved.
-BEING_MOVED = {"30", "32", "35"}
+BEING_MOVED = {"30"}
 
 
 def names_of_lib(source):

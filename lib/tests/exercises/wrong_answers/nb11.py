@@ -1,6 +1,6 @@
 """Plausible wrong answers to the exercises of notebook 11, named <answer>__<why>: each must be rejected."""
 
-from lib.exercises.nb11 import Standardize, clip_and_wait
+from lib.exercises.nb11 import Standardize, step_and_wait
 from lib.tests.exercises.wrong_answers import solution
 
 import torch
@@ -17,43 +17,52 @@ waiting_lines__not_numbers = ("y.max()",)
 waiting_lines__no_such_line = (3, 6, 9)
 
 
-clip__as_it_was = clip_and_wait
+step__as_it_was = step_and_wait
 
 
-def _norm(gradients):
-    return torch.stack([g.norm() for g in gradients]).norm()
+def _all_finite(gradients):
+    return torch.stack([g.isfinite().all() for g in gradients]).all()
 
 
-def clip__scales_up_too(gradients, max_norm):
-    norm = _norm(gradients)
-    return [g * (max_norm / norm) for g in gradients]
+def step__a_factor_of_zero(parameters, gradients, lr):
+    factor = lr * _all_finite(gradients)
+    return [p - factor * g for p, g in zip(parameters, gradients)]
 
 
-def clip__each_by_itself(gradients, max_norm):
-    return [g * (max_norm / g.norm()).clamp(max=1.0) for g in gradients]
+def step__each_parameter_by_itself(parameters, gradients, lr):
+    return [torch.where(g.isfinite().all(), p - lr * g, p) for p, g in zip(parameters, gradients)]
 
 
-def clip__float_instead_of_item(gradients, max_norm):
-    factor = min(1.0, max_norm / max(float(_norm(gradients)), 1e-12))
-    return [g * factor for g in gradients]
+def step__each_element_by_itself(parameters, gradients, lr):
+    return [torch.where(g.isfinite(), p - lr * g, p) for p, g in zip(parameters, gradients)]
 
 
-def clip__if_on_a_tensor(gradients, max_norm):
-    norm = _norm(gradients)
-    return [g * (max_norm / norm) for g in gradients] if norm > max_norm else gradients
+def step__nan_alone(parameters, gradients, lr):
+    good = ~torch.stack([g.isnan().any() for g in gradients]).any()
+    return [torch.where(good, p - lr * g, p) for p, g in zip(parameters, gradients)]
 
 
-def clip__torch_min_of_elements(gradients, max_norm):
-    return [g.clamp(-max_norm, max_norm) for g in gradients]
+def step__by_a_norm_that_overflows(parameters, gradients, lr):
+    finite = torch.stack([g.square().sum() for g in gradients]).sum().isfinite()
+    return [torch.where(finite, p - lr * g, p) for p, g in zip(parameters, gradients)]
 
 
-def clip__nan_at_zero(gradients, max_norm):
-    norm = _norm(gradients)
-    return [g / norm * norm.clamp(max=max_norm) for g in gradients]
+def step__first_gradient_alone(parameters, gradients, lr):
+    finite = gradients[0].isfinite().all()
+    return [torch.where(finite, p - lr * g, p) for p, g in zip(parameters, gradients)]
 
 
-def clip__one_tensor(gradients, max_norm):
-    return torch.cat([g.flatten() for g in clip_and_wait(gradients, max_norm)])
+def step__bool_of_a_tensor(parameters, gradients, lr):
+    finite = bool(_all_finite(gradients))
+    return [p - lr * g if finite else p for p, g in zip(parameters, gradients)]
+
+
+def step__never_skipped(parameters, gradients, lr):
+    return [p - lr * g for p, g in zip(parameters, gradients)]
+
+
+def step__one_tensor(parameters, gradients, lr):
+    return torch.cat([p.flatten() for p in step_and_wait(parameters, gradients, lr)])
 
 
 class OneSearch__between_2_to_the_32(_right.OneSearch):

@@ -81,6 +81,9 @@ smooth_source__no_shared_memory = (
     .replace("if (t == 127) tile[129] =", "const float right =")
     .replace("tile[t] + tile[t + 1] + tile[t + 2]", "left + own + right")
 )
+smooth_source__an_unused_tile = smooth_source__no_shared_memory.replace(
+    "  const int t = threadIdx.x;", "  __shared__ float tile[130];\n  const int t = threadIdx.x;"
+)
 
 
 @triton.jit

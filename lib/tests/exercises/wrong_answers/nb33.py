@@ -233,5 +233,37 @@ def lora_squared_relu__backward_without_a_kernel(x, delta, bias, scale):
     return _EagerBackward.apply(x, delta, bias, scale)
 
 
+@triton.jit
+def _racing_kernel(
+    dy_ptr, y_ptr, dx_ptr, ddelta_ptr, dbias_ptr, scale, n_rows, n_cols, BLOCK: tl.constexpr
+):
+    rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[:, None]
+    cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    mask, offsets = (rows < n_rows) & (cols < n_cols), rows * n_cols + cols
+    y = tl.load(y_ptr + offsets, mask=mask, other=0.0)
+    dx = tl.load(dy_ptr + offsets, mask=mask, other=0.0) * 2.0 * tl.sqrt(y)
+    tl.store(dx_ptr + offsets, dx, mask=mask)
+    tl.store(ddelta_ptr + offsets, scale * dx, mask=mask)
+    dbias = tl.load(dbias_ptr + cols, mask=cols < n_cols) + tl.sum(dx, axis=0)[None, :]
+    tl.store(dbias_ptr + cols, dbias, mask=cols < n_cols)
+
+
+class _Racing(_right.SquaredReLU):
+    """dbias in the same launch: each tile loads it, adds its rows and stores it."""
+
+    @staticmethod
+    def backward(ctx, dy):
+        (y,) = ctx.saved_tensors
+        dx, ddelta, dbias = torch.empty_like(y), torch.empty_like(y), y.new_zeros(y.shape[1])
+        _racing_kernel[(triton.cdiv(len(y), 64), triton.cdiv(y.shape[1], 64))](
+            dy.contiguous(), y, dx, ddelta, dbias, float(ctx.scale), *y.shape, BLOCK=64
+        )
+        return dx, ddelta, dbias, None
+
+
+def lora_squared_relu__tiles_race_for_dbias(x, delta, bias, scale):
+    return _Racing.apply(x, delta, bias, scale)
+
+
 def lora_squared_relu__not_squared(x, delta, bias, scale):
     return _right.lora_squared_relu(x, delta, bias, scale).sqrt()

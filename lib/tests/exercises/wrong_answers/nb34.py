@@ -47,36 +47,42 @@ def _flags(
     return out
 
 
-def keep_flags__by_place_in_the_tile(n_elements, p, seed, block_size):
-    return _flags(n_elements, p, seed, block_size, local=True)
+def _packed(flags):
+    """Eight flags a byte, the lowest bit first, zeros beyond the end."""
+    rows = torch.nn.functional.pad(flags.int(), (0, -len(flags) % 8)).view(-1, 8)
+    return (rows << torch.arange(8, device=flags.device)).sum(1).to(torch.uint8)
 
 
-def keep_flags__lanes_in_another_order(n_elements, p, seed, block_size):
-    return _flags(n_elements, p, seed, block_size, swapped=True)
+def keep_bits__by_place_in_the_tile(n_elements, p, seed, block_size):
+    return _packed(_flags(n_elements, p, seed, block_size, local=True))
 
 
-def keep_flags__ten_rounds(n_elements, p, seed, block_size):
-    return _flags(n_elements, p, seed, block_size, n_rounds=10)
+def keep_bits__lanes_in_another_order(n_elements, p, seed, block_size):
+    return _packed(_flags(n_elements, p, seed, block_size, swapped=True))
 
 
-def keep_flags__dropped_rather_than_kept(n_elements, p, seed, block_size):
-    return ~_flags(n_elements, p, seed, block_size)
+def keep_bits__ten_rounds(n_elements, p, seed, block_size):
+    return _packed(_flags(n_elements, p, seed, block_size, n_rounds=10))
 
 
-def keep_flags__equal_to_the_threshold_dropped(n_elements, p, seed, block_size):
-    return _flags(n_elements, p, seed, block_size, above=True)
+def keep_bits__dropped_rather_than_kept(n_elements, p, seed, block_size):
+    return _packed(~_flags(n_elements, p, seed, block_size))
 
 
-def keep_flags__threshold_rounded_down(n_elements, p, seed, block_size):
-    return _flags(n_elements, p, seed, block_size, whole=int)
+def keep_bits__equal_to_the_threshold_dropped(n_elements, p, seed, block_size):
+    return _packed(_flags(n_elements, p, seed, block_size, above=True))
 
 
-def keep_flags__threshold_rounded_up(n_elements, p, seed, block_size):
-    return _flags(n_elements, p, seed, block_size, whole=math.ceil)
+def keep_bits__threshold_rounded_down(n_elements, p, seed, block_size):
+    return _packed(_flags(n_elements, p, seed, block_size, whole=int))
 
 
-def keep_flags__ten_rounds_in_another_order(n_elements, p, seed, block_size):
-    return _flags(n_elements, p, seed, block_size, swapped=True, n_rounds=10)
+def keep_bits__threshold_rounded_up(n_elements, p, seed, block_size):
+    return _packed(_flags(n_elements, p, seed, block_size, whole=math.ceil))
+
+
+def keep_bits__ten_rounds_in_another_order(n_elements, p, seed, block_size):
+    return _packed(_flags(n_elements, p, seed, block_size, swapped=True, n_rounds=10))
 
 
 @triton.jit
@@ -86,29 +92,43 @@ def _rand_kernel(seed_ptr, out_ptr, n_elements, p, BLOCK_SIZE: tl.constexpr):
     tl.store(out_ptr + offsets, keep, mask=offsets < n_elements)
 
 
-def keep_flags__a_call_for_each_element(n_elements, p, seed, block_size):
+def keep_bits__a_call_for_each_element(n_elements, p, seed, block_size):
     out = torch.empty(n_elements, dtype=torch.bool, device=seed.device)
     grid = (triton.cdiv(n_elements, block_size),)
     _rand_kernel[grid](seed, out, n_elements, p, BLOCK_SIZE=block_size)
-    return out
+    return _packed(out)
 
 
-def keep_flags__integers(n_elements, p, seed, block_size):
-    return _flags(n_elements, p, seed, block_size).to(torch.int8)
+def keep_bits__integers(n_elements, p, seed, block_size):
+    return _packed(_flags(n_elements, p, seed, block_size)).to(torch.int8)
 
 
-def keep_flags__seed_read_by_python(n_elements, p, seed, block_size):
+def keep_bits__seed_read_by_python(n_elements, p, seed, block_size):
     again = torch.tensor([seed.item()], device=seed.device)
-    return _flags(n_elements, p, again, block_size)
+    return _packed(_flags(n_elements, p, again, block_size))
 
 
-def keep_flags__seed_read_as_an_int(n_elements, p, seed, block_size):
+def keep_bits__seed_read_as_an_int(n_elements, p, seed, block_size):
     again = torch.tensor([int(seed)], device=seed.device)
-    return _flags(n_elements, p, again, block_size)
+    return _packed(_flags(n_elements, p, again, block_size))
 
 
-def keep_flags__no_kernel(n_elements, p, seed, block_size):
-    return keep_mask((n_elements,), p, seed, seed.device)
+def keep_bits__no_kernel(n_elements, p, seed, block_size):
+    return _packed(keep_mask((n_elements,), p, seed, seed.device))
+
+
+keep_bits__highest_bit_first = solution(
+    "34_bias_gelu_dropout_add", "<< lanes[None, :]", "<< (7 - lanes[None, :])"
+).keep_bits
+keep_bits__bits_beyond_the_end = solution(
+    "34_bias_gelu_dropout_add",
+    " & (8 * calls[:, None] + lanes[None, :] < n_elements)",
+    "",
+).keep_bits
+
+
+def keep_bits__a_byte_each(n_elements, p, seed, block_size):
+    return _flags(n_elements, p, seed, block_size).to(torch.uint8)
 
 
 def _dropped_gate(old, new):
@@ -242,6 +262,10 @@ def _one_tile(size):
 
 drop_path__one_tile_of_128_without_a_loop = _one_tile(128)
 drop_path__one_tile_of_2048_without_a_loop = _one_tile(2048)
+
+drop_path__equal_to_the_threshold_dropped = solution(
+    "34_bias_gelu_dropout_add", "word >> 16) >= threshold", "word >> 16) > threshold"
+).drop_path
 
 
 def drop_path__seed_read_by_python(x, branch, p, seed):

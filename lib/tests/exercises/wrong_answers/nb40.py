@@ -1,5 +1,7 @@
 """Plausible wrong answers to the exercises of notebook 40, named <answer>__<why>: each must be rejected."""
 
+from lib.tests.exercises.wrong_answers import solution
+
 import torch
 import triton
 import triton.language as tl
@@ -148,6 +150,20 @@ batched__one_launch_each = _with_gradients(_one_launch_each)
 batched__first_b_for_all = _with_gradients(
     lambda a, b: _batched(a, b, strides=(*a.stride(), 0, *b.stride()[1:]))
 )
+
+batched__halves_of_k_race_for_y = solution(
+    "40_matmul",
+    "for k in range(0, n_inner, BLOCK_K):\n        inner = k + tl.arange(0, BLOCK_K).to(tl.int64)",
+    "for k in range(tl.program_id(1) * BLOCK_K, n_inner, 2 * BLOCK_K):\n"
+    "        inner = k + tl.arange(0, BLOCK_K).to(tl.int64)",
+    "    tl.store(y_ptr + rows * n_cols + cols, total, mask=(rows < n_rows) & (cols < n_cols))\n\n\ndef p",
+    "    y_ptrs, mask = y_ptr + rows * n_cols + cols, (rows < n_rows) & (cols < n_cols)\n"
+    "    if tl.program_id(1) > 0:\n        total += tl.load(y_ptrs, mask=mask)\n"
+    "    tl.store(y_ptrs, total, mask=mask)\n\n\ndef p",
+    "y = a.new_empty(n_batches, m, n)", "y = torch.empty(n_batches, m, n, device=a.device)",
+    "* triton.cdiv(n, 64),)\n    batched", "* triton.cdiv(n, 64), 2)\n    batched",
+    "return y\n\n\nclass Batched", "return y.to(a.dtype)\n\n\nclass Batched",
+).batched  # fmt: skip
 
 
 def batched__eager(a, b):

@@ -1,5 +1,7 @@
 """Plausible wrong answers to the exercises of notebook 41, named <answer>__<why>: each must be rejected."""
 
+from lib.tests.exercises.wrong_answers import solution
+
 import torch
 import torch.nn.functional as F
 import triton
@@ -211,6 +213,16 @@ def reglu_backward__copies_dy_first(dy, h):
 def reglu_backward__halves_exchanged(dy, h):
     dh, db = _reglu(dy, h)
     return dh.roll(h.shape[1] // 2, 1), db.roll(h.shape[1] // 2)
+
+
+reglu_backward__tiles_race_for_db = solution(
+    "41_linear_geglu",
+    "partial_ptr + tl.program_id(0) * 2 * n_hidden + cols", "partial_ptr + cols",
+    "tl.store(sums, tl.sum", "tl.store(sums, tl.load(sums, mask=cols < n_hidden) + tl.sum",
+    "tl.store(sums + n_hidden, tl.sum",
+    "tl.store(sums + n_hidden, tl.load(sums + n_hidden, mask=cols < n_hidden) + tl.sum",
+    "torch.empty(grid[0], 2", "torch.zeros(1, 2",
+).reglu_backward  # fmt: skip
 
 
 def reglu_backward__eager(dy, h):

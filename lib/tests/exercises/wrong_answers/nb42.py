@@ -118,8 +118,8 @@ shapes_that_show_it__one_shape = (1, 33, 1, 1)
 shapes_that_show_it__not_numbers = (("1", "33", "1", "1"), ("2", "1", "2", "1"))
 
 
-def _dz_and_du(old, new):
-    return solution("42_lora", old, new).dz_and_du
+def _dz_and_du(*changes):
+    return solution("42_lora", *changes).dz_and_du
 
 
 dz_and_du__no_scale = _dz_and_du("du * scale, mask=du_mask", "du, mask=du_mask")
@@ -138,6 +138,16 @@ dz_and_du__dy_loaded_twice = _dz_and_du(
     "        tl.store(dz_ptr + offsets, dz, mask=mask)\n"
     "        dz = tl.where(y > 0, tl.load(dy_ptr + dy_offsets, mask=mask, other=0.0), 0.0).to(dy.dtype)",
 )
+dz_and_du__column_tiles_race_for_du = _dz_and_du(
+    "for start in range(0, n_cols, BLOCK_N):", "for start in [tl.program_id(1) * BLOCK_N]:",
+    "    tl.store(du_ptr +",
+    "    du_ptrs = du_ptr + rows[:, None] * rank + ranks[None, :]\n"
+    "    du += tl.load(du_ptrs, mask=du_mask, other=0.0) / scale\n"
+    "    tl.store(du_ptr +",
+    "y.new_empty(m, rank)", "torch.zeros(m, rank, device=y.device)",
+    "dz_and_du_kernel[(triton.cdiv(m, 32),)]", "dz_and_du_kernel[(triton.cdiv(m, 32), triton.cdiv(n, 64))]",
+    "return dz, du", "return dz, du.to(y.dtype)",
+)  # fmt: skip
 
 
 def dz_and_du__du_by_pytorch(dy, y, lora_b, scale):

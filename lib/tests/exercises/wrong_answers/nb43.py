@@ -152,6 +152,15 @@ def residual_mlp__eager(x, w1, b1, w2, b2):
     return x + F.linear(torch.relu(F.linear(x, w1, b1)), w2, b2)
 
 
+residual_mlp__slices_of_h_race_for_y = solution(
+    "43_whole_mlp",
+    "other=0.0)[None, :]\n    for start in range(0, n_hidden, BLOCK_H):",
+    "other=0.0)[None, :]\n    if tl.program_id(1) > 0:\n        y = tl.load(y_ptr + offsets, mask=mask)\n"
+    "    for start in [tl.program_id(1) * BLOCK_H]:",
+    "residual_kernel[(triton.cdiv(m, 16),)]", "residual_kernel[(triton.cdiv(m, 16), triton.cdiv(h, 32))]",
+).residual_mlp  # fmt: skip
+
+
 def residual_mlp__no_residual(*inputs):
     return _residual(inputs, residual=False)
 
