@@ -10,6 +10,7 @@ import subprocess
 import torch
 
 HAS_GPU = torch.cuda.is_available()
+OLDEST_GPU = (7, 5)  # the compute capability of Turing, the oldest that PyTorch is still built for
 
 # Some virtual machines announce Intel's AMX and hide the sizes of its tiles (CPUID leaf 1DH). There oneDNN
 # fails at nearly every 16-bit product on the CPU: "could not create a primitive". With AVX-512 it works.
@@ -30,6 +31,11 @@ def pick(gpu, cpu):
 def has_gpus(n):
     """Whether this machine has a GPU, and n of them or more."""
     return HAS_GPU and (n == 1 or torch.cuda.device_count() >= n)
+
+
+def gpu_is_too_old():
+    """Whether kernels may fail on this machine's GPU because it is older than OLDEST_GPU."""
+    return HAS_GPU and torch.cuda.get_device_capability() < OLDEST_GPU
 
 
 @dataclasses.dataclass(frozen=True)

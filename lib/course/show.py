@@ -10,6 +10,7 @@ from lib.recorded import results
 
 import matplotlib.pyplot as plt
 import pandas as pd
+from IPython import get_ipython
 from IPython.display import Markdown, display
 from PIL import Image
 
@@ -182,12 +183,30 @@ def style_table(table):
 
 
 def describe():
-    """A table for a notebook's first cell: this machine, and how each part of the course runs on it."""
+    """A table for a notebook's first cell: this machine, and how each part of the course runs on it.
+
+    From then on the NameError of a cell that is run too early says what to run first.
+    """
+    if shell := get_ipython():
+        shell.set_custom_exc((NameError,), _show_name_error)
     here, has_gpu = machine.stamp(), machine.HAS_GPU
-    missing = cuda.why_no_cuda()
     rows = {
         "GPU": f"{here.gpu}, driver {here.driver}" if has_gpu else "none found",
         "torch, triton": f"{here.torch}, {here.triton}",
+    }
+    if machine.gpu_is_too_old():
+        rows["kernels"] = (
+            "may fail: this GPU is older than compute capability {}.{}. Start Jupyter "
+            "with CUDA_VISIBLE_DEVICES= in its environment, and everything runs as with no GPU"
+        ).format(*machine.OLDEST_GPU)
+    else:
+        rows |= _parts(has_gpu)
+    return style_table(pd.DataFrame(rows.items(), columns=["", "this machine"]))
+
+
+def _parts(has_gpu):
+    missing = cuda.why_no_cuda()
+    return {
         "Triton kernels": "compiled"
         if has_gpu
         else "interpreted on the CPU, loads and stores checked",
@@ -198,4 +217,13 @@ def describe():
         else "the Triton code it writes for an H200 is shown; times are recorded ones",
         "times in tables": "measured here" if has_gpu else "recorded on an NVIDIA H200",
     }
-    return style_table(pd.DataFrame(rows.items(), columns=["", "this machine"]))
+
+
+def _show_name_error(shell, kind, error, traceback, tb_offset=None):
+    """IPython's handler for a NameError: the usual traceback, and a line on what to run."""
+    if kind is NameError and error.name:  # not UnboundLocalError, which is a bug in a function
+        error.add_note(
+            f"`{error.name}` is not defined yet: run the cells above this one "
+            "(Run > Run All Above Selected Cell), or look for a typing mistake."
+        )
+    shell.showtraceback((kind, error, traceback), tb_offset=tb_offset)

@@ -116,13 +116,21 @@ def test_the_hours_of_a_part_are_the_sum_of_its_minutes():
 def test_each_notebook_leads_to_the_next_of_the_route_and_needs_only_earlier_ones():
     route = list(_minutes())
     for k, number in enumerate(route):
-        (path,) = (ROOT / "notebooks").glob(f"{number}_*.ipynb")
-        cells = nbformat.read(path, as_version=4).cells
-        needs = re.findall(r"\| Before this \|(.*)\|", cells[0].source)[0]
-        assert set(re.findall(r"\[(\d\d)", needs)) <= set(route[:k]), f"{number} needs {needs}"
-        prose = "\n".join(c.source for c in cells if c.cell_type == "markdown")
+        prose = _prose(number)
+        assert _needs(prose) <= set(route[:k]), f"{number} needs {_needs(prose)}"
         leads_to = re.findall(r"(?m)^Next: \[(\d\d)", prose)
         assert leads_to == route[k + 1 : k + 2], f"the 'Next:' of {number}"
+
+
+def _prose(number):
+    (path,) = (ROOT / "notebooks").glob(f"{number}_*.ipynb")
+    cells = nbformat.read(path, as_version=4).cells
+    return "\n".join(c.source for c in cells if c.cell_type == "markdown")
+
+
+def _needs(prose):
+    """The notebooks that a notebook's first table names as needed before it."""
+    return set(re.findall(r"\[(\d\d)", re.findall(r"\| Before this \|(.*)\|", prose)[0]))
 
 
 def test_the_kernel_of_the_readme_runs_and_its_times_are_the_recorded_ones(tmp_path):
@@ -170,6 +178,25 @@ def test_the_plans_for_teachers_add_up():
         assert sum(_minutes()[number] for number in numbers) == int(minutes), plan
         for id in exercises.split(", "):
             assert id in all_exercises() and id[:2] in numbers, f"{plan}: {id}"
+
+
+def test_a_plan_holds_what_its_notebooks_need_or_says_what_to_skip():
+    days = re.findall(r"(?m)^\| (\w.*?) \| (\[\d\d\].*?) \| \d+ \|", TEACHING)
+    plans = {}
+    for day, notebooks in days:
+        numbers = set(re.findall(r"\[(\d\d)\]", notebooks))
+        needs = numbers.union(*[_needs(_prose(number)) for number in numbers])
+        while (more := needs.union(*[_needs(_prose(n)) for n in needs])) != needs:
+            needs = more
+        plan = day.split(",")[0]
+        plans[plan] = numbers | plans.get(plan, set())  # a day of the week builds on those before
+        skips = re.search(rf"(?m)^- {plan}, without (.*): in (\d\d) skip (.*)\.$", TEACHING)
+        assert needs - plans[plan] == set(re.findall(r"\d\d", skips[1] if skips else "")), day
+        if skips:
+            assert skips[2] in numbers
+            headings = re.findall(r"(?m)^#+ (.*)$", _prose(skips[2]))
+            assert set(re.findall(r"\*(.+?)\*", skips[3])) <= set(headings), day
+    assert len(plans) == 3
 
 
 def test_the_workflow_to_copy_runs_a_notebook(tmp_path):

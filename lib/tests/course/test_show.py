@@ -4,15 +4,20 @@ import base64
 import io
 import re
 
+from lib import machine
 from lib.course import show
 from lib.measure import bench
 from lib.recorded import results
+from lib.recorded.results import ROOT
 
 import matplotlib.pyplot as plt
 import nbconvert
 import nbformat
 import pandas as pd
 import pytest
+import torch
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
 from PIL import Image
 
 ROW = {
@@ -128,3 +133,53 @@ def test_a_source_is_highlighted_in_a_font_of_one_width_on_a_page_of_nbconvert(d
     notebook = nbformat.v4.new_notebook(cells=[cell])
     page, _ = nbconvert.HTMLExporter().from_notebook_node(notebook)
     assert re.search(r'<div style="font-family: monospace">\s*<div class="highlight"><pre>', page)
+
+
+SET_UP = "from lib.course.show import describe\ndescribe()"
+
+
+def errors(*sources, **how):
+    """The error output and its text for each cell that fails, run in one kernel."""
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(s) for s in sources])
+    NotebookClient(notebook, kernel_name="python3", timeout=120, **how).execute(cwd=ROOT)
+    found = [o for cell in notebook.cells for o in cell.outputs if o.output_type == "error"]
+    return [(o, re.sub(r"\x1b\[[\d;]*m", "", "\n".join(o.traceback)).rstrip()) for o in found]
+
+
+def test_a_cell_run_too_early_says_what_to_run_first():
+    ((error, text),) = errors(SET_UP, "x = y + 1", allow_errors=True)
+    assert (error.ename, error.evalue) == ("NameError", "name 'y' is not defined")
+    assert "----> 1 x = y + 1" in text
+    assert text.splitlines()[-2:] == [
+        "NameError: name 'y' is not defined",
+        "`y` is not defined yet: run the cells above this one (Run > Run All Above Selected Cell), "
+        "or look for a typing mistake.",
+    ]
+
+
+def test_it_fails_all_the_same():
+    with pytest.raises(CellExecutionError, match="name 'y' is not defined"):
+        errors(SET_UP, "x = y + 1", "2")
+
+
+def test_other_errors_look_as_ever():
+    others = ["def f():\n    y\n    y = 1\nf()", "1 / 0", "raise NameError('x')"]
+    found = errors(*others, SET_UP, *others, allow_errors=True)
+    texts = [re.sub(r"In\[\d+\]", "In", text) for _, text in found]
+    assert len(texts) == 6 and texts[:3] == texts[3:]
+
+
+def test_describe_works_outside_ipython():
+    assert "this machine" in show.describe().to_html()
+
+
+@pytest.mark.parametrize("capability", [(7, 0), (7, 5), (9, 0)])
+def test_a_gpu_older_than_those_supported_is_named(monkeypatch, capability):
+    stamp = machine.Stamp("a GPU", "1", "2.13.0", "3.7.1", "3.12", "2026-11-26")
+    monkeypatch.setattr(machine, "HAS_GPU", True)
+    monkeypatch.setattr(machine, "stamp", lambda: stamp)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    html = show.describe().to_html()
+    assert ("older than compute capability 7.5" in html) == (capability < (7, 5))
+    assert ("measured here" in html) == (capability >= (7, 5))
+    assert "compute capability 7.5 on" in (ROOT / "README.md").read_text().replace("\n", " ")

@@ -173,20 +173,33 @@ NO_PROSE = re.compile(
 )
 
 
+def first_use(term, prose):
+    """(is it a link to the glossary?, the words around it) of a term's first use in a page's prose; or None."""
+    linked = re.sub(rf"\[[^\]]*\]{re.escape(anchor(term))}", "\0", prose)
+    # letters of an acronym have to be capitals
+    case = 0 if re.search("[A-Z]{2}", term) else re.IGNORECASE
+    words = NO_PROSE.sub(" ", linked)
+    use = re.search(rf"\0|(?<![\w-]){re.escape(term)}s?(?![\w-])", words, case)
+    return use and (use[0] == "\0", words[max(0, use.start() - 50) : use.end() + 20])
+
+
 def test_a_term_is_linked_where_the_route_first_uses_it():
     route = re.findall(
         r"(?m)^\| \[\d\d\]\(notebooks/(\w+\.ipynb)\)", (ROOT / "README.md").read_text()
     )
     assert len(route) == len(NOTEBOOKS)
     prose = {name: prose_of(ROOT / "notebooks" / name) for name in route}
-    words = {name: NO_PROSE.sub(" ", text) for name, text in prose.items()}
     for term, _ in glossary():
-        # letters of an acronym have to be capitals
-        case = 0 if re.search("[A-Z]{2}", term) else re.IGNORECASE
-        used = re.compile(rf"(?<![\w-]){re.escape(term)}s?(?![\w-])", case)
-        uses = (n for n in route if anchor(term) in prose[n] or used.search(words[n]))
-        first = next(uses)
-        assert anchor(term) in prose[first], f"{first} is the first to say {term}: link it"
+        uses = ((name, use) for name in route if (use := first_use(term, prose[name])))
+        name, (is_linked, around) = next(uses)
+        assert is_linked, f"{name} says {term} for the first time, link it there: {around!r}"
+
+
+def test_the_first_use_of_a_term_is_found():
+    link = "[Spills](glossary.md#spill)"
+    assert first_use("spill", f"# Spill\n\n`spill` [a spill](x.md) spilled $spill$ {link} spill")[0]
+    assert first_use("spill", f"Two spills. {link}") == (False, "Two spills. \0")
+    assert first_use("SM", "an sm") is None
 
 
 # --- the tools -----------------------------------------------------------------------------------------------
