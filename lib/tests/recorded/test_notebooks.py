@@ -101,10 +101,6 @@ def test_length(path):
     assert sum(bool(line.strip()) for line in code.splitlines()) <= 450
 
 
-# Notebooks whose set-up cell still has more than six names of lib; they are being moved.
-BEING_MOVED = set()
-
-
 def names_of_lib(source):
     """What a cell takes from lib: a module counts as one name, `from lib.x import a, b` as two."""
     for node in ast.walk(ast.parse(source)):
@@ -119,9 +115,6 @@ def test_the_set_up_takes_at_most_six_names_of_lib(path):
     set_up = [c.source for c in read(path).cells if "setup" in c.metadata.get("tags", [])]
     assert len(set_up) == 1
     names = list(names_of_lib(set_up[0]))
-    if path.name[:2] in BEING_MOVED:
-        assert len(names) > 6, f"{path.stem} is moved: take it off the list"
-        return
     assert len(names) <= 6, names
 
 
