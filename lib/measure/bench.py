@@ -301,10 +301,18 @@ def measure(op, shape, dtype, gradients, versions=None, progress=None, timed=Non
             if not note:
                 run_it = (timed or {}).get(name, version)
                 row |= _timed(_call(run_it, inputs, gradients), least, dtype)
+                row["note"] = _note_on(row)
         rows.append(row)
         del inputs
         torch.cuda.empty_cache()
     return rows
+
+
+def _note_on(row):
+    """The row's own note; where it has none, that its p80 passes STEADY times its p20, or ''."""
+    spread = row["p80_us"] / row["p20_us"] if "p20_us" in row else 1
+    unsteady = f"unsteady: p80 is {spread:.2f} times p20" if spread > STEADY else ""
+    return row.get("note") or unsteady
 
 
 def _timed(call, least, dtype):
@@ -313,11 +321,9 @@ def _timed(call, least, dtype):
     Below 300 µs the host may take longer than the GPU: there the GPU's own time and the host's stand apart.
     """
     timing, apart = steady_us(call), {}
-    if timing.spread > STEADY:
-        apart["note"] = f"unsteady: p80 is {timing.spread:.2f} times p20"
     if timing.median_us < 300:
         gpu = gpu_us(call)
-        apart |= {"gpu_us": gpu and round(gpu, 2), "host_us": round(host_us(call), 1)}
+        apart = {"gpu_us": gpu and round(gpu, 2), "host_us": round(host_us(call), 1)}
     limit_us = roofline.ceilings().attainable_us(**least, dtype=_name(dtype))
     return {
         "time_us": round(timing.median_us, 2),
@@ -408,7 +414,9 @@ def _recorded_rows(op, shape, dtype, gradients, configuration=None):
     wanted |= {"configuration": label}
     rows = [r for r in record["rows"] if all(r.get(k) == v for k, v in wanted.items())]
     old = ", before the code last changed" if results.is_stale(record) else ""
-    return [{**r, "where": results.where(record) + old} for r in rows]
+    where = results.where(record) + old
+    # a record may be older than the note
+    return [{**r, "where": where, "note": _note_on(r)} for r in rows]
 
 
 def _shape(shape):

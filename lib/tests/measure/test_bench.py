@@ -3,6 +3,7 @@
 from lib import machine
 from lib.measure import bench, registry
 from lib.measure.check import check_against_float64
+from lib.recorded import results
 
 import pytest
 import torch
@@ -44,6 +45,24 @@ def test_what_is_unsteady_is_timed_again(spreads, want, monkeypatch):
     monkeypatch.setattr(bench, "time_us", lambda fn: timings.pop(0))
     assert bench.steady_us(None).spread == pytest.approx(want)
     assert not timings
+
+
+@pytest.mark.parametrize(
+    ("recorded", "want"),
+    [
+        ({"p20_us": 100, "p80_us": 110, "note": ""}, ""),
+        ({"p20_us": 100, "p80_us": 111, "note": ""}, "unsteady: p80 is 1.11 times p20"),
+        ({"note": "✘ not timed: …"}, "✘ not timed: …"),
+    ],
+)
+def test_a_recorded_row_that_is_unsteady_says_so_as_a_measured_one(recorded, want, monkeypatch):
+    """Some records are older than the note."""
+    op = registry.ROPE
+    case = {"shape": [*op.bench_shapes[0]], "dtype": "bfloat16", "gradients": True}
+    record = results.load(op.name) | {"rows": [{**case, "version": "triton", **recorded}]}
+    monkeypatch.setattr(results, "load", lambda name: record)
+    (row,) = bench._recorded_rows(op, op.bench_shapes[0], torch.bfloat16, gradients=True)
+    assert row["note"] == want
 
 
 def test_a_function_kept_out_of_the_compiler_still_runs():
