@@ -207,7 +207,7 @@ def _compiled(eager):
 
 
 @contextlib.contextmanager
-def _really_compiled(not_compiled=()):
+def really_compiled(not_compiled=()):
     """Inside, torch.compile raises where it would fall back to eager, as it does after 8 shapes.
 
     Around the measuring and not in the version: entering it costs as much host time as a launch.
@@ -222,7 +222,7 @@ def _really_compiled(not_compiled=()):
         yield
 
 
-def _call(version, inputs, gradients):
+def call_of(version, inputs, gradients):
     """A closure to time: the forward pass alone, or forward and backward with fresh gradients."""
     if not gradients:
         values = detached(inputs)
@@ -288,7 +288,7 @@ def measure(op, shape, dtype, gradients, versions=None, progress=None, timed=Non
             progress.set_postfix_str(f"{op.name} {name} {tuple(shape)}")
         few = op.checked_shape(shape)
         checked = op.checked_inputs(few, dtype, machine.device())
-        with _really_compiled(op.not_compiled):
+        with really_compiled(op.not_compiled):
             error, note = _checked(name, version, op, checked, gradients)
             del checked
             inputs = op.inputs(shape, dtype, machine.device())
@@ -300,7 +300,7 @@ def measure(op, shape, dtype, gradients, versions=None, progress=None, timed=Non
             }
             if not note:
                 run_it = (timed or {}).get(name, version)
-                row |= _timed(_call(run_it, inputs, gradients), least, dtype)
+                row |= _timed(call_of(run_it, inputs, gradients), least, dtype)
                 row["note"] = _note_on(row)
         rows.append(row)
         del inputs
@@ -324,7 +324,7 @@ def _timed(call, least, dtype):
     if timing.median_us < 300:
         gpu = gpu_us(call)
         apart = {"gpu_us": gpu and round(gpu, 2), "host_us": round(host_us(call), 1)}
-    limit_us = roofline.ceilings().attainable_us(**least, dtype=_name(dtype))
+    limit_us = roofline.ceilings().attainable_us(**least, dtype=dtype_name(dtype))
     return {
         "time_us": round(timing.median_us, 2),
         "p20_us": round(timing.p20_us, 2),
@@ -373,7 +373,7 @@ def ladder(op, shape=None, dtype=torch.float32, gradients=False, versions=None, 
         rows = _checked_here(op, dtype, gradients, versions, recorded)
     table = pd.DataFrame(rows).reindex(columns=COLUMNS)
     what = "forward and backward" if gradients else "forward"
-    table.attrs["caption"] = f"{op.title}, {what}, {_shape(shape)}, {_name(dtype)}"
+    table.attrs["caption"] = f"{op.title}, {what}, {_shape(shape)}, {dtype_name(dtype)}"
     if _compute_bound(op, shape, dtype, gradients):
         table.attrs["flops"] = op.flops(shape, gradients)
     return table
@@ -387,7 +387,7 @@ def _to_time(op, configuration):
 def _compute_bound(op, shape, dtype, gradients):
     """Whether arithmetic and not traffic sets the least time."""
     top, bytes_moved = roofline.ceilings(), op.bytes_moved(shape, dtype.itemsize, gradients)
-    return op.flops(shape, gradients) > bytes_moved * top.ridge(_name(dtype))
+    return op.flops(shape, gradients) > bytes_moved * top.ridge(dtype_name(dtype))
 
 
 def _checked_here(op, dtype, gradients, versions, recorded):
@@ -410,7 +410,7 @@ def _recorded_rows(op, shape, dtype, gradients, configuration=None):
         return []
     # Rows of the first configuration, the op's own, carry no label.
     label = None if configuration == next(iter(op.configurations)) else configuration
-    wanted = {"shape": list(shape), "dtype": _name(dtype), "gradients": gradients}
+    wanted = {"shape": list(shape), "dtype": dtype_name(dtype), "gradients": gradients}
     wanted |= {"configuration": label}
     rows = [r for r in record["rows"] if all(r.get(k) == v for k, v in wanted.items())]
     old = ", before the code last changed" if results.is_stale(record) else ""
@@ -423,7 +423,8 @@ def _shape(shape):
     return "×".join(map(str, shape))
 
 
-def _name(dtype):
+def dtype_name(dtype):
+    """'float32' of torch.float32, as records have it."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -438,7 +439,7 @@ def run(op, quick=False):
         for label, shape, dtype, gradients in progress:
             chosen = op.configured(label)
             fitted = fit(chosen, shape, dtype)
-            case = {"shape": list(fitted), "dtype": _name(dtype), "gradients": gradients}
+            case = {"shape": list(fitted), "dtype": dtype_name(dtype), "gradients": gradients}
             if label is not None:
                 case["configuration"] = label
             timed = _to_time(op, label)
@@ -469,7 +470,7 @@ def _host_rows(op):
         inputs = detached(op.inputs(shape, torch.float32, machine.device()))
         call = functools.partial(version, *inputs)
         row = {"shape": list(shape), "dtype": "host", "version": name}
-        with _really_compiled():
+        with really_compiled():
             row["host_us"] = round(host_us(call), 1)
         rows.append(row)
     return rows

@@ -71,7 +71,7 @@ def test_a_function_kept_out_of_the_compiler_still_runs():
     inputs = op.inputs((8, 16), torch.float32, machine.device())
     compiled = torch.compile(op.eager, backend="eager", dynamic=False)
     (mask,) = op.not_compiled
-    with bench._really_compiled(op.not_compiled):
+    with bench.really_compiled(op.not_compiled):
         check_against_float64(compiled, op.eager, *inputs, name="compiled")
         frames = torch._dynamo.utils.counters["graph_break"]
         assert frames, "the mask was compiled with the rest"
