@@ -129,7 +129,7 @@ def _calls(runs, tensors, gradients):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
-                call = bench._call(run, tensors, gradients)
+                call = bench.call_of(run, tensors, gradients)
                 call()
                 calls[name] = call
             except RuntimeError:  # torch.OutOfMemoryError is one

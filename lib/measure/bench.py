@@ -207,7 +207,7 @@ def _compiled(eager):
 
 
 @contextlib.contextmanager
-def _really_compiled(not_compiled=()):
+def really_compiled(not_compiled=()):
     """Inside, torch.compile raises where it would fall back to eager, as it does after 8 shapes.
 
     Around the measuring and not in the version: entering it costs as much host time as a launch.
@@ -222,7 +222,7 @@ def _really_compiled(not_compiled=()):
         yield
 
 
-def _call(version, inputs, gradients):
+def call_of(version, inputs, gradients):
     """A closure to time: the forward pass alone, or forward and backward with fresh gradients."""
     if not gradients:
         values = detached(inputs)
@@ -288,7 +288,7 @@ def measure(op, shape, dtype, gradients, versions=None, progress=None, timed=Non
             progress.set_postfix_str(f"{op.name} {name} {tuple(shape)}")
         few = op.checked_shape(shape)
         checked = op.checked_inputs(few, dtype, machine.device())
-        with _really_compiled(op.not_compiled):
+        with really_compiled(op.not_compiled):
             error, note = _checked(name, version, op, checked, gradients)
             del checked
             inputs = op.inputs(shape, dtype, machine.device())
@@ -300,11 +300,19 @@ def measure(op, shape, dtype, gradients, versions=None, progress=None, timed=Non
             }
             if not note:
                 run_it = (timed or {}).get(name, version)
-                row |= _timed(_call(run_it, inputs, gradients), least, dtype)
+                row |= _timed(call_of(run_it, inputs, gradients), least, dtype)
+                row["note"] = _note_on(row)
         rows.append(row)
         del inputs
         torch.cuda.empty_cache()
     return rows
+
+
+def _note_on(row):
+    """The row's own note; where it has none, that its p80 passes STEADY times its p20, or ''."""
+    spread = row["p80_us"] / row["p20_us"] if "p20_us" in row else 1
+    unsteady = f"unsteady: p80 is {spread:.2f} times p20" if spread > STEADY else ""
+    return row.get("note") or unsteady
 
 
 def _timed(call, least, dtype):
@@ -313,12 +321,10 @@ def _timed(call, least, dtype):
     Below 300 µs the host may take longer than the GPU: there the GPU's own time and the host's stand apart.
     """
     timing, apart = steady_us(call), {}
-    if timing.spread > STEADY:
-        apart["note"] = f"unsteady: p80 is {timing.spread:.2f} times p20"
     if timing.median_us < 300:
         gpu = gpu_us(call)
-        apart |= {"gpu_us": gpu and round(gpu, 2), "host_us": round(host_us(call), 1)}
-    limit_us = roofline.ceilings().attainable_us(**least, dtype=_name(dtype))
+        apart = {"gpu_us": gpu and round(gpu, 2), "host_us": round(host_us(call), 1)}
+    limit_us = roofline.ceilings().attainable_us(**least, dtype=dtype_name(dtype))
     return {
         "time_us": round(timing.median_us, 2),
         "p20_us": round(timing.p20_us, 2),
@@ -367,7 +373,7 @@ def ladder(op, shape=None, dtype=torch.float32, gradients=False, versions=None, 
         rows = _checked_here(op, dtype, gradients, versions, recorded)
     table = pd.DataFrame(rows).reindex(columns=COLUMNS)
     what = "forward and backward" if gradients else "forward"
-    table.attrs["caption"] = f"{op.title}, {what}, {_shape(shape)}, {_name(dtype)}"
+    table.attrs["caption"] = f"{op.title}, {what}, {_shape(shape)}, {dtype_name(dtype)}"
     if _compute_bound(op, shape, dtype, gradients):
         table.attrs["flops"] = op.flops(shape, gradients)
     return table
@@ -381,7 +387,7 @@ def _to_time(op, configuration):
 def _compute_bound(op, shape, dtype, gradients):
     """Whether arithmetic and not traffic sets the least time."""
     top, bytes_moved = roofline.ceilings(), op.bytes_moved(shape, dtype.itemsize, gradients)
-    return op.flops(shape, gradients) > bytes_moved * top.ridge(_name(dtype))
+    return op.flops(shape, gradients) > bytes_moved * top.ridge(dtype_name(dtype))
 
 
 def _checked_here(op, dtype, gradients, versions, recorded):
@@ -404,18 +410,21 @@ def _recorded_rows(op, shape, dtype, gradients, configuration=None):
         return []
     # Rows of the first configuration, the op's own, carry no label.
     label = None if configuration == next(iter(op.configurations)) else configuration
-    wanted = {"shape": list(shape), "dtype": _name(dtype), "gradients": gradients}
+    wanted = {"shape": list(shape), "dtype": dtype_name(dtype), "gradients": gradients}
     wanted |= {"configuration": label}
     rows = [r for r in record["rows"] if all(r.get(k) == v for k, v in wanted.items())]
     old = ", before the code last changed" if results.is_stale(record) else ""
-    return [{**r, "where": results.where(record) + old} for r in rows]
+    where = results.where(record) + old
+    # a record may be older than the note
+    return [{**r, "where": where, "note": _note_on(r)} for r in rows]
 
 
 def _shape(shape):
     return "×".join(map(str, shape))
 
 
-def _name(dtype):
+def dtype_name(dtype):
+    """'float32' of torch.float32, as records have it."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -430,7 +439,7 @@ def run(op, quick=False):
         for label, shape, dtype, gradients in progress:
             chosen = op.configured(label)
             fitted = fit(chosen, shape, dtype)
-            case = {"shape": list(fitted), "dtype": _name(dtype), "gradients": gradients}
+            case = {"shape": list(fitted), "dtype": dtype_name(dtype), "gradients": gradients}
             if label is not None:
                 case["configuration"] = label
             timed = _to_time(op, label)
@@ -461,7 +470,7 @@ def _host_rows(op):
         inputs = detached(op.inputs(shape, torch.float32, machine.device()))
         call = functools.partial(version, *inputs)
         row = {"shape": list(shape), "dtype": "host", "version": name}
-        with _really_compiled():
+        with really_compiled():
             row["host_us"] = round(host_us(call), 1)
         rows.append(row)
     return rows

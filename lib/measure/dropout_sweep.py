@@ -81,7 +81,7 @@ def run(quick=False, versions=VERSIONS):
     rows = []
     with tqdm(cases(quick), unit="case", desc="sweep") as progress:
         for shape, p, dtype in progress:
-            progress.set_postfix_str(f"{shape[0]}×{shape[1]} p={p} {bench._name(dtype)}")
+            progress.set_postfix_str(f"{shape[0]}×{shape[1]} p={p} {bench.dtype_name(dtype)}")
             for name in versions:
                 if name == "compiled" and p != COMPILED_P:
                     continue
@@ -92,16 +92,16 @@ def run(quick=False, versions=VERSIONS):
 def _measure(name, function, shape, p, dtype):
     x, bias, residual = tensors = inputs(shape, dtype, machine.device())
     itemsize, n = x.element_size(), x.numel()
-    case = {"rows": shape[0], "columns": shape[1], "p": p, "dtype": bench._name(dtype)}
+    case = {"rows": shape[0], "columns": shape[1], "p": p, "dtype": bench.dtype_name(dtype)}
     case["version"] = name
     found = []
-    with bench._really_compiled():
+    with bench.really_compiled():
         try:
             error = check_version(function, *tensors, p)
         except CheckError as difference:
             return [{**case, "pass": "forward", "note": f"✘ not timed: {difference}"}]
         for gradients in (False, True):
-            call = bench._call(lambda x, b, r: function(x, b, r, p), tensors, gradients)
+            call = bench.call_of(lambda x, b, r: function(x, b, r, p), tensors, gradients)
             timing = bench.time_us(call, rep_ms=50)
             least = (6 if gradients else 3) * n * itemsize
             found.append(

@@ -101,13 +101,14 @@ class _Launch:
         if addresses.size == 0:
             return
         first, last = int(addresses.min()), int(addresses.max())
-        owner = self._owner(first, last)
+        owner = self.owner(first, last)
         if owner is None:
             self._access_several(verb, addresses)
         elif _counting:
             owner.touched[verb].append(np.array(addresses))
 
-    def _owner(self, first, last):
+    def owner(self, first, last):
+        """The argument that holds these addresses, or None."""
         inside = [a for a in self.arguments if a.holds(first, last)]
         # Two arguments may share a storage (in place): take the one that starts nearest below.
         return min(inside, key=lambda a: (first < a.base, abs(first - a.base)), default=None)
@@ -141,7 +142,7 @@ class _Launch:
 
 # A launch patches triton.language while it runs, so only one thread at a time may launch.
 _ONE_AT_A_TIME = threading.RLock()
-_running: list[_Launch] = []  # the launch in progress; a helper's launch nests
+running: list[_Launch] = []  # the launch in progress; a helper's launch nests
 _counting: list[Traffic] = []  # the Traffic objects of active count_traffic calls
 
 
@@ -173,10 +174,10 @@ def _hook_accesses(builder):
     cas, rmw = builder.create_atomic_cas, builder.create_atomic_rmw
 
     def check(verb, pointers, mask):
-        if _running:
+        if running:
             # a bool combined with a scalar arrives as integers, which would be taken for indices
             mask = np.broadcast_to(getattr(mask, "data", mask), pointers.data.shape).astype(bool)
-            _running[-1].access(verb, pointers.data, mask)
+            running[-1].access(verb, pointers.data, mask)
 
     def create_masked_load(self, pointers, mask, *rest, **options):
         check("loaded", pointers, mask)
@@ -210,7 +211,7 @@ def _hook_launches(executor):
     def init_args_host(self, args, kwargs):
         host_args, host_kwargs = init_args(self, args, kwargs)
         named = [*zip(self.arg_names, host_args), *host_kwargs.items()]
-        _running[-1].arguments = [
+        running[-1].arguments = [
             _Argument(name, tensor) for name, value in named for tensor in _tensors(value)
         ]
         return host_args, host_kwargs
@@ -220,13 +221,13 @@ def _hook_launches(executor):
             return watched(self, *args, **kwargs)
 
     def watched(self, *args, **kwargs):
-        _running.append(_Launch(self.fn.__name__, []))
+        running.append(_Launch(self.fn.__name__, []))
         try:
             call(self, *args, **kwargs)
         except InterpreterError as error:
             raise _root_cause(error) from None
         finally:
-            _record(_running.pop())
+            _record(running.pop())
 
     executor._init_args_hst, executor.__call__ = init_args_host, launch
 

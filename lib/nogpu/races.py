@@ -46,7 +46,7 @@ def _logged(method, log, what, pointers_at, mask_at):
         mask = True if mask_at is None else getattr(args[mask_at], "data", args[mask_at])
         addresses = pointers[np.broadcast_to(mask, pointers.shape)]
         program = np.ravel_multi_index(self.grid_idx, self.grid_dim)
-        log[memory._running[-1]].append((what, int(program), addresses.ravel()))
+        log[memory.running[-1]].append((what, int(program), addresses.ravel()))
         return method(self, *args)
 
     return wrapped
@@ -60,7 +60,7 @@ def _conflicts(running, accesses):
     sentences = {}
     for address in sorted(by_address):
         pair = _racing_pair(by_address[address])
-        argument = running._owner(address, address)
+        argument = running.owner(address, address)
         if pair and argument.name not in sentences:
             (what, one), (what_else, other) = pair
             sentences[argument.name] = (

@@ -11,7 +11,7 @@ Traffic   M rows of N elements of s bytes. Forward 4MNs (x, residual, h, y), in 
 Norm      y = h · r · weight, r = 1 / √(mean(h²) + eps) (Zhang and Sennrich, Root Mean Square Layer
           Normalization, 2019).
 Backward  With n = h·r and g = weight·dy: dx = dh + r·(g - n · mean(g·n)), for x and residual alike;
-          dweight = dy·n summed over rows. Saves h and weight only: a row that is read gives its r again.
+          dweight = dy·n summed over rows. Saves h and weight only: r is computed again from its row.
 Copy it   this file. MIT licence.
 """
 
@@ -73,7 +73,7 @@ def _add_rms_norm_fwd_kernel(
     rounded = (x.to(COMPUTE) + residual.to(COMPUTE)).to(h_ptr.dtype.element_ty)
     tl.store(h_ptr + rows * n_cols + cols, rounded, mask=mask)
     h = rounded.to(COMPUTE)
-    # columns that are not there are 0 and add nothing
+    # masked-off columns contribute 0
     root = tl.rsqrt(tl.sum(h * h, axis=1)[:, None] / n_cols + eps)
     y = h * root * weight
     tl.store(y_ptr + rows * n_cols + cols, y, mask=mask)
@@ -166,7 +166,7 @@ def _sum_rows_kernel(
     tl.store(out_ptr + cols, tl.sum(total, axis=0), mask=cols < n_cols)
 
 
-# --- plan and launch -----------------------------------------------------------------------------------------
+# --- plan (the dispatch heuristic) and launch ----------------------------------------------------------------
 
 
 def _cdiv(a, b):
@@ -229,10 +229,10 @@ def _plan(n_cols, itemsize):
 
 @functools.cache
 def _plan_backward(n_cols):
-    """(block_m, num_warps, strips): sixteen warps for each of an H200's 132 multiprocessors, or one program."""
+    """(block_m, num_warps, strips): sixteen warps for each of an H200's 132 SMs, or one program."""
     block_n = _power_of_2(n_cols)
     num_warps = max(1, block_n // 1024) if block_n <= _READ_AGAIN_ABOVE else 32
-    # every program more is a row more in the last sum
+    # each further program adds a row to the last sum
     return max(1, 1024 // block_n), num_warps, 132 * max(1, 16 // num_warps)
 
 
@@ -278,7 +278,7 @@ def _launch_backward(plan, dy, dh, h, weight, dx, eps, dtype):
 
 
 def _sum_rows(partial, dtype):
-    """What the strips add up to, in one launch and in a fixed order: the same bits in every run."""
+    """The sum over strips (row chunks), in one launch and in a fixed order: the same bits in every run."""
     n_strips, n_cols = partial.shape
     if n_strips == 1:
         return partial.view(n_cols)  # in this dtype already
@@ -348,11 +348,9 @@ class _Undifferentiable(torch.autograd.Function):
 
 
 def _once(backward):
-    """A Function's backward that runs once: differentiating what it returns raises instead of being wrong.
-
-    The error stands between the gradients and all that they depend on. That of PyTorch's once_differentiable
-    stands beside: autograd.grad(..., inputs) never comes by it.
-    """
+    """A Function's backward that runs once: differentiating what it returns raises instead of being wrong."""
+    # The error lies on every path from the gradients to what they depend on. That of PyTorch's
+    # once_differentiable lies beside, where autograd.grad(..., inputs) does not pass.
 
     def guarded(ctx, *dys):
         if not torch.is_grad_enabled():  # the usual case: without create_graph=True
@@ -456,14 +454,15 @@ def _refuse_arguments(name, x, residual, weight, eps):
 
 
 def _needs_grad(*tensors):
-    """Whether autograd has to know; of forward-mode AD and torch.func, too: it refuses what a kernel loses."""
+    """Whether to go through autograd: also under forward-mode AD and torch.func, so that it raises an error."""
+    # The private import is for functionalize: its tensors have no memory, and a kernel would read address 0.
     backward = torch.is_grad_enabled() and any([t.requires_grad for t in tensors])
     transforms = not torch.compiler.is_compiling() and retrieve_all_functorch_interpreters()
     return backward or forward_ad._current_level >= 0 or transforms
 
 
 def _explain(error, name, eager):
-    """In place of an error that comes of torch.func or of forward-mode AD, one that says so and what to do."""
+    """Under torch.func or forward-mode AD, raise an error that names them and the remedy."""
     if forward_ad._current_level >= 0 or retrieve_all_functorch_interpreters():
         reach = "torch.func (grad, jvp, vmap) and forward-mode AD do not reach into a kernel"
         raise RuntimeError(f"{name}: {reach}; under them use {eager}") from error

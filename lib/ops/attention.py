@@ -8,8 +8,8 @@ Shapes    q, o: (B, H, Sq, D); k, v: (B, G, Sk, D), H a multiple of G: H/G heads
 Mask      Query i sees key j where all of these hold. Both count from 0, also where Sq and Sk differ (top left):
           is_causal              j <= i, as in PyTorch's scaled_dot_product_attention
           window (left, right)   i - left <= j <= i + right; -1 is no limit on that side
-          lengths (B,)           j < lengths[b]; the keys behind are padding, of which nothing is read.
-                                 Below 0 is as 0, beyond Sk as Sk: to refuse it the host would have to wait.
+          lengths (B,)           j < lengths[b]; the keys after these are padding and are never read.
+                                 Clamped to 0 … Sk: refusing others would make the host wait.
           A query that sees no key has o = 0, and gradients of 0.
 Dtypes    float16, bfloat16 (scores, softmax and sums in float32; weights rounded to 16 bits for the product
           with v), float32 (products by 3xTF32, 21 bits of each factor; never TF32) and float64.
@@ -61,7 +61,7 @@ class Tile(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """How one call is launched: the tile of each kernel, and of the forward pass who takes which.
+    """How one call is launched: the tile of each kernel, and which kernel runs.
 
     n_parts: of the keys, from 2 on with a second kernel that adds the parts up. packed: whether the queries of
     all heads that share k and v lie in one tile. tma: whether TMA fetches tiles, where it can, for the
@@ -169,9 +169,9 @@ def _store_rows(
 
 @triton.jit
 def _shift_of(top, factor):
-    # top·factor, and the factor of all scores. x·factor - top·factor is one multiply-add, rounded once: above 0
-    # by what top·factor was rounded. Where that is much a lower score has no weight, by any factor: there by a
-    # power of 2, which rounds nothing.
+    # top·factor, and the factor of all scores. x·factor - top·factor is one multiply-add, rounded once. It
+    # can exceed 0 by the rounding error of top·factor. Where that error is large, no factor gives lower scores
+    # any weight: there it becomes a power of 2, which rounds nothing.
     LIMIT: tl.constexpr = 2.0**56 if top.dtype == tl.float64 else 2.0**27
     factor = tl.where(tl.abs(top * factor) < LIMIT, factor, tl.exp2(tl.ceil(tl.log2(factor))))
     return top * factor, factor
@@ -631,7 +631,7 @@ def _attention_gluon_kernel(
     )  # fmt: skip
 
 
-# --- plan and launch -----------------------------------------------------------------------------------------
+# --- plan (the dispatch heuristic) and launch ----------------------------------------------------------------
 
 # For Hopper: the tiles of the forward pass, of dq, and of dk and dv, by what multiplies and by D at most.
 # "half": 16 bits; "float": 3xTF32; "double": float64. On other GPUs "elsewhere": correct, and not tuned.
@@ -769,7 +769,7 @@ def _options_of(q, tile):
 
 
 def _tma_fits(*tensors):
-    """Whether it can: 16 bits, or one float32 a row; rows that lie apart, on 16-byte boundaries."""
+    """Whether TMA can read them: 16 bits, or one float32 a row; rows that lie apart, on 16-byte boundaries."""
     for t in tensors:
         pitches = [stride * t.itemsize for stride in t.stride()[:-1]]
         aligned = t.data_ptr() % 16 == 0 and all([p > 0 and p % 16 == 0 for p in pitches])
@@ -917,11 +917,9 @@ class _Undifferentiable(torch.autograd.Function):
 
 
 def _once(backward):
-    """A Function's backward that runs once: differentiating what it returns raises instead of being wrong.
-
-    The error stands between the gradients and all that they depend on. That of PyTorch's once_differentiable
-    stands beside: autograd.grad(..., inputs) never comes by it.
-    """
+    """A Function's backward that runs once: differentiating what it returns raises instead of being wrong."""
+    # The error lies on every path from the gradients to what they depend on. That of PyTorch's
+    # once_differentiable lies beside, where autograd.grad(..., inputs) does not pass.
 
     def guarded(ctx, *dys):
         if not torch.is_grad_enabled():  # the usual case: without create_graph=True
@@ -1058,14 +1056,15 @@ def _refuse_arguments(name, q, k, v, lengths, window, scale):
 
 
 def _needs_grad(*tensors):
-    """Whether autograd has to know; of forward-mode AD and torch.func, too: it refuses what a kernel loses."""
+    """Whether to go through autograd: also under forward-mode AD and torch.func, so that it raises an error."""
+    # The private import is for functionalize: its tensors have no memory, and a kernel would read address 0.
     backward = torch.is_grad_enabled() and any([t.requires_grad for t in tensors])
     transforms = not torch.compiler.is_compiling() and retrieve_all_functorch_interpreters()
     return backward or forward_ad._current_level >= 0 or transforms
 
 
 def _explain(error, name, eager):
-    """In place of an error that comes of torch.func or of forward-mode AD, one that says so and what to do."""
+    """Under torch.func or forward-mode AD, raise an error that names them and the remedy."""
     if forward_ad._current_level >= 0 or retrieve_all_functorch_interpreters():
         reach = "torch.func (grad, jvp, vmap) and forward-mode AD do not reach into a kernel"
         raise RuntimeError(f"{name}: {reach}; under them use {eager}") from error
@@ -1096,7 +1095,7 @@ def attention_triton(
     q: (B, H, Sq, D); k and v: (B, G, Sk, D), H a multiple of G, D up to 256, any strides, of one dtype and
     device. is_causal: query i sees the keys j <= i, counted from 0 on both sides also where Sq and Sk differ.
     window: (left, right), query i sees i - left <= j <= i + right, -1 for no limit on that side. lengths: (B,)
-    int32 or int64, the keys of each sample; those behind are padding and are not read. A query that sees no
+    int32 or int64, the keys of each sample; those after are padding and are not read. A query that sees no
     key has o = 0 and no part in any gradient. scale: a finite Python number; None is 1/√D.
     Returns o, (B, H, Sq, D), in the memory layout of q. The same bits in every run.
     plan: a Plan in place of the one chosen, for tuning; torch.compile leaves it out.

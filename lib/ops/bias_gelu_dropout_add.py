@@ -146,8 +146,8 @@ def _philox(seed, counter):
 
 @triton.jit
 def _fold_ends(n_rows, n_cols, cols, FOLD: tl.constexpr):
-    # FOLD rows on end are one of n_cols. Masks that end at a multiple of 16 leave 16-byte loads whole: this
-    # one, and offsets and mask of what is behind it, fewer than 16 elements, for the columns of a tile.
+    # FOLD consecutive rows count as one of n_cols. A mask that ends at a multiple of 16 leaves 16-byte loads
+    # whole. Returns where it ends, and offsets and mask of the fewer than 16 elements after it.
     end = n_rows.to(tl.int64) * (n_cols // FOLD)
     whole = end // 16 * 16
     last = (n_rows // FOLD).to(tl.int64) * n_cols + cols
@@ -288,7 +288,7 @@ def _sum_rows_kernel(
     tl.store(out_ptr + cols, tl.sum(total, axis=0), mask=cols < n_cols)
 
 
-# --- plan and launch -----------------------------------------------------------------------------------------
+# --- plan (the dispatch heuristic) and launch ----------------------------------------------------------------
 
 
 def _cdiv(a, b):
@@ -416,7 +416,7 @@ def _launch_backward(plan, dy, x, dx, bias, p, seed, dtype, first=0):
 
 
 def _sum_rows(partial, dtype):
-    """What the strips add up to, in one launch and in a fixed order: the same bits in every run."""
+    """The sum over strips (row chunks), in one launch and in a fixed order: the same bits in every run."""
     n_strips, n_cols = partial.shape
     if n_strips == 1:
         return partial.view(n_cols)  # in this dtype already
@@ -484,11 +484,9 @@ class _Undifferentiable(torch.autograd.Function):
 
 
 def _once(backward):
-    """A Function's backward that runs once: differentiating what it returns raises instead of being wrong.
-
-    The error stands between the gradients and all that they depend on. That of PyTorch's once_differentiable
-    stands beside: autograd.grad(..., inputs) never comes by it.
-    """
+    """A Function's backward that runs once: differentiating what it returns raises instead of being wrong."""
+    # The error lies on every path from the gradients to what they depend on. That of PyTorch's
+    # once_differentiable lies beside, where autograd.grad(..., inputs) does not pass.
 
     def guarded(ctx, *dys):
         if not torch.is_grad_enabled():  # the usual case: without create_graph=True
@@ -587,14 +585,15 @@ def _refuse_arguments(name, x, bias, residual, p):
 
 
 def _needs_grad(*tensors):
-    """Whether autograd has to know; of forward-mode AD and torch.func, too: it refuses what a kernel loses."""
+    """Whether to go through autograd: also under forward-mode AD and torch.func, so that it raises an error."""
+    # The private import is for functionalize: its tensors have no memory, and a kernel would read address 0.
     backward = torch.is_grad_enabled() and any([t.requires_grad for t in tensors])
     transforms = not torch.compiler.is_compiling() and retrieve_all_functorch_interpreters()
     return backward or forward_ad._current_level >= 0 or transforms
 
 
 def _explain(error, name, eager):
-    """In place of an error that comes of torch.func or of forward-mode AD, one that says so and what to do."""
+    """Under torch.func or forward-mode AD, raise an error that names them and the remedy."""
     if forward_ad._current_level >= 0 or retrieve_all_functorch_interpreters():
         reach = "torch.func (grad, jvp, vmap) and forward-mode AD do not reach into a kernel"
         raise RuntimeError(f"{name}: {reach}; under them use {eager}") from error

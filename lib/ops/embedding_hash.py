@@ -49,7 +49,7 @@ class Plan(NamedTuple):
 def _tables(num_rows, device):
     """(2, T) on the device, the same tensor in every call: each table's rows, and where it starts in weight.
 
-    To make it is a copy to the GPU, for which the host waits, and which a CUDA graph cannot capture.
+    Making it copies to the GPU: the host waits for that, and a CUDA graph cannot capture it.
     """
     if torch.compiler.is_compiling() or retrieve_all_functorch_interpreters():
         return _tables_anew(num_rows, device)  # theirs, not for a call after them
@@ -133,7 +133,7 @@ def _embedding_hash_bwd_kernel(
     tl.atomic_add(dweight_ptr + row[:, None] * DIM + cols, dy, mask=mask, sem="relaxed")
 
 
-# --- plan and launch -----------------------------------------------------------------------------------------
+# --- plan (the dispatch heuristic) and launch ----------------------------------------------------------------
 
 
 def _cdiv(a, b):
@@ -256,11 +256,9 @@ class _Undifferentiable(torch.autograd.Function):
 
 
 def _once(backward):
-    """A Function's backward that runs once: differentiating what it returns raises instead of being wrong.
-
-    The error stands between the gradients and all that they depend on. That of PyTorch's once_differentiable
-    stands beside: autograd.grad(..., inputs) never comes by it.
-    """
+    """A Function's backward that runs once: differentiating what it returns raises instead of being wrong."""
+    # The error lies on every path from the gradients to what they depend on. That of PyTorch's
+    # once_differentiable lies beside, where autograd.grad(..., inputs) does not pass.
 
     def guarded(ctx, *dys):
         if not torch.is_grad_enabled():  # the usual case: without create_graph=True
@@ -371,14 +369,15 @@ def _refuse_arguments(name, ids, weight, num_rows):
 
 
 def _needs_grad(*tensors):
-    """Whether autograd has to know; of forward-mode AD and torch.func, too: it refuses what a kernel loses."""
+    """Whether to go through autograd: also under forward-mode AD and torch.func, so that it raises an error."""
+    # The private import is for functionalize: its tensors have no memory, and a kernel would read address 0.
     backward = torch.is_grad_enabled() and any([t.requires_grad for t in tensors])
     transforms = not torch.compiler.is_compiling() and retrieve_all_functorch_interpreters()
     return backward or forward_ad._current_level >= 0 or transforms
 
 
 def _explain(error, name, eager):
-    """In place of an error that comes of torch.func or of forward-mode AD, one that says so and what to do."""
+    """Under torch.func or forward-mode AD, raise an error that names them and the remedy."""
     if forward_ad._current_level >= 0 or retrieve_all_functorch_interpreters():
         reach = "torch.func (grad, jvp, vmap) and forward-mode AD do not reach into a kernel"
         raise RuntimeError(f"{name}: {reach}; under them use {eager}") from error

@@ -5,8 +5,8 @@
 Shapes    dense: (B, D); embeddings: (B, T, D), any strides, D up to 128; F = T + 1 vectors, up to 64,
           dense first. y: (B, D + P), contiguous, P = F(F - 1)/2: dense, then the pairs (0, 1), (0, 2), ... as
           ordered by torch.triu_indices(F, F, 1). For DLRM's T = 26 and D = 16: 16 + 351 = 367.
-Dtypes    float32, float16 and bfloat16 (summed in float32; float32 never as TF32, but as three products of
-          it, which is as exact), also mixed, y then as their sum; and float64.
+Dtypes    float32, float16 and bfloat16 (summed in float32; float32 goes by 3xTF32, three TF32 products that are
+          as exact), also mixed, y then as their sum; and float64.
 Traffic   Forward B(FD + D + P) elements, backward B(2FD + D + P). PyTorch copies besides, and writes all F².
 Method    Naumov et al., Deep Learning Recommendation Model, arXiv:1906.00091, 2019.
 Backward  With S(i, j) = S(j, i) the gradient of the pair (i, j), 0 for i = j: dV = S V, and dense's own part.
@@ -31,10 +31,10 @@ _MOST_VECTORS, _LONGEST = 64, 128  # their products lie in the registers of one 
 
 
 class Plan(NamedTuple):
-    """How one pass is launched: at most so many programs to a multiprocessor, so many samples in one at a time.
+    """How one pass is launched: at most so many programs per SM, each with so many samples at a time.
 
     ahead: whether the next samples are read before these are worked on. precision: of products in float32,
-    "tf32x3" (three products of TF32 by tensor cores, from Ampere on; as exact) or "ieee".
+    "tf32x3" (3xTF32, by tensor cores from Ampere on; as exact) or "ieee".
     """
 
     programs: int
@@ -52,8 +52,8 @@ def interaction_eager(dense: torch.Tensor, embeddings: torch.Tensor) -> torch.Te
     return torch.cat([dense, products.index_select(1, first * n_vectors + second)], dim=1)
 
 
-# Each thread reads what tensor cores take from it; reshape and permute then give the numbers other names, and
-# move nothing. Where the two do not meet, Triton moves numbers through shared memory: slower, and as right.
+# Each thread loads what tensor cores take from it, so that reshape and permute move no data. Where the two
+# layouts differ, Triton moves data through shared memory: slower, and equally correct.
 
 
 @triton.jit
@@ -99,8 +99,8 @@ def _left(first, n_samples, SAMPLES: tl.constexpr):
     return tl.maximum(tl.minimum(n_samples - first, SAMPLES), 0).to(tl.int32)
 
 
-# The rows of `left` samples, up to SAMPLES, are one piece of memory. That all are there is a case of its own:
-# only if the compiler knows how many there are does it move 8 or 16 bytes at a time.
+# The rows of `left` samples, up to SAMPLES, are one piece of memory. The full piece is a branch of its own: the
+# compiler moves 8 or 16 bytes at a time only where it knows how many samples there are.
 
 
 @triton.jit
@@ -164,7 +164,7 @@ def _interaction_fwd_kernel(
         squares = tl.permute(squares, (0, 1, 3, 2, 4))
         row = tl.gather(tl.reshape(squares, (SAMPLES * BLOCK_F * BLOCK_F,)), source, 0)
         _store_samples(y_ptr + first * ROW, place, row, left, ROW, SAMPLES)
-        # dense, over what was stored in its place: with gaps there, y would be stored number by number
+        # dense, over what was just stored in its place: a store of y with gaps would go element by element
         own_ptrs = dense_ptr + first * stride_db + (own_sample * stride_db + own_d * stride_dd)
         is_own = (own_sample < left) & (own_d < DIM)
         own = tl.load(own_ptrs, mask=is_own)
@@ -185,7 +185,7 @@ def _interaction_bwd_kernel(
     # these. Their rows of dy are one piece of memory: read at once, and gathered from shared memory as S.
     ROW: tl.constexpr = DIM + TABLES * (TABLES + 1) // 2
     place = tl.arange(0, BLOCK_Y)
-    # the sign is never set, which Triton does not know, but what comes after it does
+    # the sign is never set: Triton does not know that, but LLVM, after it, does
     source = tl.load(sources_ptr + tl.arange(0, SAMPLES * BLOCK_F * BLOCK_F)) & 0x7FFFFFFF
     # vectors as the right factor: a warp reads 16 columns of 4 vectors of one sample at a time
     x, y = tl.arange(0, 2 * SAMPLES * BLOCK_F)[:, None], tl.arange(0, 8)[None, :]
@@ -212,7 +212,7 @@ def _interaction_bwd_kernel(
             ahead = _vectors(inputs, following, next_left, sample, vector, d, TABLES, DIM, OPERAND)
         else:
             dy = _load_samples(dy_ptr + first * ROW, place, left, ROW, SAMPLES)
-        # always so; but this way Triton gathers to where `source` has its numbers, as tensor cores take them
+        # always true; but with it Triton gathers into the layout of `source`, the one that tensor cores take
         slopes = tl.where(source >= 0, tl.gather(dy, source, 0), 0.0).to(OPERAND)
         slopes = tl.reshape(slopes, (BLOCK_F // 8, BLOCK_F // 16, SAMPLES, 8, 4, 4 // PACK, PACK))
         slopes = tl.reshape(tl.permute(slopes, (2, 0, 3, 1, 5, 4, 6)), (SAMPLES, BLOCK_F, BLOCK_F))
@@ -241,7 +241,7 @@ def _interaction_bwd_kernel(
         first += stride
 
 
-# --- plan and launch -----------------------------------------------------------------------------------------
+# --- plan (the dispatch heuristic) and launch ----------------------------------------------------------------
 
 
 def _cdiv(a, b):
@@ -298,7 +298,7 @@ _OPERANDS = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 @functools.cache
 def _device(device):
-    """Its multiprocessors, and the major number of its compute capability: 8 is Ampere and Ada, 9 Hopper."""
+    """Its number of SMs, and the major number of its compute capability: 8 is Ampere and Ada, 9 Hopper."""
     if _ON_CPU:
         return 4, 9
     properties = torch.cuda.get_device_properties(device)
@@ -307,7 +307,7 @@ def _device(device):
 
 @functools.cache
 def _plan(block_f, itemsize):
-    """As many programs as one of an H200's multiprocessors has registers for, at DLRM's 27 vectors of 16."""
+    """As many programs as an SM of an H200 has registers for, at DLRM's 27 vectors of 16."""
     return Plan(7 if itemsize == 2 else 4, _samples(block_f, itemsize), 4)
 
 
@@ -325,7 +325,7 @@ def _samples(block_f, itemsize):
 def _sources(n_tables, dim, samples, block_f, block_y, device):
     """Where each number of y is in the products, as the forward kernel lays them out; (block_y,).
 
-    The same tensor in every call: to make it is a copy to the GPU, which a CUDA graph cannot capture.
+    The same tensor in every call: making it copies to the GPU, which a CUDA graph cannot capture.
     """
     low, high = torch.triu_indices(n_tables + 1, n_tables + 1, 1)
     square = low // 8 * (block_f // 8) + high // 8
@@ -434,11 +434,9 @@ class _Undifferentiable(torch.autograd.Function):
 
 
 def _once(backward):
-    """A Function's backward that runs once: differentiating what it returns raises instead of being wrong.
-
-    The error stands between the gradients and all that they depend on. That of PyTorch's once_differentiable
-    stands beside: autograd.grad(..., inputs) never comes by it.
-    """
+    """A Function's backward that runs once: differentiating what it returns raises instead of being wrong."""
+    # The error lies on every path from the gradients to what they depend on. That of PyTorch's
+    # once_differentiable lies beside, where autograd.grad(..., inputs) does not pass.
 
     def guarded(ctx, *dys):
         if not torch.is_grad_enabled():  # the usual case: without create_graph=True
@@ -530,14 +528,15 @@ def _refuse_arguments(name, dense, embeddings):
 
 
 def _needs_grad(*tensors):
-    """Whether autograd has to know; of forward-mode AD and torch.func, too: it refuses what a kernel loses."""
+    """Whether to go through autograd: also under forward-mode AD and torch.func, so that it raises an error."""
+    # The private import is for functionalize: its tensors have no memory, and a kernel would read address 0.
     backward = torch.is_grad_enabled() and any([t.requires_grad for t in tensors])
     transforms = not torch.compiler.is_compiling() and retrieve_all_functorch_interpreters()
     return backward or forward_ad._current_level >= 0 or transforms
 
 
 def _explain(error, name, eager):
-    """In place of an error that comes of torch.func or of forward-mode AD, one that says so and what to do."""
+    """Under torch.func or forward-mode AD, raise an error that names them and the remedy."""
     if forward_ad._current_level >= 0 or retrieve_all_functorch_interpreters():
         reach = "torch.func (grad, jvp, vmap) and forward-mode AD do not reach into a kernel"
         raise RuntimeError(f"{name}: {reach}; under them use {eager}") from error

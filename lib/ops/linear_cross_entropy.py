@@ -188,7 +188,7 @@ def _scale_kernel(
     tl.store(y_ptr + offsets, x * tl.load(scale_ptr).to(COMPUTE), mask=mask)
 
 
-# --- plan and launch -----------------------------------------------------------------------------------------
+# --- plan (the dispatch heuristic) and launch ----------------------------------------------------------------
 
 _FEWEST_ROWS = 1024  # of a chunk: with fewer, reading weight again for each chunk is what its products wait for
 _SCALE_BLOCK = 4096
@@ -241,7 +241,7 @@ def _add_product(total, a, b, beta):
 
 
 def _columns(n_cols, split):
-    """[up to a multiple of 8, the few behind]: cuBLAS wants sizes, not pitches alone, of whole 16 bytes."""
+    """[up to a multiple of 8, the few after]: cuBLAS wants sizes, not pitches alone, of whole 16 bytes."""
     whole = n_cols // 8 * 8 if split else n_cols
     return [slice(a, b) for a, b in ((0, whole), (whole, n_cols)) if a < b]
 
@@ -368,11 +368,9 @@ class _Undifferentiable(torch.autograd.Function):
 
 
 def _once(backward):
-    """A Function's backward that runs once: differentiating what it returns raises instead of being wrong.
-
-    The error stands between the gradients and all that they depend on. That of PyTorch's once_differentiable
-    stands beside: autograd.grad(..., inputs) never comes by it.
-    """
+    """A Function's backward that runs once: differentiating what it returns raises instead of being wrong."""
+    # The error lies on every path from the gradients to what they depend on. That of PyTorch's
+    # once_differentiable lies beside, where autograd.grad(..., inputs) does not pass.
 
     def guarded(ctx, *dys):
         if not torch.is_grad_enabled():  # the usual case: without create_graph=True
@@ -498,14 +496,15 @@ def _refuse_arguments(name, x, weight, labels, options):
 
 
 def _needs_grad(*tensors):
-    """Whether autograd has to know; of forward-mode AD and torch.func, too: it refuses what a kernel loses."""
+    """Whether to go through autograd: also under forward-mode AD and torch.func, so that it raises an error."""
+    # The private import is for functionalize: its tensors have no memory, and a kernel would read address 0.
     backward = torch.is_grad_enabled() and any([t.requires_grad for t in tensors])
     transforms = not torch.compiler.is_compiling() and retrieve_all_functorch_interpreters()
     return backward or forward_ad._current_level >= 0 or transforms
 
 
 def _explain(error, name, eager):
-    """In place of an error that comes of torch.func or of forward-mode AD, one that says so and what to do."""
+    """Under torch.func or forward-mode AD, raise an error that names them and the remedy."""
     if forward_ad._current_level >= 0 or retrieve_all_functorch_interpreters():
         reach = "torch.func (grad, jvp, vmap) and forward-mode AD do not reach into a kernel"
         raise RuntimeError(f"{name}: {reach}; under them use {eager}") from error

@@ -299,7 +299,7 @@ def _lora_linear_tma_kernel(
     HALVES: tl.constexpr, PIECES: tl.constexpr, BLOCK_R: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    # One program handles every n-th tile of y, (BLOCK_M, BLOCK_N), where n programs run: one a multiprocessor.
+    # One program handles every n-th tile of y, (BLOCK_M, BLOCK_N), where n programs run: one for each SM.
     # A descriptor holds address, sizes and strides: one thread asks for a whole piece, with zeros outside.
     n_tiles = tl.cdiv(n_rows, BLOCK_M) * tl.cdiv(n_cols, BLOCK_N)
     for tile in tl.range(tl.program_id(0), n_tiles, tl.num_programs(0)):
@@ -359,7 +359,7 @@ def _sum_rows_kernel(
     tl.store(out_ptr + cols, tl.sum(total, axis=0), mask=cols < n_cols)
 
 
-# --- plan and launch -----------------------------------------------------------------------------------------
+# --- plan (the dispatch heuristic) and launch ----------------------------------------------------------------
 
 # Tiles from large to small, by what multiplies: tensor cores on 16 bits ("half"), on tf32 or three times tf32,
 # or on float64 ("double"). They are tuned on an H200. The two of other GPUs are correct, not tuned.
@@ -549,7 +549,7 @@ def _product(a, b, scale=1.0):
     Into given memory, which autocast leaves in its dtype.
     """
     a, b, out = _for_cublas(a), _for_cublas(b), a.new_empty(a.shape[0], b.shape[1])
-    # without a scale mm, for which cuBLAS is asked in another way, and has faster kernels for a narrow b
+    # without a scale by mm: PyTorch then calls cuBLAS in another way, with faster kernels for a narrow b
     return torch.mm(a, b, out=out) if scale == 1 else out.addmm_(a, b, beta=0, alpha=scale)
 
 
@@ -573,7 +573,7 @@ def _launch_backward(plan, dy, saved, dz, has_dbias, activation):
 
 
 def _sum_rows(partial, dtype):
-    """What the strips add up to, in one launch and in a fixed order: the same bits in every run."""
+    """The sum over strips (row chunks), in one launch and in a fixed order: the same bits in every run."""
     n_strips, n_cols = partial.shape
     if n_strips == 1:
         return partial.view(n_cols)  # in this dtype already
@@ -608,7 +608,7 @@ def _forward(
 def _save(ctx, tensors, u, y, z, how, all_inputs=False):
     """x for dA; W and A for dx; B for both; u for dB; y or z for dz.
 
-    all_inputs: they make z again where it is not there, and without it are a second derivative's way to them.
+    all_inputs: save all, to compute z again, and so that a second derivative reaches them and is refused.
     """
     x, weight, lora_a, lora_b, bias = tensors
     ctx.how = _, activation, _ = how
@@ -668,11 +668,9 @@ class _Undifferentiable(torch.autograd.Function):
 
 
 def _once(backward):
-    """A Function's backward that runs once: differentiating what it returns raises instead of being wrong.
-
-    The error stands between the gradients and all that they depend on. That of PyTorch's once_differentiable
-    stands beside: autograd.grad(..., inputs) never comes by it.
-    """
+    """A Function's backward that runs once: differentiating what it returns raises instead of being wrong."""
+    # The error lies on every path from the gradients to what they depend on. That of PyTorch's
+    # once_differentiable lies beside, where autograd.grad(..., inputs) does not pass.
 
     def guarded(ctx, *dys):
         if not torch.is_grad_enabled():  # the usual case: without create_graph=True
@@ -807,14 +805,15 @@ def _autocast(*tensors):
 
 
 def _needs_grad(*tensors):
-    """Whether autograd has to know; of forward-mode AD and torch.func, too: it refuses what a kernel loses."""
+    """Whether to go through autograd: also under forward-mode AD and torch.func, so that it raises an error."""
+    # The private import is for functionalize: its tensors have no memory, and a kernel would read address 0.
     backward = torch.is_grad_enabled() and any([t.requires_grad for t in tensors])
     transforms = not torch.compiler.is_compiling() and retrieve_all_functorch_interpreters()
     return backward or forward_ad._current_level >= 0 or transforms
 
 
 def _explain(error, name, eager):
-    """In place of an error that comes of torch.func or of forward-mode AD, one that says so and what to do."""
+    """Under torch.func or forward-mode AD, raise an error that names them and the remedy."""
     if forward_ad._current_level >= 0 or retrieve_all_functorch_interpreters():
         reach = "torch.func (grad, jvp, vmap) and forward-mode AD do not reach into a kernel"
         raise RuntimeError(f"{name}: {reach}; under them use {eager}") from error

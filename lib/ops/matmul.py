@@ -345,7 +345,7 @@ def _sum_rows_kernel(
     tl.store(out_ptr + cols, tl.sum(total, axis=0), mask=cols < n_cols)
 
 
-# --- plan and launch -----------------------------------------------------------------------------------------
+# --- plan (the dispatch heuristic) and launch ----------------------------------------------------------------
 
 # What was tuned, on an H200. The tiles, from large to small, by what multiplies: tensor cores on 16 bits
 # ("half"), on TF32 or on three times TF32, or on float64 ("double"). _choose says which one is taken.
@@ -630,7 +630,7 @@ def _launch_backward(plan, dy, saved, dz, has_dbias, activation):
 
 
 def _sum_rows(partial, dtype):
-    """What the strips add up to, in one launch and in a fixed order: the same bits in every run."""
+    """The sum over strips (row chunks), in one launch and in a fixed order: the same bits in every run."""
     n_strips, n_cols = partial.shape
     if n_strips == 1:
         return partial.view(n_cols)  # in this dtype already
@@ -660,7 +660,7 @@ def _forward(a, b, bias, activation, allow_tf32, save_z=False, plan=None, launch
 def _save(ctx, a, b, bias, y, z, activation, allow_tf32, all_inputs=False):
     """a for db, b for da, and y or z for dz.
 
-    all_inputs: they make z again where it is not there, and without it are a second derivative's way to them.
+    all_inputs: save all, to compute z again, and so that a second derivative reaches them and is refused.
     """
     ctx.how = activation, allow_tf32
     # compiled, arguments left at their defaults are not counted in needs_input_grad
@@ -705,11 +705,9 @@ class _Undifferentiable(torch.autograd.Function):
 
 
 def _once(backward):
-    """A Function's backward that runs once: differentiating what it returns raises instead of being wrong.
-
-    The error stands between the gradients and all that they depend on. That of PyTorch's once_differentiable
-    stands beside: autograd.grad(..., inputs) never comes by it.
-    """
+    """A Function's backward that runs once: differentiating what it returns raises instead of being wrong."""
+    # The error lies on every path from the gradients to what they depend on. That of PyTorch's
+    # once_differentiable lies beside, where autograd.grad(..., inputs) does not pass.
 
     def guarded(ctx, *dys):
         if not torch.is_grad_enabled():  # the usual case: without create_graph=True
@@ -823,14 +821,15 @@ def _refuse_arguments(name, a, b, bias, activation):
 
 
 def _needs_grad(*tensors):
-    """Whether autograd has to know; of forward-mode AD and torch.func, too: it refuses what a kernel loses."""
+    """Whether to go through autograd: also under forward-mode AD and torch.func, so that it raises an error."""
+    # The private import is for functionalize: its tensors have no memory, and a kernel would read address 0.
     backward = torch.is_grad_enabled() and any([t.requires_grad for t in tensors])
     transforms = not torch.compiler.is_compiling() and retrieve_all_functorch_interpreters()
     return backward or forward_ad._current_level >= 0 or transforms
 
 
 def _explain(error, name, eager):
-    """In place of an error that comes of torch.func or of forward-mode AD, one that says so and what to do."""
+    """Under torch.func or forward-mode AD, raise an error that names them and the remedy."""
     if forward_ad._current_level >= 0 or retrieve_all_functorch_interpreters():
         reach = "torch.func (grad, jvp, vmap) and forward-mode AD do not reach into a kernel"
         raise RuntimeError(f"{name}: {reach}; under them use {eager}") from error
@@ -937,7 +936,7 @@ matmul_op.register_autograd(_op_backward, setup_context=_setup_context)
 
 
 class FusedLinear(torch.nn.Linear):
-    """A torch.nn.Linear and the activation behind it in one kernel; its state_dict is that of the Linear."""
+    """A torch.nn.Linear and the activation after it in one kernel; its state_dict is that of the Linear."""
 
     def __init__(
         self, in_features: int, out_features: int, bias: bool = True, activation: str = "identity",

@@ -156,7 +156,7 @@ def _rope_kernel(
         )  # fmt: skip
 
 
-# --- plan and launch -----------------------------------------------------------------------------------------
+# --- plan (the dispatch heuristic) and launch ----------------------------------------------------------------
 
 
 def _cdiv(a, b):
@@ -249,8 +249,7 @@ def _forward(q, k, cos, sin, positions, how, plan=None, in_place=False, back=Fal
         # the kernel reads a head's elements side by side; .sum().backward() sends strides of 0
         q, k = (t if t.stride(-1) == 1 else t.contiguous() for t in (q, k))
         out = torch.empty_like(q), torch.empty_like(k)
-    # a slice of wider tables has gaps between its rows
-    cos, sin = cos.contiguous(), sin.contiguous()
+    cos, sin = cos.contiguous(), sin.contiguous()  # slices of wider tables have gaps
     if positions is not None:
         positions = positions.expand(q.shape[0], q.shape[how[2].index("s")])
     _launch(plan, q, k, *out, cos, sin, positions, how, back)
@@ -281,11 +280,9 @@ class _Undifferentiable(torch.autograd.Function):
 
 
 def _once(backward):
-    """A Function's backward that runs once: differentiating what it returns raises instead of being wrong.
-
-    The error stands between the gradients and all that they depend on. That of PyTorch's once_differentiable
-    stands beside: autograd.grad(..., inputs) never comes by it.
-    """
+    """A Function's backward that runs once: differentiating what it returns raises instead of being wrong."""
+    # The error lies on every path from the gradients to what they depend on. That of PyTorch's
+    # once_differentiable lies beside, where autograd.grad(..., inputs) does not pass.
 
     def guarded(ctx, *dys):
         if not torch.is_grad_enabled():  # the usual case: without create_graph=True
@@ -415,7 +412,8 @@ def _check_arguments(name, q, k, cos, sin, positions, position_offset, layout):
     if cos.dim() != 2 or cos.shape != sin.shape or not 0 < 2 * cos.shape[1] <= q.shape[3]:
         want = f"(positions, R / 2) with R at most q's last size D = {q.shape[3]}, or (B, S, D)"
         got = f"cos {tuple(cos.shape)} and sin {tuple(sin.shape)}"
-        raise ValueError(f"{name}: cos and sin must be {want}, got {got}")
+        use = "; of (1, S, R) pass cos[0, :, : R // 2], and sin alike" if cos.dim() == 3 else ""
+        raise ValueError(f"{name}: cos and sin must be {want}, got {got}{use}")
     if torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad):
         raise ValueError(f"{name}: there is no gradient for cos and sin; pass them detached")
     if isinstance(position_offset, bool) or not isinstance(position_offset, int):
@@ -486,14 +484,15 @@ def _check_writable(name, q, k):
 
 
 def _needs_grad(*tensors):
-    """Whether autograd has to know; of forward-mode AD and torch.func, too: it refuses what a kernel loses."""
+    """Whether to go through autograd: also under forward-mode AD and torch.func, so that it raises an error."""
+    # The private import is for functionalize: its tensors have no memory, and a kernel would read address 0.
     backward = torch.is_grad_enabled() and any([t.requires_grad for t in tensors])
     transforms = not torch.compiler.is_compiling() and retrieve_all_functorch_interpreters()
     return backward or forward_ad._current_level >= 0 or transforms
 
 
 def _explain(error, name, eager):
-    """In place of an error that comes of torch.func or of forward-mode AD, one that says so and what to do."""
+    """Under torch.func or forward-mode AD, raise an error that names them and the remedy."""
     if forward_ad._current_level >= 0 or retrieve_all_functorch_interpreters():
         reach = "torch.func (grad, jvp, vmap) and forward-mode AD do not reach into a kernel"
         raise RuntimeError(f"{name}: {reach}; under them use {eager}") from error
@@ -539,8 +538,9 @@ def rope_triton(
 
     q: (B, S, Hq, D), k: (B, S, Hk, D), or with layout="bhsd" (B, Hq, S, D) and (B, Hk, S, D), any strides; k
     may be None. cos, sin: float32 (positions, R / 2), from rope_tables, R at most D; or tables of two equal
-    halves, as Hugging Face and Liger make them: (positions, D) or (B or 1, S, D), a row for each token; of one
-    narrower than D pass cos[..., : R // 2]. The token at place s has position position_offset + s, or
+    halves, as Hugging Face and Liger make them: (positions, D) or (B or 1, S, D), a row for each token. Of
+    narrower ones (a partial rotary) pass the first half: cos[0, :, : R // 2] of (1, S, R); cos[:, : R // 2] of
+    (S, R), which whole would count as the half of 2R. The token at place s has position position_offset + s, or
     positions[b, s] where integers (B, S) or (S,) are given; one outside of the tables gives NaN.
     interleaved: pairs are neighbours (2i, 2i + 1) instead of halves (i, i + R/2).
     plan: a Plan in place of the one chosen, for tuning; torch.compile leaves it out.

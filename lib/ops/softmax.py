@@ -86,7 +86,7 @@ def _exp(x):
 
 @triton.jit
 def _row_max(x):
-    # Of one row a scalar: so its ends need not be laid out as its middle is, where 8 threads would hold each.
+    # A scalar for one row: so its ends need not have the layout of its middle, with 8 threads for each element.
     return tl.max(x) if x.shape[0] == 1 else tl.max(x, axis=1)[:, None]
 
 
@@ -97,9 +97,9 @@ def _row_sum(x):
 
 @triton.jit
 def _pieces(starts, inside, n_cols, V: tl.constexpr):
-    # For rows that begin anywhere, columns counted from the last 16-byte boundary before a row: from which to
-    # which 16-byte piece of V elements it has whole ones, which one load takes, as their mask is the same for
-    # all V; and the columns left at the row's two ends, (BLOCK_M, 32), to be loaded alone.
+    # For rows that begin anywhere; columns count from the last 16-byte boundary before a row. Returns where the
+    # whole pieces of V elements, 16 bytes, begin and end (one load takes each: its mask is the same for all V),
+    # and the columns that are left at the row's two ends, (BLOCK_M, 32), with their mask.
     shift = (starts % V).to(tl.int32)
     end = tl.where(inside, shift + n_cols, 0)
     first, behind = (shift + V - 1) // V, end // V
@@ -268,8 +268,8 @@ def _hold(
 
 @triton.jit
 def _numbers(words, zero, DTYPE: tl.constexpr, COMPUTE: tl.constexpr):
-    # zero is 0, but the compiler does not know it, and so makes the numbers of these words anew: it would keep
-    # those that it has made before, and there are no registers for them.
+    # zero is 0, which the compiler does not know. So it unpacks these words again, and does not keep the
+    # numbers that it unpacked before: there are no registers for them.
     if DTYPE.primitive_bitwidth == 16:
         words += zero
         low = words.to(tl.int16).to(DTYPE, bitcast=True)
@@ -409,7 +409,7 @@ def _softmax_parts_bwd_kernel(
             tl.store(dx_row + cols, dx)
 
 
-# --- plan and launch -----------------------------------------------------------------------------------------
+# --- plan (the dispatch heuristic) and launch ----------------------------------------------------------------
 
 
 def _cdiv(a, b):
@@ -482,11 +482,11 @@ _WARP_BYTES = 1024  # of a longer row: two loads a thread
 _LONGEST, _LONGEST_BACKWARD = {2: 16384, 4: 32768, 8: 32768}, {2: 16384, 4: 16384, 8: 8192}
 # How many tiles, of 16 bytes a thread, a program of a longer row holds; backward so many of each tensor.
 _TILES, _TILES_BACKWARD = {2: 16, 4: 16, 8: 8}, {2: 5, 4: 8, 8: 4}
-_MOST_PARTS = 3  # of a row, on each multiprocessor: all have to run at once, or they wait in vain
+_MOST_PARTS = 3  # of a row, on each SM: all have to run at once, or they wait in vain
 
 
 def _plan_tile(n_cols, itemsize, contiguous):
-    """The Plan of whole rows, be they as long as they may."""
+    """The Plan of whole rows of any length."""
     v = 16 // itemsize
     # 16 elements rather than 16 bytes: only of multiples of 16 does Triton know that masks leave loads whole
     whole_pieces = n_cols % 16 != 0 and contiguous and n_cols > 2 * v
@@ -648,11 +648,9 @@ class _Undifferentiable(torch.autograd.Function):
 
 
 def _once(backward):
-    """A Function's backward that runs once: differentiating what it returns raises instead of being wrong.
-
-    The error stands between the gradients and all that they depend on. That of PyTorch's once_differentiable
-    stands beside: autograd.grad(..., inputs) never comes by it.
-    """
+    """A Function's backward that runs once: differentiating what it returns raises instead of being wrong."""
+    # The error lies on every path from the gradients to what they depend on. That of PyTorch's
+    # once_differentiable lies beside, where autograd.grad(..., inputs) does not pass.
 
     def guarded(ctx, *dys):
         if not torch.is_grad_enabled():  # the usual case: without create_graph=True
@@ -736,14 +734,15 @@ def _refuse_arguments(name, x, scale, causal):
 
 
 def _needs_grad(*tensors):
-    """Whether autograd has to know; of forward-mode AD and torch.func, too: it refuses what a kernel loses."""
+    """Whether to go through autograd: also under forward-mode AD and torch.func, so that it raises an error."""
+    # The private import is for functionalize: its tensors have no memory, and a kernel would read address 0.
     backward = torch.is_grad_enabled() and any([t.requires_grad for t in tensors])
     transforms = not torch.compiler.is_compiling() and retrieve_all_functorch_interpreters()
     return backward or forward_ad._current_level >= 0 or transforms
 
 
 def _explain(error, name, eager):
-    """In place of an error that comes of torch.func or of forward-mode AD, one that says so and what to do."""
+    """Under torch.func or forward-mode AD, raise an error that names them and the remedy."""
     if forward_ad._current_level >= 0 or retrieve_all_functorch_interpreters():
         reach = "torch.func (grad, jvp, vmap) and forward-mode AD do not reach into a kernel"
         raise RuntimeError(f"{name}: {reach}; under them use {eager}") from error

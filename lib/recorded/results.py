@@ -1,6 +1,7 @@
 """Recorded measurements: data/results/<gpu>/<name>.json, each with the machine and the code it came from.
 
 A recorded number is always shown with its GPU and date. Where nothing was recorded yet, a table says so.
+A notebook's record has the hash of the notebook's code alone: that of an op which it calls does not count.
 """
 
 import ast

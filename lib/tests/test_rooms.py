@@ -1,6 +1,7 @@
 """The rooms of lib: which may import which, and that no two import each other."""
 
 import ast
+import re
 
 from lib.recorded.results import ROOT
 
@@ -52,6 +53,46 @@ def test_a_room_imports_only_what_the_table_says(path):
     for name in imports(path):
         other = name.split(".")[1] if "." in name else "lib"
         assert other in (room, *MAY_IMPORT[room].split()), f"{room} imports {name}"
+
+
+def private_names_of_others(text):
+    """What code takes from other modules of lib though it begins with an underscore: `bench._timed`.
+
+    Parts of ops may be taken: ladders and exercises are made of them, and an op file stands by itself.
+    """
+    nodes = list(ast.walk(ast.parse(text)))
+    modules, names = set(), []
+    for node in nodes:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            of = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+            ours = [a for a in node.names if re.match(r"lib\.(?!ops\b)", of + a.name)]
+            modules |= {a.asname or a.name for a in ours}
+            names += [a.name for a in ours]
+    names += [
+        n.attr for n in nodes if isinstance(n, ast.Attribute) and ast.unparse(n.value) in modules
+    ]
+    return [name for name in names if re.match(r"_[^_]", name)]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(LIB)))
+def test_a_name_with_an_underscore_stays_in_its_module(path):
+    assert not private_names_of_others(path.read_text())
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("from lib.measure import bench\nbench._timed(1)\nbench.time_us(1)", ["_timed"]),
+        ("from lib.measure import bench as b\nb._timed", ["_timed"]),
+        ("from lib.measure.bench import _timed", ["_timed"]),
+        ("import lib.measure.bench\nlib.measure.bench._timed", ["_timed"]),
+        ("import torch\nfrom lib.measure import bench\ntorch._dynamo, bench.x._y", []),
+        ("from lib.measure import bench\nbench.__name__", []),
+        ("from lib.ops import matmul\nfrom lib.ops.gelu import _plan\nmatmul._plan", []),
+    ],
+)
+def test_which_names_are_private(text, names):
+    assert private_names_of_others(text) == names
 
 
 def test_the_table_has_no_circle():

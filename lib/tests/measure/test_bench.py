@@ -3,6 +3,7 @@
 from lib import machine
 from lib.measure import bench, registry
 from lib.measure.check import check_against_float64
+from lib.recorded import results
 
 import pytest
 import torch
@@ -46,13 +47,31 @@ def test_what_is_unsteady_is_timed_again(spreads, want, monkeypatch):
     assert not timings
 
 
+@pytest.mark.parametrize(
+    ("recorded", "want"),
+    [
+        ({"p20_us": 100, "p80_us": 110, "note": ""}, ""),
+        ({"p20_us": 100, "p80_us": 111, "note": ""}, "unsteady: p80 is 1.11 times p20"),
+        ({"note": "✘ not timed: …"}, "✘ not timed: …"),
+    ],
+)
+def test_a_recorded_row_that_is_unsteady_says_so_as_a_measured_one(recorded, want, monkeypatch):
+    """Some records are older than the note."""
+    op = registry.ROPE
+    case = {"shape": [*op.bench_shapes[0]], "dtype": "bfloat16", "gradients": True}
+    record = results.load(op.name) | {"rows": [{**case, "version": "triton", **recorded}]}
+    monkeypatch.setattr(results, "load", lambda name: record)
+    (row,) = bench._recorded_rows(op, op.bench_shapes[0], torch.bfloat16, gradients=True)
+    assert row["note"] == want
+
+
 def test_a_function_kept_out_of_the_compiler_still_runs():
     """The mask of dropout's definition: compiled it takes a minute, and it is only there for checks."""
     op = registry.BIAS_GELU_DROPOUT_ADD.configured()
     inputs = op.inputs((8, 16), torch.float32, machine.device())
     compiled = torch.compile(op.eager, backend="eager", dynamic=False)
     (mask,) = op.not_compiled
-    with bench._really_compiled(op.not_compiled):
+    with bench.really_compiled(op.not_compiled):
         check_against_float64(compiled, op.eager, *inputs, name="compiled")
         frames = torch._dynamo.utils.counters["graph_break"]
         assert frames, "the mask was compiled with the rest"

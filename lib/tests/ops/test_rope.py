@@ -164,6 +164,18 @@ def test_takes_a_slice_of_the_tables_of_hugging_face(module):
     check(module.rope_triton, (q, k, *(t.t().contiguous().t() for t in (cos, sin))))
 
 
+def test_the_tables_of_a_partial_rotary_are_sliced_as_the_error_says(module):
+    """Hugging Face's are (1, S, R), of two equal halves, R < D."""
+    q, k, *_ = detached((2, 9, 4, 2, 16, 16))
+    cos, sin = hugging_face_tables(9, 8)
+    with pytest.raises(ValueError, match=r"pass cos\[0, :, : R // 2\], and sin alike"):
+        module.rope_triton(q, k, cos, sin)
+    got = module.rope_triton(q, k, cos[0, :, : 8 // 2], sin[0, :, : 8 // 2])
+    rotated = apply_rotary_pos_emb(*(t[..., :8].transpose(1, 2) for t in (q, k)), cos, sin)
+    want = [torch.cat((r.transpose(1, 2), t[..., 8:]), -1) for r, t in zip(rotated, (q, k))]
+    assert_close(got, want)
+
+
 def test_interleaved_is_a_product_of_complex_numbers(module):
     """As in the code that Llama came with: pairs are complex numbers, multiplied by e^(i·m·theta)."""
     for d in (2, 16, 80):
