@@ -264,10 +264,18 @@ def check_cosine_similarity(answer):
     def large(shape, dtype):
         return tuple(1e12 * t for t in inputs(shape, dtype))
 
+    def alike(shape, dtype):  # all cosines near 1, so that a sum rounded to 8 bits at each step shows
+        return tuple(1.2 + 0.1 * t for t in inputs(shape, dtype))
+
     expect_op(answer, _cosine, inputs, shapes=shapes)
-    for make_inputs, what in ((with_zeros, "row 1 of x is 0"), (large, "numbers near 10¹²")):
+    special = (
+        (with_zeros, "row 1 of x is 0", ((3, 5, 4), (40, 70, 100))),
+        (large, "numbers near 10¹²", ((3, 5, 4), (40, 70, 100))),
+        (alike, "numbers near 1.2", ((3, 5, 8192),)),
+    )
+    for make_inputs, what, sizes in special:
         try:
-            expect_op(answer, _cosine, make_inputs, shapes=((3, 5, 4), (40, 70, 100)))
+            expect_op(answer, _cosine, make_inputs, shapes=sizes)
         except Wrong as wrong:
             raise Wrong(f"{what} here: {wrong}") from None
     _expect_nothing_undefined(answer, _cosine, inputs((17, 33, 20), torch.float32))

@@ -300,3 +300,10 @@ residents__a_stage_too_many = (128, 64, 4, 2)
 residents__it_spills = (256, 128, 1, 2)
 residents__more_than_shared_memory = (256, 256, 4, 1)
 residents__the_programs_forgotten = (64, 128, 3)
+
+
+cosine_similarity__lengths_summed_in_x_s_dtype = solution(
+    "40_matmul",
+    "x_squares += tl.sum(x_wide * x_wide, axis=1)",
+    "x_squares = (x_squares + tl.sum(x_wide * x_wide, axis=1)).to(x.dtype).to(tl.float32)",
+).cosine_similarity
