@@ -264,7 +264,8 @@ def check_cosine_similarity(answer):
     def large(shape, dtype):
         return tuple(1e12 * t for t in inputs(shape, dtype))
 
-    def alike(shape, dtype):  # all cosines near 1, so that a sum rounded to 8 bits at each step shows
+    # all cosines near 1, so that a sum rounded to 8 bits at each step shows
+    def alike(shape, dtype):
         return tuple(1.2 + 0.1 * t for t in inputs(shape, dtype))
 
     expect_op(answer, _cosine, inputs, shapes=shapes)
