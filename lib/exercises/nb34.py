@@ -16,6 +16,7 @@ from lib.exercises import (
 )
 from lib.exercises.watch import expect_kernels_alone_calculate
 from lib.nogpu.interpreter import philox_rounds
+from lib.nogpu.memory import count_traffic
 from lib.ops.bias_gelu_dropout_add import keep_mask
 
 import torch
@@ -66,6 +67,8 @@ def check_keep_bits(answer):
             )
         expect(not beyond.any(), f"{at}: a bit beyond element {n - 1} is 1, and should be 0")
     expect_launches(lambda: answer(100, 0.5, _tensor(7), 64), exactly=1)
+    programs = count_traffic(lambda: answer(100, 0.5, _tensor(7), 64)).programs
+    expect(programs == 2, f"100 elements, block_size 64: should be 2 programs, got {programs}")
     seed = _tensor(7)
     with _stays_on_the_gpu(seed):
         answer(100, 0.5, seed, 64)

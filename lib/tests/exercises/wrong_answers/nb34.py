@@ -127,6 +127,10 @@ keep_bits__bits_beyond_the_end = solution(
 ).keep_bits
 
 
+def keep_bits__tiles_of_its_own_choice(n_elements, p, seed, block_size):
+    return _packed(_flags(n_elements, p, seed, 1024))
+
+
 def keep_bits__a_byte_each(n_elements, p, seed, block_size):
     return _flags(n_elements, p, seed, block_size).to(torch.uint8)
 
