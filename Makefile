@@ -44,11 +44,12 @@ $(STAMP): pyproject.toml
 	if [ -z "$$python" ]; then echo "Python 3.11 or 3.12 is needed; install one, or use environment.yml"; exit 1; fi; \
 	echo "making $(VENV) with $$($$python --version)"; $$python -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --upgrade pip
-	@# A CUDA compiler comes along where there is a GPU and no toolkit.
+	@# A CUDA compiler comes along where there is a GPU and no toolkit. Not --quiet, because it takes minutes.
+	@# The one warning that Python ignores here takes ten lines to say that an editable install is editable.
 	@extras=course; if $(HAS_GPU) && ! command -v nvcc >/dev/null; then extras=course,nvcc; fi; \
 	echo "installing the packages of pyproject.toml [$$extras]: some minutes, and some GB on disk"; \
-	$(VENV)/bin/python -m pip install --quiet -e ".[$$extras]"
-	$(if $(VERSIONS),$(VENV)/bin/python -m pip install --quiet $(VERSIONS))
+	PYTHONWARNINGS=ignore $(VENV)/bin/python -m pip install -e ".[$$extras]"
+	$(if $(VERSIONS),$(VENV)/bin/python -m pip install $(VERSIONS))
 	@touch $@
 
 lab: $(READY)  ## open the course in JupyterLab; extra options in LAB="--no-browser --port 8889"

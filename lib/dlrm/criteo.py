@@ -175,9 +175,9 @@ def _parsed(block):
 
     def skip(row):
         width = row.actual_columns
-        why = f"{width} columns instead of {len(COLUMNS)}"
+        why = f"{width} column{'s' * (width != 1)} instead of {len(COLUMNS)}"
         if width == len(COLUMNS) - 1:
-            why += "; has it no label, as Kaggle's test.txt?"
+            why += ", as in Kaggle's test.txt, which has no label"
         elif width == 1 and "," in row.text:
             why += "; columns are separated by tabs, not by commas"
         bad[row.number] = "column count", why

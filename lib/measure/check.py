@@ -72,6 +72,9 @@ def check_against_float64(version, eager, *inputs, gradients=True, slack=1e-6, n
     for k, (old, new) in enumerate(zip(before, inputs)):
         if isinstance(old, torch.Tensor) and not _same(old, new):
             raise CheckError(f"{name} changed its input {k}")
+    n_outputs, n_eager = (sum(label.startswith("output") for label in r) for r in (got, want))
+    if n_outputs != n_eager:
+        raise CheckError(f"{name}: number of outputs is {n_outputs}, should be {n_eager}")
     errors = []
     for label in [*want, *(extra for extra in got if extra not in want)]:
         if label not in got or label not in want:

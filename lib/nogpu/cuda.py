@@ -10,14 +10,17 @@ results are those of a GPU up to rounding. `checked=True` watches every load and
 kernel, line and thread, for: an access out of bounds of a tensor or of shared memory, a race (a missing
 barrier), a read of uninitialized shared memory or of an uninitialized torch::empty, a tensor that was freed
 before the launch, a misaligned vector load, a barrier or a shuffle that only some threads reach, and a
-thread that waits forever. Without it, an invalid access ends the kernel with a less detailed error, and only
-where the processor traps it.
+thread that waits forever. It fills an uninitialized local variable with one pattern, -1.7e38 as a float (NaN
+with clang), so that what comes of it is plainly wrong. Without `checked`, an invalid access ends the kernel
+with a less detailed error, and only where the processor traps it.
 
 Where it differs from a GPU: it says nothing about speed, coalescing, bank conflicts or occupancy. Nothing
 runs concurrently, so a race shows in checked mode only. One thread block cannot wait for another. The checker
-misses an index that hits another tensor of the same launch, and two arrays that a kernel itself carves out of
-one. Inline PTX, wmma/mma, cp.async and TMA, clusters, cooperative groups and CUB are refused (NotOnCpu). In
-checked mode use small tensors, up to 64 K elements: it is thousands of times slower.
+misses an index that hits another tensor of the same launch, two arrays that a kernel itself carves out of one,
+and a pointer past the end of a local or a `__constant__` array. A kernel that ignores the strides of its input
+stays inside the tensor, so it gets no error, only wrong numbers. Inline PTX, wmma/mma, cp.async and TMA,
+clusters, cooperative groups and CUB are refused (NotOnCpu). In checked mode use small tensors, up to 64 K
+elements: it is thousands of times slower.
 
 Environment: CUDA_ON_CPU_CHECKED=1 makes checked the default of load_inline and load_cuda;
 CUDA_ON_CPU_ORDER=forward, reverse or a seed sets the order in which the threads of a block take turns;

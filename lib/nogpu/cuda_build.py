@@ -91,8 +91,21 @@ def build_library(
 
 
 def load_library(library: Path):
-    """Load a built library into this process: its operators appear under torch.ops."""
-    torch.ops.load_library(str(library))
+    """Load a built library into this process: its operators appear under torch.ops.
+
+    A function that is declared and nowhere defined, as some of glibc's headers are, is noticed only here.
+    """
+    try:
+        torch.ops.load_library(str(library))
+    except OSError as error:
+        missing = re.search(r"undefined symbol: (\w+)", f"{error} {error.__cause__}")
+        if not missing:
+            raise
+        name = missing[1]
+        hint = _hint(name) if re.fullmatch(_CUDAS, name) else ""
+        raise RuntimeError(
+            f"{library.stem}.cu calls {name}, which is declared but not defined.{hint}"
+        ) from None
 
 
 def read_statistics(library: Path) -> list[int]:
@@ -139,16 +152,24 @@ def compiler_errors(output: str, limit: int = 40) -> str:
     return "\n".join(errors[:limit] + rest)
 
 
+# Names that look like CUDA's, and those of its math library that neither glibc nor `device_math.h` has.
+_CUDAS = (
+    r"cuda[A-Z]\w*|__\w+|u?(?:ll)?(?:max|min)"
+    r"|(?:cyl_bessel_i[01]|erfc?inv|erfcx|fdivide|normcdfinv|r?norm(?:[34]d)?|rhypot)f?"
+)
+
+
 def _missing_here(errors: str) -> str:
     """A hint on the first undeclared name in a compiler's errors that looks like CUDA's, or ''."""
-    name = r"cuda[A-Z]\w*|__\w+"
     unknown = re.search(
-        rf"error: .*?['‘`]({name})['’].*(?:not declared|undeclared|not name)", errors
+        rf"error: .*?['‘`]({_CUDAS})['’].*(?:not declared|undeclared|not name)", errors
     )
-    if not unknown:
-        return ""
+    return _hint(unknown[1]) if unknown else ""
+
+
+def _hint(name: str) -> str:
     return (
-        f"\nIf {unknown[1]} is CUDA's, the CPU build does not have it: put it under `#ifndef CUDA_ON_CPU` "
+        f"\nIf {name} is CUDA's, the CPU build does not have it: put it under `#ifndef CUDA_ON_CPU` "
         "with a plain version beside it, or use a machine with a GPU."
     )
 
@@ -167,6 +188,9 @@ def _mode_flags(checked: bool) -> list[str]:
         # These make the compiler call the functions in hooks.h; nothing is linked for them.
         sanitizers = [f"-fsanitize={name}" for name in ("thread", "alignment", "bounds")]
         flags += sanitizers
+        # As a float it is -1.7e38 or NaN, as an index it is out of bounds.
+        pattern = "-ftrivial-auto-var-init=pattern"
+        flags += [pattern] if _takes(pattern, *find_compiler()) else []
     # -g1 adds lines to errors and costs nothing. With -O2 the compiler takes half as long again.
     return [*flags, "-O1", "-g1"]
 
@@ -301,6 +325,13 @@ def _toolchain() -> tuple:
     state = program.stat()  # an upgrade changes these; asking for --version would take 20 ms
     versions = (torch.__version__, str(TORCH), sys.version)
     return (*versions, compiler, str(program), state.st_mtime_ns, state.st_size)
+
+
+@functools.cache
+def _takes(flag: str, *compiler: str) -> bool:
+    """Whether the compiler knows a flag."""
+    command = [*compiler, flag, "-fsyntax-only", "-x", "c++", os.devnull]
+    return subprocess.run(command, capture_output=True).returncode == 0
 
 
 @functools.cache

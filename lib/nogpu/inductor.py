@@ -43,6 +43,7 @@ from lib.nogpu.run_output_code import (
     run_training_code,
 )
 
+import numpy as np
 import torch
 
 __all__ = [
@@ -96,6 +97,8 @@ def output_code(fn, *inputs, options=None, dynamic=False):
     triton outside SUPPORTED, it returns the text recorded for this function and these shapes, with a warning
     and a first line that say so, or raises UnsupportedVersion where there is none.
     """
+    if any(isinstance(leaf, np.ndarray) for leaf in torch.utils._pytree.tree_leaves(inputs)):
+        raise TypeError("output_code: pass torch tensors, not NumPy arrays")
     settings = {"dynamic": dynamic, **(options or {})}
     if not torch.cuda.is_available():
         try:

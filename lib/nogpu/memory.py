@@ -4,7 +4,8 @@ Stands in for   compute-sanitizer memcheck (an access outside the tensor becomes
                 kernel, the argument and the index; without this the process would die of a segfault) and for
                 the byte counters of Nsight Compute.
 Differs in      what counts as traffic: a GPU's L2 serves repeated reads, so both numbers are given, bytes
-                requested by the programs and distinct bytes touched.
+                requested by the programs and distinct bytes touched; and in what it misses: an index past the
+                end of a view, in the memory behind it, and one that lands in another argument of the launch.
 """
 
 import contextlib

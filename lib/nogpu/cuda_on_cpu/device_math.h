@@ -32,6 +32,7 @@ constexpr std::common_type_t<A, B> min(A a, B b) {
 #define __sinf(x) sinf(x)
 #define __cosf(x) cosf(x)
 #define __tanf(x) tanf(x)
+#define __tanhf(x) tanhf(x)
 #define __powf(x, y) powf(x, y)
 #define __sincosf(x, s, c) sincosf(x, s, c)
 #define sinpif(x) static_cast<float>(::cuda_on_cpu::sin_of_pi(x))

@@ -93,9 +93,9 @@ def test_tensors(tmp_path):
 # --- bad rows ------------------------------------------------------------------------------------------------
 
 BAD = {
-    "39 columns": (row().removeprefix("0\t"), "column count", "39 columns instead of 40; has it no label"),
+    "39 columns": (row().removeprefix("0\t"), "column count", "39 columns instead of 40, as in Kaggle's test"),
     "41 columns": (row() + "\t1", "column count", "41 columns instead of 40"),
-    "spaces": (row().replace("\t", " "), "column count", "1 columns instead of 40"),
+    "spaces": (row().replace("\t", " "), "column count", "1 column instead of 40"),
     "blank line": ("", "label", "label is missing, not 0 or 1"),
     "label 2": (row("2"), "label", "label is '2', not 0 or 1"),
     "label -1": (row("-1"), "label", "label is '-1', not 0 or 1"),
@@ -149,7 +149,7 @@ def test_a_header_and_commas_are_named(tmp_path):
         criteo.CriteoError, match="line 1: label is 'label', not 0 or 1; is it a header"
     ):
         read(write(tmp_path, f"{header}\n{row()}\n"))
-    with pytest.raises(criteo.CriteoError, match="1 columns instead of 40; .* tabs, not by commas"):
+    with pytest.raises(criteo.CriteoError, match="1 column instead of 40; .* tabs, not by commas"):
         read(write(tmp_path, row().replace("\t", ",")))
 
 

@@ -343,15 +343,20 @@ def test_memory_that_is_not_there_ends_the_kernel_and_not_the_process(plain, ran
 
 
 @pytest.mark.parametrize("mode", ["plain", "checked"])
-def test_ctrl_c_ends_a_kernel(request, mode):
+def test_ctrl_c_ends_a_kernel(request, monkeypatch, mode):
     kernels = request.getfixturevalue(mode)
-    handler = signal.getsignal(signal.SIGINT)
-    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    with pytest.raises(cuda.KernelError, match="forever_kernel: interrupted"):
-        kernels.forever(torch.tensor([1, 0], dtype=torch.int32))
-    timer.join()
-    assert signal.getsignal(signal.SIGINT) is handler
+    monkeypatch.setenv("CUDA_ON_CPU_TIMEOUT", "20")
+    handler = signal.default_int_handler
+    before = signal.signal(signal.SIGINT, handler)  # a job in the background is born ignoring it
+    try:
+        timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        with pytest.raises(cuda.KernelError, match="forever_kernel: interrupted"):
+            kernels.forever(torch.tensor([1, 0], dtype=torch.int32))
+        timer.join()
+        assert signal.getsignal(signal.SIGINT) is handler
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 # ---- Traffic ---------------------------------------------------------------------------------

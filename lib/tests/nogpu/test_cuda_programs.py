@@ -1,5 +1,6 @@
 """CUDA programs of others: each planted mistake is found with its line, correct programs pass."""
 
+import math
 import re
 from pathlib import Path
 
@@ -152,12 +153,78 @@ def test_nvcc_compiles_them_too(source):
     assert len(cuda.nvcc_check(source)) >= 25
 
 
+UNINITIALIZED = """
+#include <torch/types.h>
+__global__ void sum(const float* x, float* y) {
+  float s;
+  s += x[threadIdx.x];
+  y[threadIdx.x] = s;
+}
+__global__ void scatter(const float* x, float* y, int n) {
+  int k;
+  if (n > 100) k = threadIdx.x;
+  y[k] = x[threadIdx.x];
+}
+torch::Tensor run(torch::Tensor x, bool as_index) {
+  auto y = torch::zeros_like(x);
+  int n = x.numel();
+  if (as_index) {
+    scatter<<<1, n>>>(x.data_ptr<float>(), y.data_ptr<float>(), n);
+  } else {
+    sum<<<1, n>>>(x.data_ptr<float>(), y.data_ptr<float>());
+  }
+  return y;
+}
+"""
+
+
+def test_an_uninitialized_local_shows():
+    if not cuda_build._takes("-ftrivial-auto-var-init=pattern", *cuda_build.find_compiler()):
+        pytest.skip("the compiler is too old")
+    kernels = cuda.load_cuda_on_cpu(UNINITIALIZED, ["run"], name="uninitialized", checked=True)
+    y = kernels.run(torch.ones(8), False)
+    assert not (y.abs() < 1e30).any()  # NaN with clang
+    with pytest.raises(cuda.KernelError, match="scatter: out-of-bounds write of 4 bytes"):
+        kernels.run(torch.ones(8), True)
+
+
+def test_a_flag_that_the_compiler_lacks_is_left_out():
+    assert not cuda_build._takes("-fno-such-flag", *cuda_build.find_compiler())
+
+
 def test_a_name_that_only_a_gpu_has_gets_a_hint():
-    source = "void f() { cudaProfilerStart(); }"
+    source = "void f() { erfinvf(1); }"
+    with pytest.raises(RuntimeError, match="If erfinvf is CUDA's, the CPU build does not"):
+        cuda.load_cuda_on_cpu(source, ["f"], name="inverse")
+
+
+@pytest.mark.parametrize(
+    ("name", "gets_one"),
+    [("cudaProfilerStart", True), ("cyl_bessel_i0f", True), ("erfcx", True), ("normcdfinvf", True),
+     ("rnorm4df", True), ("ullmax", True), ("__vabs2", True), ("erfcinvg", False), ("minus", False)],
+)  # fmt: skip
+def test_only_names_of_cuda_get_a_hint(name, gets_one):
+    error = f"k.cu:1:12: error: '{name}' was not declared in this scope; did you mean 'rintf'?"
+    assert bool(cuda_build._missing_here(error)) == gets_one
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("__sinhf", "\nIf __sinhf is CUDA's, the CPU build does not"), ("of_mine", "$")],
+)
+def test_a_function_that_is_only_declared_is_named(name, hint):
+    source = f'extern "C" float {name}(float); float f(float x) {{ return {name}(x); }}'
+    source += "\nint64_t g() { return f(1); }"
     with pytest.raises(
-        RuntimeError, match="If cudaProfilerStart is CUDA's, the CPU build does not"
+        RuntimeError, match=rf"fancy.cu calls {name}, which is declared but not defined\.{hint}"
     ):
-        cuda.load_cuda_on_cpu(source, ["f"], name="profiled")
+        cuda.load_cuda_on_cpu(source, ["g"], name="fancy")
+
+
+def test_tanh_has_an_intrinsic():
+    """glibc declares a function of its name, so that it compiles without being here."""
+    kernels = cuda.load_cuda_on_cpu("double f(double x) { return __tanhf(x); }", ["f"])
+    assert kernels.f(0.5) == pytest.approx(math.tanh(0.5))
 
 
 REFUSED = [

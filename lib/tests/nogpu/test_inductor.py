@@ -292,6 +292,11 @@ def test_code_for_the_cpu_is_refused():
     assert "for the CPU" not in here
 
 
+def test_numpy_arrays_are_refused():
+    with pytest.raises(TypeError, match="pass torch tensors, not NumPy arrays"):
+        output_code(lambda x, more: x + more["y"], torch.ones(3), {"y": torch.ones(3).numpy()})
+
+
 def test_kernels_of_both_branches_of_a_cond():
     def branches(x):
         return torch.cond(x.sum() > 0, lambda x: torch.relu(x), lambda x: torch.tanh(x), (x,))
