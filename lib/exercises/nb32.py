@@ -49,6 +49,21 @@ def _far_below_zero(shape, dtype):
     return (x - 200,)
 
 
+def _expect_maximum_first(answer, eager, shape):
+    """Near 10⁴ max + log Σ has lost the digits of log Σ, which max subtracted first leaves alone."""
+
+    def far_above_zero(shape, dtype):
+        (x,) = _rows(shape, dtype, scale=1.0)
+        return (x + 1e4,)
+
+    try:
+        expect_op(answer, eager, far_above_zero, shapes=(shape,), dtypes=(torch.float32,))
+    except Wrong as difference:
+        raise Wrong(
+            f"{difference}; all scores are near 10000: subtract the maximum first, then log Σ"
+        ) from None
+
+
 @exercise("32.1", "A sibling: log_softmax", minutes=8, level=1)
 def check_log_softmax(answer):
     def masked(shape, dtype):
@@ -62,6 +77,7 @@ def check_log_softmax(answer):
 
     expect_op(answer, eager, _rows)
     expect_op(answer, eager, masked, shapes=((3, 5),))
+    _expect_maximum_first(answer, eager, (5, 7))
     expect_launches(lambda: answer(*_rows((5, 7), torch.float32)), exactly=1)
 
 
@@ -72,6 +88,7 @@ def check_log_softmax_long(answer):
 
     expect_op(answer, eager, _rows, shapes=(*SHAPES, (3, 20000)))
     expect_op(answer, eager, _masked_rows, shapes=((3, 5), (3, 20000)))
+    _expect_maximum_first(answer, eager, (3, 5000))
     (x,) = _rows((2, 20000), torch.float32)
     expect_launches(lambda: answer(x), exactly=1)
     with _counted_reductions() as reductions, _loaded_tiles() as tiles:

@@ -15,6 +15,7 @@ from lib.recorded.results import ROOT
 from lib.tests.exercises import wrong_answers
 
 import nbformat
+import numpy as np
 import pytest
 import torch
 
@@ -109,6 +110,11 @@ def test_a_wrong_answer_is_rejected(id, name, number):
         pytest.skip(verdict.message)
     assert verdict.status == "wrong", f"{name} passed: {verdict}"
     assert len(verdict.message) > 15, f"{name}: {verdict} does not say what differs"
+
+
+@pytest.mark.parametrize("number", [256, np.float16(256), torch.tensor(256.0)], ids=str)
+def test_a_number_may_be_a_scalar_of_numpy_or_torch(number):
+    assert check("31.2", number).status == "right"
 
 
 def test_every_exercise_has_two_wrong_answers_or_more():

@@ -53,6 +53,13 @@ def log_softmax__rows_of_inf_alone_stay(x):
     return torch.where((x == -INF).all(-1, keepdim=True), x, _right.log_softmax(x))
 
 
+log_softmax__maximum_and_logarithm_added_first = solution(
+    "32_softmax",
+    "    y = shifted - tl.log(tl.sum(tl.exp(shifted), axis=0))\n",
+    "    y = x - (tl.max(x, axis=0) + tl.log(tl.sum(tl.exp(shifted), axis=0)))\n",
+).log_softmax
+
+
 def _log_softmax_long(old, new):
     return solution("32_softmax", old, new).log_softmax_long
 
@@ -65,6 +72,9 @@ log_softmax_long__not_rescaled = _log_softmax_long(
 )
 log_softmax_long__merged_without_maxima = _log_softmax_long(
     "tl.sum(sums * tl.exp(tops - zero), axis=0)", "tl.sum(sums, axis=0)"
+)
+log_softmax_long__maximum_and_logarithm_added_first = _log_softmax_long(
+    "x - zero - log_total", "x - (zero + log_total)"
 )
 log_softmax_long__tiles_of_16384_columns = _log_softmax_long("min(4096,", "min(16384,")
 log_softmax_long__one_tile_walked_twice = _log_softmax_long("min(4096,", "min(65536,")
