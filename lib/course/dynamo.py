@@ -40,8 +40,8 @@ def aten_graphs(fn, *inputs):
 def guards_of(fn):
     """For each compiled version of fn, its guards: (kind, what is checked), without addresses."""
     texts = [str(entry.guard_manager) for entry in _debug_get_cache_entry_list(fn.__code__)]
-    found = [re.findall(r"(?m)\+- ([A-Z_]+): (.*?)(?:  +#.*)?$", text) for text in texts]
-    return [[(kind, _shortened(what)) for kind, what in guards] for guards in found]
+    by_version = [re.findall(r"(?m)\+- ([A-Z_]+): (.*?)(?:  +#.*)?$", text) for text in texts]
+    return [[(kind, _shortened(what)) for kind, what in guards] for guards in by_version]
 
 
 def _shortened(what):

@@ -153,8 +153,8 @@ class ShardedSparseArch(nn.Module):
     def _lookup(self, rows):
         if self.fused:
             return self.tables(rows)
-        found = [table(rows[:, k]) for k, table in enumerate(self.tables)]
-        return torch.stack(found, 1) if found else self._nothing(rows)
+        vectors = [table(rows[:, k]) for k, table in enumerate(self.tables)]
+        return torch.stack(vectors, 1) if vectors else self._nothing(rows)
 
     def _nothing(self, rows):
         return torch.empty(len(rows), 0, self.dim, device=rows.device, requires_grad=True)

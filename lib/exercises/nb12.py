@@ -32,8 +32,8 @@ def _(options):
         expect(name in torch._inductor.list_options(), f"Inductor has no option {name!r}")
     for n_tables in (9, 26):
         with case(f"{n_tables} tables"):
-            found = len(_lookup_kernels(n_tables, options))
-        expect(found == 1, f"{n_tables} tables: should be 1 kernel, is {found}")
+            n_kernels = len(_lookup_kernels(n_tables, options))
+        expect(n_kernels == 1, f"{n_tables} tables: should be 1 kernel, is {n_kernels}")
 
 
 # --- 12.2 ----------------------------------------------------------------------------------------------
@@ -81,8 +81,8 @@ def _loss_and_gradients(fn, model, batch):
     )
     expect(loss.requires_grad, "no gradient comes back to the model")
     loss.backward()
-    found = {"the loss": loss.detach().reshape(())}
-    return found | {f"the gradient of {n}": p.grad for n, p in model.model.named_parameters()}
+    results = {"the loss": loss.detach().reshape(())}
+    return results | {f"the gradient of {n}": p.grad for n, p in model.model.named_parameters()}
 
 
 @exercise("12.2", "Pad the last batch", minutes=15, level=2)
@@ -198,8 +198,8 @@ def _check_moves(module):
     try:
         moved(torch.zeros(2, 26, dtype=torch.int64, device="meta"))
     except Exception as error:
-        told = next(iter(str(error).splitlines()), "")[:200]
-        expect(False, f"moved to another device it fails: {type(error).__name__}: {told}")
+        message = next(iter(str(error).splitlines()), "")[:200]
+        expect(False, f"moved to another device it fails: {type(error).__name__}: {message}")
 
 
 def _attributes(module):

@@ -224,10 +224,10 @@ def _(clip):
             )
     torch._dynamo.reset()
     with contextlib.redirect_stdout(io.StringIO()):
-        found = torch._dynamo.explain(clip)(_ones(2, 3), 1.0)
-    lines = "; ".join(f"`{b.user_stack[-1].line}`" for b in found.break_reasons)
+        explanation = torch._dynamo.explain(clip)(_ones(2, 3), 1.0)
+    lines = "; ".join(f"`{b.user_stack[-1].line}`" for b in explanation.break_reasons)
     expect(not lines, f"should not break, breaks at {lines}")
-    expect(found.graph_count == 1, f"should be 1 graph, got {found.graph_count}")
+    expect(explanation.graph_count == 1, f"should be 1 graph, got {explanation.graph_count}")
     _expect_one_graph(clip, _ones(2, 3), 1.0)
 
 

@@ -111,11 +111,11 @@ def _cause(answer, n=512, p=0.5, seed=2**40 + 7):
         (True, False, "True stands for dropped, and should for kept"),
     )
     for made in itertools.product((False, True), repeat=len(mistakes)):
-        rounds, order, step, kept = (m[wrong] for m, wrong in zip(mistakes, made))
+        rounds, order, step, keep_flag = (m[wrong] for m, wrong in zip(mistakes, made))
         calls = (_philox(i, seed, rounds) for i in range(n // 8))
         words = (call["abcd".index(letter)] for call in calls for letter in order)
         lanes = (half for word in words for half in (word & 0xFFFF, word >> 16)[::step])
-        if got == [(bits >= 65536 * p) == kept for bits in lanes]:
+        if got == [(bits >= 65536 * p) == keep_flag for bits in lanes]:
             return "".join(f". {m[2]}" for m, wrong in zip(mistakes, made) if wrong)
     return ""
 
@@ -153,9 +153,9 @@ def check_dropped_gate_backward(answer):
         raise Wrong(f"{difference}{_cause_of_gradients(answer)}") from None
     for p, seed in _ROUNDED:
         tensors = _three((1, 8), torch.float32)
-        kept = answer(*tensors, p, _tensor(seed))[0] != 0
+        mask = answer(*tensors, p, _tensor(seed))[0] != 0
         expect(
-            torch.equal(kept.cpu(), keep_mask((1, 8), p, seed)),
+            torch.equal(mask.cpu(), keep_mask((1, 8), p, seed)),
             f"at shape (1, 8), p = {p}, seed {seed}: another is kept; the threshold is round(65536 * p)",
         )
     small = _three((17, 33), torch.float32)
@@ -168,8 +168,8 @@ def _expect_gradients(answer):
     for p, seed in itertools.product((0.5, 0.25, 0.0), _SEEDS):
 
         def eager(dy, x, gate, p=p, seed=seed):
-            kept = torch.where(keep_mask(x.shape, p, seed, x.device), dy, 0) / (1 - p)
-            return kept * gate, kept * x
+            dz = torch.where(keep_mask(x.shape, p, seed, x.device), dy, 0) / (1 - p)
+            return dz * gate, dz * x
 
         def version(dy, x, gate, p=p, seed=seed):
             return answer(dy, x, gate, p, _tensor(seed))
@@ -265,15 +265,15 @@ def _expect_rows(version, p, seed):
         y = version(torch.zeros_like(branch), branch)
     expect(isinstance(y, torch.Tensor), f"{at}: should be a tensor, got {type(y).__name__}")
     expect(y.shape == branch.shape, f"{at}: shape is {tuple(y.shape)}, should be (17, 3)")
-    kept, want = (y != 0).cpu(), keep_mask((17,), p, seed)
+    got, want = (y != 0).cpu(), keep_mask((17,), p, seed)
     for row in range(17):
         expect(
-            kept[row].all() or not kept[row].any(),
+            got[row].all() or not got[row].any(),
             f"{at}: row {row} is kept in some columns and dropped in others: draw one number for a whole row",
         )
-    wrong = [row for row in range(17) if kept[row, 0] != want[row]]
+    wrong = [row for row in range(17) if got[row, 0] != want[row]]
     if wrong:
-        rows = kept[:, 0].nonzero().flatten().tolist()
+        rows = got[:, 0].nonzero().flatten().tolist()
         bits, threshold = _bits(wrong[0], seed), round(65536 * p)
         why = (
             f"its 16 bits are {bits}, and what is below {threshold} is dropped"

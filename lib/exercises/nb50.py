@@ -12,7 +12,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 _numbers = itertools.count()
 
 
-def _expect_promises_kept(op, args, at):
+def _expect_opcheck(op, args, at):
     """Wrong, in opcheck's words, unless the op does what its schema, fake and formula say."""
     try:
         torch.library.opcheck(op, args)
@@ -61,7 +61,7 @@ _POOLED = (
 )
 
 
-def _told(t):
+def _metadata(t):
     return f"{tuple(t.shape)}, {t.dtype}, strides {t.stride()}"
 
 
@@ -74,7 +74,10 @@ def check_fake(answer):
             sizes = answer(mode.from_tensor(x), k).shape
         real = _row_max_pool(x, k)
         expect(isinstance(fake, torch.Tensor), f"{at}: has to give a tensor, got {fake!r}")
-        expect(_told(fake) == _told(real), f"{at}: says {_told(fake)}; the op gives {_told(real)}")
+        expect(
+            _metadata(fake) == _metadata(real),
+            f"{at}: says {_metadata(fake)}; the op gives {_metadata(real)}",
+        )
         expect(
             not any(isinstance(size, int) for size in sizes if size != 1),
             f"{at}: turns sizes into numbers, so each new shape would be compiled anew; take x.shape as it is",
@@ -88,7 +91,7 @@ def check_fake(answer):
             f"exercise::row_max_pool_{next(_numbers)}", _row_max_pool, mutates_args=()
         )
         op.register_fake(answer)
-        _expect_promises_kept(op, (x, k), at)
+        _expect_opcheck(op, (x, k), at)
 
 
 # --- 50.2 ------------------------------------------------------------------------------------------------
@@ -112,13 +115,13 @@ def check_silu_mul(answer):
                 check_against_float64(version, _silu_mul_eager, gate, up, name=at + what)
             except (RuntimeError, NotImplementedError) as error:
                 raise Wrong(f"{at}{what}: {_said(error)}") from None
-        _expect_promises_kept(answer, (gate, up), at)
+        _expect_opcheck(answer, (gate, up), at)
     for dtype in (torch.bfloat16, torch.float16):
         at = f"(5, 7), {str(dtype).removeprefix('torch.')}"
         pair = [torch.randn(5, 7).to(dtype).requires_grad_() for _ in range(2)]
         with case(at):
             check_against_float64(answer, _silu_mul_eager, *pair, name=at)
-        _expect_promises_kept(answer, pair, at)
+        _expect_opcheck(answer, pair, at)
     _expect_saved(answer)
     fixed = torch.randn(5)
     leaf = torch.randn(5, requires_grad=True)
@@ -129,11 +132,11 @@ def check_silu_mul(answer):
         with case(at), FakeTensorMode() as mode:
             fake = answer(*(mode.from_tensor(view) for view in views))
         real = answer(*views)
-        same = _told(fake) == _told(real)
-        expect(same, f"{at}: the fake says {_told(fake)}; the op gives {_told(real)}")
+        same = _metadata(fake) == _metadata(real)
+        expect(same, f"{at}: the fake says {_metadata(fake)}; the op gives {_metadata(real)}")
         views = [view.requires_grad_() for view in views]
         check_against_float64(answer, _silu_mul_eager, *views, name=at)
-        _expect_promises_kept(answer, views, at)
+        _expect_opcheck(answer, views, at)
 
 
 def _expect_saved(answer):
@@ -190,4 +193,4 @@ def check_clip(answer):
         right = _clipped(2 * x, limit)
         close = torch.allclose(y, right)
         expect(close, f"2 · {at}, compiled: gives {y.tolist()}, should be {right.tolist()}")
-        _expect_promises_kept(answer, (x.clone(), limit), at)
+        _expect_opcheck(answer, (x.clone(), limit), at)

@@ -23,11 +23,11 @@ def counted_bytes(b, t, d):
     num_rows = (b,) * t
     ids = torch.arange(b)[:, None].expand(b, t).contiguous()  # each row of each table once
     weight, dense = torch.randn(b * t, d), torch.randn(b, d)
-    found = count_traffic(
+    traffic = count_traffic(
         lambda: interaction_triton(dense, embedding_hash_triton(ids, weight, num_rows))
     )
     small = "tables_ptr", "sources_ptr"
-    arguments = [a for n, a in found.by_argument.items() if not n.endswith(small)]
+    arguments = [a for n, a in traffic.by_argument.items() if not n.endswith(small)]
     return sum(a.loaded_distinct + a.stored_distinct for a in arguments)
 
 
@@ -105,11 +105,11 @@ class _Around(torch.nn.Module):
 
 def _load(at, module, state):
     try:
-        found = module.load_state_dict(state)
+        incompatible = module.load_state_dict(state)
     except RuntimeError as error:
         says = " ".join(str(error).split())[:300]
         expect(False, f"{at}: load_state_dict raised: {says}")
-    expect(not any(found), f"{at}: keys are left over: {found}")
+    expect(not any(incompatible), f"{at}: keys are left over: {incompatible}")
 
 
 def _expect_lookups(at, module, arch, num_rows):

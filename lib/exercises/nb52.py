@@ -227,7 +227,7 @@ def check_next_fusion(answer):
         for what, rows, noise_us, idea in _PROFILES:
             # on the faster GPU the same rows, as long as their limits and what is above them allow
             scaled = [_scaled(row, gbps / 1000, tflops / 100) for row in rows]
-            at = f"{what}: {_told(scaled)}, {gbps:g} GB/s, {tflops:g} TFLOP/s, noise {noise_us} µs"
+            at = f"{what}: {_summary(scaled)}, {gbps:g} GB/s, {tflops:g} TFLOP/s, noise {noise_us} µs"
             with case(at):
                 got = answer(copy.deepcopy(scaled), gbps, tflops, noise_us)
             expect(got is not ..., f"{at}: gives `...`")
@@ -239,7 +239,7 @@ def _scaled(row, bandwidth, compute):
     return {**row, "bytes": row["bytes"] * bandwidth, "flops": row["flops"] * compute}
 
 
-def _told(rows):
+def _summary(rows):
     return "; ".join(
         f"{r['name']} {r['calls']} × {r['us']} µs, {r['bytes'] / 1e6:g} MB, {r['flops'] / 1e9:g} GFLOP"
         for r in rows

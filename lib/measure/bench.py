@@ -217,8 +217,8 @@ def really_compiled(not_compiled=()):
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch._dynamo.config.patch(fail_on_recompile_limit_hit=True))
         for function in not_compiled:
-            module, kept_out = sys.modules[function.__module__], torch.compiler.disable(function)
-            stack.enter_context(mock.patch.object(module, function.__name__, kept_out))
+            module, uncompiled = sys.modules[function.__module__], torch.compiler.disable(function)
+            stack.enter_context(mock.patch.object(module, function.__name__, uncompiled))
         yield
 
 
@@ -265,12 +265,12 @@ def _checked(name, version, op, inputs, gradients):
     if name == "compiled" and not machine.HAS_GPU:
         return None, ""
     try:
-        found = check_against_float64(
+        check = check_against_float64(
             version, op.eager, *inputs, gradients=gradients, slack=op.slack, name=name
         )
     except CheckError as error:
         return None, f"✘ not timed: {error}"
-    return found.version_error, ""
+    return check.version_error, ""
 
 
 def measure(op, shape, dtype, gradients, versions=None, progress=None, timed=None):
@@ -410,9 +410,9 @@ def _recorded_rows(op, shape, dtype, gradients, configuration=None):
         return []
     # Rows of the first configuration, the op's own, carry no label.
     label = None if configuration == next(iter(op.configurations)) else configuration
-    wanted = {"shape": list(shape), "dtype": dtype_name(dtype), "gradients": gradients}
-    wanted |= {"configuration": label}
-    rows = [r for r in record["rows"] if all(r.get(k) == v for k, v in wanted.items())]
+    case = {"shape": list(shape), "dtype": dtype_name(dtype), "gradients": gradients}
+    case |= {"configuration": label}
+    rows = [r for r in record["rows"] if all(r.get(k) == v for k, v in case.items())]
     old = ", before the code last changed" if results.is_stale(record) else ""
     where = results.where(record) + old
     # a record may be older than the note

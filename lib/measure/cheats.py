@@ -33,14 +33,14 @@ def gelu_by_hand(x):
 
 # --- versions that do not do the work ------------------------------------------------------------------
 
-_kept = {}
+_cache = {}
 
 
 def gelu_cached(x):
     key = (x.data_ptr(), x.shape)
-    if key not in _kept:
-        _kept[key] = gelu(x)
-    return _kept[key]
+    if key not in _cache:
+        _cache[key] = gelu(x)
+    return _cache[key]
 
 
 def gelu_half(x):
@@ -321,11 +321,11 @@ def _runs(cheat):
 def claim(cheat):
     """{'claimed_us', 'honest_us', 'speed_up'}: the cheat under its stopwatch, the honest version under ours."""
     gpu, run, honest_run = _runs(cheat)
-    _kept.clear()
+    _cache.clear()
     honest_us = honest(honest_run, gpu)
     claimed_us = max(cheat.stopwatch(run, gpu), RESOLUTION_US)
     gpu.synchronize()
-    _kept.clear()
+    _cache.clear()
     return {
         "claimed_us": round(claimed_us, 2),
         "honest_us": round(honest_us, 2),
@@ -341,9 +341,9 @@ def catch(cheat):
         for detector in (find_missing_sync, find_other_stream, find_warm_l2):
             findings[detector.__name__] = _each_time(detector, cheat.stopwatch, run, gpu)
     for detector in (find_cached_result, find_changed_input, find_wrong_output):
-        _kept.clear()
+        _cache.clear()
         findings[detector.__name__] = detector(cheat.version)
-    _kept.clear()
+    _cache.clear()
     return {name: finding for name, finding in findings.items() if finding}
 
 

@@ -94,7 +94,7 @@ def _measure(name, function, shape, p, dtype):
     itemsize, n = x.element_size(), x.numel()
     case = {"rows": shape[0], "columns": shape[1], "p": p, "dtype": bench.dtype_name(dtype)}
     case["version"] = name
-    found = []
+    rows = []
     with bench.really_compiled():
         try:
             error = check_version(function, *tensors, p)
@@ -104,7 +104,7 @@ def _measure(name, function, shape, p, dtype):
             call = bench.call_of(lambda x, b, r: function(x, b, r, p), tensors, gradients)
             timing = bench.time_us(call, rep_ms=50)
             least = (6 if gradients else 3) * n * itemsize
-            found.append(
+            rows.append(
                 {
                     **case,
                     "pass": "forward and backward" if gradients else "forward",
@@ -117,7 +117,7 @@ def _measure(name, function, shape, p, dtype):
                     "note": "",
                 }
             )
-    return found
+    return rows
 
 
 def save(rows, folder=None):

@@ -150,11 +150,11 @@ class Op:
     def unfixed(self):
         """The op with all configurations but for the arguments that fix what is random: the one to time."""
         labels = self.configurations.items()
-        kept = {
+        configurations = {
             label: {k: v for k, v in arguments.items() if k not in self.random}
             for label, arguments in labels
         }
-        return dataclasses.replace(self, configurations=kept)
+        return dataclasses.replace(self, configurations=configurations)
 
     def configured(self, label=None):
         """The op with one configuration bound, the first unless `label` names another; ValueError lists them.
@@ -184,15 +184,15 @@ class Op:
 
     def all_configured(self):
         """{label: the op with that configuration, or that variant, bound}."""
-        found = {label: self.configured(label) for label in self.configurations}
+        ops = {label: self.configured(label) for label in self.configurations}
         for label, (tensors, arguments) in self.variants.items():
             # a CUDA kernel does what its op does first of all, and no more
             versions = {n: v for n, v in self.versions.items() if n != "cuda"}
             variant = dataclasses.replace(
                 self, tensors=tensors, versions=versions, configurations={label: arguments}
             )
-            found[label] = variant.configured()
-        return found
+            ops[label] = variant.configured()
+        return ops
 
     def planned(self, label):
         """The op with its triton version bound to one of its plans, at the shapes of that plan."""

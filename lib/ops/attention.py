@@ -732,15 +732,15 @@ def _plan(dtype, batch, n_heads, n_kv_heads, n_queries, n_keys, dim, device):
     forward, dq, dkdv = _tiles_for(dtype, dim, _generation(device))
     n_repeats = n_heads // n_kv_heads
     packed = n_repeats > 1 and n_queries * n_repeats <= _FEW
-    rows, wanted = n_queries * (n_repeats if packed else 1), _n_multiprocessors(device)
+    rows, n_resident = n_queries * (n_repeats if packed else 1), _n_multiprocessors(device)
     if rows <= _FEW // 2:
-        wanted *= _RESIDENT
+        n_resident *= _RESIDENT
         _, n, num_warps, num_stages = _DECODING
         n = max(16, min(n, 16384 // (_power_of_2(dim) * dtype.itemsize)))
         forward = Tile(max(16, _power_of_2(rows)), n, num_warps, num_stages)
     n_programs = batch * n_heads * n_queries // rows * _cdiv(rows, forward.m)
     most = min(_MOST_PARTS, n_keys // (_LEAST_TILES * forward.n))
-    n_parts = max(1, min(wanted // n_programs, most))
+    n_parts = max(1, min(n_resident // n_programs, most))
     plan = Plan(forward, dq, dkdv, n_parts, packed)
     # descriptors cost the host up to 100 µs a call
     long = n_parts == 1 and rows > _FEW and batch * n_heads * n_queries * n_keys * dim >= 2**36
@@ -1125,9 +1125,9 @@ def attention_op(
 def _attention_backward_op(
     do: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor | None,
     o: torch.Tensor, lse: torch.Tensor, is_causal: bool, window: Sequence[int] | None, scale: float | None,
-    wanted: list[bool],
+    needs_grad: list[bool],
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    grads = _backward(do, q, k, v, lengths, o, lse, is_causal, window, scale, wanted)
+    grads = _backward(do, q, k, v, lengths, o, lse, is_causal, window, scale, needs_grad)
     return tuple(do.new_empty(0) if g is None else g for g in grads)
 
 
@@ -1138,8 +1138,8 @@ def _(q, k, v, lengths=None, is_causal=False, window=None, scale=None):
 
 
 @_attention_backward_op.register_fake
-def _(do, q, k, v, lengths, o, lse, is_causal, window, scale, wanted):
-    tensors = zip((q, k, v), wanted)
+def _(do, q, k, v, lengths, o, lse, is_causal, window, scale, needs_grad):
+    tensors = zip((q, k, v), needs_grad)
     return tuple(torch.empty_like(_dense(t)) if w else t.new_empty(0) for t, w in tensors)
 
 

@@ -49,8 +49,8 @@ def bias_gelu_dropout_add_eager(
     if seed is None or not training:
         return F.dropout(z, p, training) + residual
     keep = keep_mask(z.shape, p, seed, z.device)
-    share_kept = max(1 - _threshold(p) / 65536, 1 / 65536)  # all dropped: any number but 0 does
-    return z * keep / share_kept + residual
+    keep_share = max(1 - _threshold(p) / 65536, 1 / 65536)  # all dropped: any number but 0 does
+    return z * keep / keep_share + residual
 
 
 def keep_mask(shape: tuple, p: float, seed: int, device="cpu", first: int = 0) -> torch.Tensor:
@@ -168,8 +168,8 @@ def _bias_gelu_dropout_add_fwd_tile(
         y *= 0.0
     elif SOME_DROPPED:
         scale = 65536.0 / (65536 - threshold).to(COMPUTE)
-        kept = _kept(seed_ptr, threshold, rows, first_col, n_cols, first, EIGHTS, BLOCK_N)
-        y = tl.where(kept, y, y * 0.0) * scale
+        keep = _kept(seed_ptr, threshold, rows, first_col, n_cols, first, EIGHTS, BLOCK_N)
+        y = tl.where(keep, y, y * 0.0) * scale
     y += residual.to(COMPUTE)
     tl.store(y_ptrs, y, mask=mask)
 
@@ -222,8 +222,8 @@ def _bias_gelu_dropout_add_bwd_tile(
         dy *= 0.0
     elif SOME_DROPPED:
         scale = 65536.0 / (65536 - threshold).to(COMPUTE)
-        kept = _kept(seed_ptr, threshold, rows, first_col, n_cols, first, EIGHTS, BLOCK_N)
-        dy *= tl.where(kept, scale, 0.0)
+        keep = _kept(seed_ptr, threshold, rows, first_col, n_cols, first, EIGHTS, BLOCK_N)
+        dy *= tl.where(keep, scale, 0.0)
     dx = dy * _gelu_slope(x + bias[None, :])
     if dx_ptr is not None:
         tl.store(dx_ptr + offsets, dx, mask=mask)

@@ -401,8 +401,8 @@ def _plan(m, k, h, n, kind, device, backward=False, way=None, tile=None, n_split
         how = (n_programs, n_tiles, units, blocks, warps, precision)
         return n_tiles * parts, Plan(way, tile, *how)
 
-    found = [laid_out(t) for t in ([tile] if tile else tiles)]
-    return next((plan for busy, plan in found if busy >= 0.75 * n_sms), found[-1][1])
+    layouts = [laid_out(t) for t in ([tile] if tile else tiles)]
+    return next((plan for busy, plan in layouts if busy >= 0.75 * n_sms), layouts[-1][1])
 
 
 def _launch(plan, y, x, w1, b1, w2, b2, final, kind):
@@ -728,9 +728,9 @@ def fused_mlp_op(
 @torch.library.custom_op("fused_kernels::fused_mlp_backward", mutates_args=())
 def _fused_mlp_backward_op(
     dy: torch.Tensor, x: torch.Tensor, weight1: torch.Tensor, bias1: torch.Tensor,
-    weight2: torch.Tensor, y: torch.Tensor | None, final: str, allow_tf32: bool, wanted: list[bool],
+    weight2: torch.Tensor, y: torch.Tensor | None, final: str, allow_tf32: bool, needs_grad: list[bool],
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    grads = _backward(dy, x, weight1, bias1, weight2, y, None, final, allow_tf32, wanted)
+    grads = _backward(dy, x, weight1, bias1, weight2, y, None, final, allow_tf32, needs_grad)
     dx, dw1, db1, dw2, db2 = (dy.new_empty(0) if g is None else g for g in grads)
     return dx, dw1, db1, dw2, db2
 
@@ -741,9 +741,9 @@ def _(x, weight1, bias1, weight2, bias2, final="sigmoid", allow_tf32=False):
 
 
 @_fused_mlp_backward_op.register_fake
-def _(dy, x, weight1, bias1, weight2, y, final, allow_tf32, wanted):
+def _(dy, x, weight1, bias1, weight2, y, final, allow_tf32, needs_grad):
     shapes = x.shape, weight1.shape, bias1.shape, weight2.shape, weight2.shape[:1]
-    return tuple(dy.new_empty(shape if has else (0,)) for shape, has in zip(shapes, wanted))
+    return tuple(dy.new_empty(shape if has else (0,)) for shape, has in zip(shapes, needs_grad))
 
 
 def _setup_context(ctx, inputs, output):
@@ -752,9 +752,9 @@ def _setup_context(ctx, inputs, output):
 
 
 def _op_backward(ctx, dy):
-    (*saved, _), wanted = ctx.saved_tensors, list(ctx.needs_input_grad[:5])
-    grads = _fused_mlp_backward_op(dy, *saved, *ctx.how, wanted)
-    return *(g if has else None for g, has in zip(grads, wanted)), None, None
+    (*saved, _), needs_grad = ctx.saved_tensors, list(ctx.needs_input_grad[:5])
+    grads = _fused_mlp_backward_op(dy, *saved, *ctx.how, needs_grad)
+    return *(g if has else None for g, has in zip(grads, needs_grad)), None, None
 
 
 fused_mlp_op.register_autograd(_op_backward, setup_context=_setup_context)

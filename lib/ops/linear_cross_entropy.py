@@ -210,7 +210,7 @@ def _wide_dtype(dtype):
     return torch.promote_types(dtype, torch.float32)
 
 
-def _kept_dtype(dtype):
+def _dweight_dtype(dtype):
     """Of dweight until it is multiplied by the upstream gradient: in float16 it might overflow."""
     return torch.float32 if dtype == torch.float16 else dtype
 
@@ -279,7 +279,7 @@ def _pass(x, weight, labels, options, has_losses, has_dx, has_dweight, scales=No
     plan = plan or _plan(n_rows, weight.shape[0], n_inner, x.dtype)
     losses = x.new_empty(n_rows, dtype=_wide_dtype(x.dtype)) if has_losses else None
     dx = x.new_empty(x.shape) if has_dx else None
-    summed_in = _wide_dtype(x.dtype) if plan.wide else _kept_dtype(x.dtype)
+    summed_in = _wide_dtype(x.dtype) if plan.wide else _dweight_dtype(x.dtype)
     dweight = weight.new_empty(weight.shape, dtype=summed_in) if has_dweight else None
     if n_rows > 0:
         flat = _for_cublas(x.reshape(n_rows, n_inner))
@@ -291,7 +291,7 @@ def _pass(x, weight, labels, options, has_losses, has_dx, has_dweight, scales=No
             )  # fmt: skip
     elif has_dweight:
         dweight.zero_()
-    return losses, dx, dweight.to(_kept_dtype(x.dtype)) if has_dweight else None
+    return losses, dx, dweight.to(_dweight_dtype(x.dtype)) if has_dweight else None
 
 
 def _n_counted(labels, options):
@@ -584,8 +584,8 @@ def _(
 ):  # fmt: skip
     shape = labels.shape if reduction == "none" else ()
     dx = x.new_empty(x.shape if has_dx else 0)
-    kept = _kept_dtype(x.dtype) if has_dweight else x.dtype
-    dweight = x.new_empty(weight.shape if has_dweight else 0, dtype=kept)
+    dtype = _dweight_dtype(x.dtype) if has_dweight else x.dtype
+    dweight = x.new_empty(weight.shape if has_dweight else 0, dtype=dtype)
     return x.new_empty(shape, dtype=_wide_dtype(x.dtype)), dx, dweight
 
 

@@ -891,9 +891,9 @@ def lora_linear_op(
 def _lora_linear_backward_op(
     dy: torch.Tensor, x: torch.Tensor | None, weight: torch.Tensor | None, lora_a: torch.Tensor | None,
     lora_b: torch.Tensor | None, u: torch.Tensor | None, saved: torch.Tensor | None,
-    scale: float, activation: str, wanted: list[bool],
+    scale: float, activation: str, needs_grad: list[bool],
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    grads = _backward(dy, x, weight, lora_a, lora_b, u, saved, scale, activation, wanted)
+    grads = _backward(dy, x, weight, lora_a, lora_b, u, saved, scale, activation, needs_grad)
     return tuple(dy.new_empty(0) if g is None else g for g in grads)
 
 
@@ -907,8 +907,8 @@ def _(
 
 
 @_lora_linear_backward_op.register_fake
-def _(dy, x, weight, lora_a, lora_b, u, saved, scale, activation, wanted):
-    has_dx, has_da, has_db, has_dbias = wanted
+def _(dy, x, weight, lora_a, lora_b, u, saved, scale, activation, needs_grad):
+    has_dx, has_da, has_db, has_dbias = needs_grad
     n_cols = dy.shape[-1]
     return (
         dy.new_empty((*dy.shape[:-1], weight.shape[1]) if has_dx else 0),

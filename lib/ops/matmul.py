@@ -893,9 +893,9 @@ def matmul_op(
 @torch.library.custom_op("fused_kernels::matmul_backward", mutates_args=())
 def _matmul_backward_op(
     dy: torch.Tensor, a: torch.Tensor | None, b: torch.Tensor | None, saved: torch.Tensor | None,
-    activation: str, allow_tf32: bool, wanted: list[bool],
+    activation: str, allow_tf32: bool, needs_grad: list[bool],
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    da, db, dbias = _backward(dy, a, b, saved, activation, allow_tf32, wanted)
+    da, db, dbias = _backward(dy, a, b, saved, activation, allow_tf32, needs_grad)
     return tuple(dy.new_empty(0) if g is None else g for g in (da, db, dbias))
 
 
@@ -906,11 +906,11 @@ def _(a, b, bias=None, activation="identity", allow_tf32=False, save_z=False):
 
 
 @_matmul_backward_op.register_fake
-def _(dy, a, b, saved, activation, allow_tf32, wanted):
+def _(dy, a, b, saved, activation, allow_tf32, needs_grad):
     shapes = (
-        (dy.shape[0], b.shape[0]) if wanted[0] else (0,),
-        (a.shape[1], dy.shape[1]) if wanted[1] else (0,),
-        (dy.shape[1],) if wanted[2] else (0,),
+        (dy.shape[0], b.shape[0]) if needs_grad[0] else (0,),
+        (a.shape[1], dy.shape[1]) if needs_grad[1] else (0,),
+        (dy.shape[1],) if needs_grad[2] else (0,),
     )
     return tuple(dy.new_empty(shape) for shape in shapes)
 

@@ -336,11 +336,11 @@ def _softmax_parts_fwd_kernel(
     words_ptr += 2 * row * n_parts
     _tell(words_ptr + 2 * part, top)
     _tell(words_ptr + 2 * part + 1, tl.sum(sums))
-    told, all_told = _hear(words_ptr, n_parts, patience, 2, PARTS, COMPUTE)
-    tops, totals = tl.split(told)
+    pairs, all_arrived = _hear(words_ptr, n_parts, patience, 2, PARTS, COMPUTE)
+    tops, totals = tl.split(pairs)
     ids = tl.arange(0, PARTS)
     tops = tl.where(ids < n_parts, tops, -float("inf"))
-    if not all_told:
+    if not all_arrived:
         top, total = _row_alone(
             x_row, n_parts * TILES, row, pieces, n_seq, SCALE, COMPUTE, V, BLOCK_N
         )
@@ -386,9 +386,9 @@ def _softmax_parts_bwd_kernel(
 
     words_ptr += row * n_parts
     _tell(words_ptr + part, tl.sum(sums))
-    totals, all_told = _hear(words_ptr, n_parts, patience, 1, PARTS, COMPUTE)
+    totals, all_arrived = _hear(words_ptr, n_parts, patience, 1, PARTS, COMPUTE)
     total = tl.sum(totals)
-    if not all_told:
+    if not all_arrived:
         total = tl.full((), 0.0, COMPUTE)
         for tile in range(n_parts * TILES):
             cols = _tile_cols(tile, 0, 1, BLOCK_N)

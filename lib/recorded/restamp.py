@@ -6,7 +6,8 @@ REF is the commit whose recordings are current. Each notebook and each record of
 is compared with its code at REF, as syntax trees without imports, comments and docstrings. The new hash is
 written only where the trees are equal after the renames. All others are listed, and the exit status is 1.
 
-Renames    suite=registry                      a name
+Renames    suite=registry                      a name: of a variable, an argument or a function
+           f:suite=registry                    the name inside functions called f, there in place of the above
            machine.describe=show.describe      an attribute of a name
            '"gelu"="gelu_tanh"'                a string, the whole of it
            lib/a.py=lib/b/a.py                 a file, in `sources` and, as lib.a too, in strings of the code
@@ -47,6 +48,18 @@ class _Renamed(ast.NodeTransformer):
 
     def visit_Expr(self, node):
         return None if results.is_docstring(node) else self.generic_visit(node)
+
+    def visit_FunctionDef(self, node):
+        outside, f = self.renames, f"{node.name}:"
+        inside = {old.removeprefix(f): new for old, new in outside.items() if old.startswith(f)}
+        node.name, self.renames = outside.get(node.name, node.name), outside | inside
+        node = self.generic_visit(node)
+        self.renames = outside
+        return node
+
+    def visit_arg(self, node):
+        node.arg = self.renames.get(node.arg, node.arg)
+        return self.generic_visit(node)
 
     def visit_Name(self, node):
         return ast.parse(self.renames.get(node.id, node.id), mode="eval").body

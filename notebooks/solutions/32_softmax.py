@@ -140,12 +140,12 @@ def loads_first_kernel(
 
     softmax._tell(words_ptr + 2 * part, top)
     softmax._tell(words_ptr + 2 * part + 1, tl.sum(sums))
-    told, all_told = softmax._hear(words_ptr, n_parts, patience, 2, PARTS, tl.float32)
-    tops, totals = tl.split(told)
+    pairs, all_arrived = softmax._hear(words_ptr, n_parts, patience, 2, PARTS, tl.float32)
+    tops, totals = tl.split(pairs)
     tops = tl.where(tl.arange(0, PARTS) < n_parts, tops, -float("inf"))
     zero = tl.max(tops)
     total = tl.sum(totals * tl.exp(tops - zero))
-    if not all_told:
+    if not all_arrived:
         zero, total = walk(x_row, n_cols, True, BLOCK_N)
 
     for t in tl.static_range(TILES):

@@ -44,11 +44,11 @@ def dropped_gate_backward_kernel(
     words = tl.join(tl.join(a, c), tl.join(b, d))
     bits = tl.reshape(tl.join(words & 0xFFFF, words >> 16), (BLOCK_SIZE,))
     dy = tl.load(dy_ptr + offsets, mask=mask).to(tl.float32)
-    kept = tl.where(bits >= threshold, dy * scale, 0.0)
+    dz = tl.where(bits >= threshold, dy * scale, 0.0)
     x = tl.load(x_ptr + offsets, mask=mask).to(tl.float32)
     gate = tl.load(gate_ptr + offsets, mask=mask).to(tl.float32)
-    tl.store(dx_ptr + offsets, kept * gate, mask=mask)
-    tl.store(dgate_ptr + offsets, kept * x, mask=mask)
+    tl.store(dx_ptr + offsets, dz * gate, mask=mask)
+    tl.store(dgate_ptr + offsets, dz * x, mask=mask)
 
 
 def dropped_gate_backward(dy, x, gate, p, seed):

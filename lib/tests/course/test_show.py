@@ -142,8 +142,8 @@ def errors(*sources, **how):
     """The error output and its text for each cell that fails, run in one kernel."""
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(s) for s in sources])
     NotebookClient(notebook, kernel_name="python3", timeout=120, **how).execute(cwd=ROOT)
-    found = [o for cell in notebook.cells for o in cell.outputs if o.output_type == "error"]
-    return [(o, re.sub(r"\x1b\[[\d;]*m", "", "\n".join(o.traceback)).rstrip()) for o in found]
+    outputs = [o for cell in notebook.cells for o in cell.outputs if o.output_type == "error"]
+    return [(o, re.sub(r"\x1b\[[\d;]*m", "", "\n".join(o.traceback)).rstrip()) for o in outputs]
 
 
 def test_a_cell_run_too_early_says_what_to_run_first():
@@ -164,8 +164,8 @@ def test_it_fails_all_the_same():
 
 def test_other_errors_look_as_ever():
     others = ["def f():\n    y\n    y = 1\nf()", "1 / 0", "raise NameError('x')"]
-    found = errors(*others, SET_UP, *others, allow_errors=True)
-    texts = [re.sub(r"In\[\d+\]", "In", text) for _, text in found]
+    failures = errors(*others, SET_UP, *others, allow_errors=True)
+    texts = [re.sub(r"In\[\d+\]", "In", text) for _, text in failures]
     assert len(texts) == 6 and texts[:3] == texts[3:]
 
 

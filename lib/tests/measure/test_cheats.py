@@ -51,8 +51,8 @@ def gelu_into_one_buffer(x):
 
 
 def test_one_buffer_for_all_results_is_found():
-    found = cheats.find_cached_result(gelu_into_one_buffer)
-    assert found == "the second call wrote over the result of the first"
+    finding = cheats.find_cached_result(gelu_into_one_buffer)
+    assert finding == "the second call wrote over the result of the first"
 
 
 def test_what_is_wrong_only_for_large_inputs_is_found():
@@ -79,8 +79,8 @@ def test_a_stopwatch_that_divides_by_too_much_is_found(gpu):
     def halved(run, gpu):
         return cheats.honest(run, gpu, n=3) / 2
 
-    found = cheats.find_missing_sync(halved, lambda: gpu.busy(10), gpu)
-    assert found and " took " in found
+    finding = cheats.find_missing_sync(halved, lambda: gpu.busy(10), gpu)
+    assert finding and " took " in finding
 
 
 def test_sentences():
@@ -102,8 +102,8 @@ def test_nan_of_large_inputs_is_found():
 
 
 def test_each_version_is_caught_for_what_it_does_and_nothing_else():
-    found = {name: set(cheats.catch(cheats.find(name))) for name in list(CAUGHT_BY)[3:]}
-    assert all(found[name] == {CAUGHT_BY[name]} for name in found), found
+    findings = {name: set(cheats.catch(cheats.find(name))) for name in list(CAUGHT_BY)[3:]}
+    assert all(findings[name] == {CAUGHT_BY[name]} for name in findings), findings
 
 
 @pytest.mark.parametrize("data", [None, "x"])

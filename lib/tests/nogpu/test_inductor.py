@@ -177,10 +177,10 @@ def test_training_code_matches_eager(code_of, name):
 def test_dropout_code_drops_at_its_rate(code_of):
     (x, bias, residual), _ = make_inputs("dropout")
     y = run_output_code(code_of("dropout"), x, bias, torch.zeros_like(residual))
-    kept = y != 0
-    torch.testing.assert_close(y[kept], (F.gelu(x + bias) / 0.9)[kept], atol=1e-5, rtol=0)
+    keep = y != 0
+    torch.testing.assert_close(y[keep], (F.gelu(x + bias) / 0.9)[keep], atol=1e-5, rtol=0)
     # 65536 draws at p = 0.1: the standard deviation of the rate is 0.0012
-    assert abs((~kept).float().mean() - 0.1) < 0.006
+    assert abs((~keep).float().mean() - 0.1) < 0.006
 
 
 def test_a_kernel_of_the_text_compiles_for_a_gpu_that_is_not_here(code_of):

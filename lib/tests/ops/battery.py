@@ -42,8 +42,8 @@ def check_strips(module, call, several):
     with mock.patch.object(module, "_sum_rows", wraps=module._sum_rows) as summed:
         call()
     (partial, _), _ = summed.call_args
-    kept = torch.float32 if several else torch.bfloat16
-    assert (len(partial) > 1, partial.dtype) == (several, kept)
+    dtype = torch.float32 if several else torch.bfloat16
+    assert (len(partial) > 1, partial.dtype) == (several, dtype)
 
 
 def writes_in_place(op, version):
@@ -338,10 +338,10 @@ def checkpoint(op, version):
 
     inputs, again = inputs_of(op), inputs_of(op)
 
-    def kept(*tensors):
+    def recomputed(*tensors):
         return checkpoint(version, *tensors, use_reentrant=False)
 
-    assert all(map(torch.equal, gradients(kept, inputs), gradients(version, again)))
+    assert all(map(torch.equal, gradients(recomputed, inputs), gradients(version, again)))
 
 
 def autocast(op, version):
@@ -355,11 +355,11 @@ def autocast(op, version):
         with torch.autocast(machine.device().type, dtype=torch.bfloat16):
             got, want = outputs(version(*inputs)), outputs(op.eager(*inputs))
         assert writes_in_place(op, version) or [y.dtype for y in got] == [y.dtype for y in want]
-        grads, wanted = (
+        grads, want_grads = (
             torch.autograd.grad([y.float().sum() for y in ys], leaves(inputs)) for ys in (got, want)
         )
         assert [g.dtype for g in grads] == [t.dtype for t in leaves(inputs)]
-        assert_close([g.float() for g in grads], [g.float() for g in wanted], torch.bfloat16)
+        assert_close([g.float() for g in grads], [g.float() for g in want_grads], torch.bfloat16)
 
 
 def mixed_dtypes(op, version):
@@ -438,9 +438,9 @@ def registered(op, version):
 
 def _required(function, inputs, arguments):
     """Only the arguments that have no default: torch leaves those out of needs_input_grad, and of a graph."""
-    wanted = function._opoverload._schema.arguments
-    arguments = dict(zip([a.name for a in wanted], inputs)) | arguments
-    return [arguments[a.name] for a in wanted if not a.has_default_value()]
+    declared = function._opoverload._schema.arguments
+    arguments = dict(zip([a.name for a in declared], inputs)) | arguments
+    return [arguments[a.name] for a in declared if not a.has_default_value()]
 
 
 def _owners(inputs):
@@ -459,8 +459,8 @@ def _as_eager(op, function):
 
     def results(*inputs):
         n_results = len(outputs(op.eager(*detached(inputs))))
-        found = outputs(function(*inputs))[:n_results]
-        return found[0] if n_results == 1 else tuple(found)
+        ys = outputs(function(*inputs))[:n_results]
+        return ys[0] if n_results == 1 else tuple(ys)
 
     return results
 
@@ -526,12 +526,12 @@ def wrong_calls(op):
 
 def sentences(op, version):
     """{what is wrong: the sentence that says so}."""
-    found = {}
+    texts = {}
     for what, inputs, kind in wrong_calls(op):
         with pytest.raises(kind) as caught:
             version(*inputs)
-        found[what] = str(caught.value)
-    return found
+        texts[what] = str(caught.value)
+    return texts
 
 
 def bad_input(op, version):

@@ -174,7 +174,7 @@ def batch(n_sequences=4, device="cpu"):
 def losses(model, words, n_steps, autocast=False, call=None):
     """Those of n_steps of training on one batch. call: what to call in place of the model, compiled say."""
     trained = [p for p in model.parameters() if p.requires_grad]
-    optimizer, found = torch.optim.SGD(trained, lr=0.2, momentum=0.5), []
+    optimizer, history = torch.optim.SGD(trained, lr=0.2, momentum=0.5), []
     how = (
         torch.autocast(words.device.type, torch.bfloat16) if autocast else contextlib.nullcontext()
     )
@@ -184,8 +184,8 @@ def losses(model, words, n_steps, autocast=False, call=None):
             loss = (model if call is None else call)(words)
         loss.backward()
         optimizer.step()
-        found.append(loss.item())
-    return found
+        history.append(loss.item())
+    return history
 
 
 def both(block, part, device="cpu", **how):
@@ -203,8 +203,8 @@ def half_of_each_batch(rank, block, folder, package):
     )
     _, fused = both(block, of_ops(package))
     parallel = torch.nn.parallel.DistributedDataParallel(fused)
-    found = losses(fused, batch().chunk(2)[rank], 6, call=parallel)
-    torch.save(found, f"{folder}/losses_{rank}.pt")
+    history = losses(fused, batch().chunk(2)[rank], 6, call=parallel)
+    torch.save(history, f"{folder}/losses_{rank}.pt")
     torch.distributed.destroy_process_group()
 
 

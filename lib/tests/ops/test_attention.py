@@ -117,11 +117,11 @@ def test_padding_is_not_loaded(module):
     """Of 40 and 17 keys, in no kernel."""
     q, k, v = inputs((4, 2, 2, 21, 40, 16), torch.bfloat16)
     lengths = torch.tensor([40, 17, 0, -5], device=q.device)
-    found = []
+    results = []
 
     def both():
-        found.append(module.attention_triton(q, k, v, lengths, plan=module.Plan(*SMALL)))
-        found[0].sum().backward()
+        results.append(module.attention_triton(q, k, v, lengths, plan=module.Plan(*SMALL)))
+        results[0].sum().backward()
 
     loaded = count_traffic(both).by_argument
     for kernel in ("fwd", "dq", "dkdv"):
@@ -161,13 +161,13 @@ def test_weights_of_huge_scores(module, dtype):
     """x·factor - top·factor in one rounding, as a GPU has it: 2 to the power of it is no larger than 2**8."""
     top = 10.0 ** torch.arange(-5, 30, 0.05, dtype=torch.float64)
     top = torch.cat([top, -top])[:1024].to(machine.device(), dtype)
-    shift, factor, wanted = torch.empty_like(top), torch.empty_like(top), 0.1803368777036667
-    _shift_kernel[(1,)](top, shift, factor, wanted, len(top), SCALED=module._shift_of)
+    shift, factor, want = torch.empty_like(top), torch.empty_like(top), 0.1803368777036667
+    _shift_kernel[(1,)](top, shift, factor, want, len(top), SCALED=module._shift_of)
     for x, s, f in zip(top.tolist(), shift.tolist(), factor.tolist()):
         assert abs(fractions.Fraction(x) * fractions.Fraction(f) - fractions.Fraction(s)) <= 8
         digits = 24 if dtype == torch.float32 else 53
         if abs(x) < 2.0 ** (digits + 2):  # scores of which neighbours still differ in weight
-            assert f == wanted
+            assert f == want
 
 
 # --- what is read, and where it lies -------------------------------------------------------------------------

@@ -119,7 +119,7 @@ def test_the_kernel_draws_philox_of_seven_rounds(seed):
     assert out.tolist() == want
 
 
-def kept(index, p, seed):
+def keeps(index, p, seed):
     """Whether element `index` stays, by the docstring's definition and in Python's integers."""
     group, lane = divmod(index, 8)
     key = (seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF)
@@ -130,13 +130,13 @@ def kept(index, p, seed):
 @pytest.mark.parametrize("seed", [0, SEED, -3])
 def test_keep_mask_is_the_definition(module, seed):
     got = module.keep_mask((5, 41), 0.3, seed).flatten().tolist()
-    assert got == [kept(i, 0.3, seed) for i in range(5 * 41)]
+    assert got == [keeps(i, 0.3, seed) for i in range(5 * 41)]
 
 
 @pytest.mark.parametrize("first", [1, 8, 13, 2**35 - 5])
 def test_keep_mask_of_a_part(module, first):
     got = module.keep_mask((3, 7), 0.3, SEED, first=first).flatten().tolist()
-    assert got == [kept(first + i, 0.3, SEED) for i in range(21)]
+    assert got == [keeps(first + i, 0.3, SEED) for i in range(21)]
 
 
 # --- the mask is a function of seed and logical index ------------------------------------------------------
@@ -186,7 +186,7 @@ def test_mask_far_down_a_large_tensor(module, first, n_cols):
     """An index cast to int32 is wrong from 2**31 on, a Philox counter of 32 bits from 2**35 on."""
     x, zeros = ones(8, n_cols), torch.zeros(8, n_cols, device=machine.device())
     bias, seed = zeros[0].clone(), torch.tensor([SEED], device=machine.device())
-    want = [kept(first + i, 0.5, SEED) for i in range(8 * n_cols)]
+    want = [keeps(first + i, 0.5, SEED) for i in range(8 * n_cols)]
     y, dx = torch.empty_like(x), torch.empty_like(x)
     module._launch(module._plan(n_cols), 1, bias, x, zeros, y, 0.5, seed, first=first)
     assert (y != 0).flatten().tolist() == want
@@ -317,10 +317,10 @@ def test_p_counts_in_steps_of_one_in_65536(module, step):
     for offset in (-0.49, 0.49):
         p = (step + offset) / 65536
         assert torch.equal(module.bias_gelu_dropout_add_triton(x, bias, residual, p, SEED), want)
-    kept_now = keep_mask(x.shape, step / 65536, SEED, x.device)
+    keep = keep_mask(x.shape, step / 65536, SEED, x.device)
     exact = F.gelu((x + bias).double(), approximate="tanh") * (65536 / (65536 - step))
-    error = ((want - residual).double() - exact)[kept_now].abs()
-    assert not kept_now.any() or error.max() <= 1e-6 * max(1.0, exact.abs().max())
+    error = ((want - residual).double() - exact)[keep].abs()
+    assert not keep.any() or error.max() <= 1e-6 * max(1.0, exact.abs().max())
 
 
 def test_less_than_half_a_step_drops_nothing_and_keeps_the_scale():
@@ -379,10 +379,10 @@ def test_the_share_that_is_dropped(p):
 
 def test_every_lane_drops_the_same_share():
     dropped = (~big_mask(0.5)).view(-1, 8).sum(0).double()
-    kept_now = ROWS * 128 - dropped
+    remaining = ROWS * 128 - dropped
     expected = torch.full_like(dropped, ROWS * 128 * 0.5)
     chi_square = ((dropped - expected) ** 2 / expected).sum()
-    chi_square += ((kept_now - expected) ** 2 / expected).sum()
+    chi_square += ((remaining - expected) ** 2 / expected).sum()
     p_value = torch.special.gammaincc(torch.tensor(4.0).double(), chi_square.cpu() / 2)  # 8 lanes
     assert p_value > P_VALUE
 

@@ -343,10 +343,13 @@ def test_opcheck_of_the_backward_op(module):
     """With strided tensors, and with some gradients alone; the op itself is in the battery."""
     x, w1, b1, w2, b2 = detached((6, 5, 7, 4))
     inputs = (x.view(2, 3, 5).transpose(0, 1), w1.T.contiguous().T, b1, w2.T.contiguous().T, b2)
-    for final, wanted in (("sigmoid", [True] * 5), ("identity", [True, False, True, False, False])):
+    for final, needs_grad in (
+        ("sigmoid", [True] * 5),
+        ("identity", [True, False, True, False, False]),
+    ):
         y = fused_mlp_eager(*inputs, final)
         saved = None if final == "identity" else y
-        arguments = (torch.randn_like(y), *inputs[:4], saved, final, False, wanted)
+        arguments = (torch.randn_like(y), *inputs[:4], saved, final, False, needs_grad)
         torch.library.opcheck(module._fused_mlp_backward_op, arguments)
 
 

@@ -77,12 +77,12 @@ def test_negative_tails_keep_their_digits(module, version, approximate):
     x = -torch.linspace(1.5, far, 2000, device=machine.device())
     exact = x.double().requires_grad_()
     want = OP.eager(exact, approximate)
-    (wanted,) = torch.autograd.grad(want.sum(), exact)
+    (want_dx,) = torch.autograd.grad(want.sum(), exact)
     x.requires_grad_()
     y = of(module, version)(x, approximate)
     (dx,) = torch.autograd.grad(y.sum(), x)
     torch.testing.assert_close(y.double(), want, rtol=2e-5, atol=0)
-    torch.testing.assert_close(dx.double(), wanted, rtol=2e-5, atol=0)
+    torch.testing.assert_close(dx.double(), want_dx, rtol=2e-5, atol=0)
 
 
 @forms

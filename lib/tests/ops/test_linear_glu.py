@@ -155,15 +155,15 @@ def test_y_rounds_once(module, plan):
 def test_gelu_and_its_gradient_in_the_tails(module):
     """Where gelu' is nearly 1 or nearly 0: two products of one number each, so that no sum hides an error."""
     gate = torch.linspace(-12, 12, 961, device=machine.device())[:, None]
-    found = []
+    results = []
     for run, dtype in (
         (module.linear_glu_triton, torch.float32),
         (linear_glu_eager, torch.float64),
     ):
         x = torch.cat([torch.ones_like(gate), gate], dim=1).to(dtype).requires_grad_()
         y = run(x, torch.eye(2, dtype=dtype, device=x.device))  # x1 = 1, x2 = gate
-        found.append((y.detach(), *torch.autograd.grad(y.sum(), x)))
-    for got, want in zip(*found):
+        results.append((y.detach(), *torch.autograd.grad(y.sum(), x)))
+    for got, want in zip(*results):
         assert ((got - want).abs() <= 8e-7 * want.abs().clamp(min=1)).all()
 
 
@@ -213,11 +213,11 @@ def test_tma_takes_what_it_can_read(module):
     """Slices whose rows begin on 16-byte boundaries; nothing else, no float32, and no K = 0."""
     x, weight, bias = detached((150, 64, 72), torch.bfloat16)
     wide_x, wide_w = torch.cat([x, x], dim=1), torch.cat([weight, weight], dim=1)
-    found = []
+    ys = []
 
     def taken(*inputs):
-        traffic = count_traffic(lambda: found.append(module.linear_glu_triton(*inputs, plan=SHORT)))
-        battery.assert_close(found[-1], linear_glu_eager(*inputs), inputs[0].dtype)
+        traffic = count_traffic(lambda: ys.append(module.linear_glu_triton(*inputs, plan=SHORT)))
+        battery.assert_close(ys[-1], linear_glu_eager(*inputs), inputs[0].dtype)
         return "x_desc" in by_argument(traffic)
 
     assert taken(x, weight, bias)
@@ -383,10 +383,10 @@ def test_tma_moves_the_same_bytes():
 
 def saved(version, *inputs):
     """The tensors that autograd keeps."""
-    found = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: found.append(t) or t, lambda t: t):
+    tensors = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: tensors.append(t) or t, lambda t: t):
         version(*inputs)
-    return found
+    return tensors
 
 
 @pytest.mark.parametrize("kind", ["saved", "recomputed", "op, saved", "op, recomputed"])
@@ -395,14 +395,14 @@ def test_what_is_saved_for_the_backward_pass(module, kind):
     version = of_each_kind(module)[kind]
     for needs in ((1, 1, 1), (1, 0, 0), (0, 1, 0), (0, 0, 1)):
         some = [t.detach().requires_grad_(bool(need)) for t, need in zip(tensors(), needs)]
-        found = saved(version, *some)
+        got = saved(version, *some)
         if "recomputed" in kind:
-            assert {t.data_ptr() for t in found} == {t.data_ptr() for t in some}, needs
+            assert {t.data_ptr() for t in got} == {t.data_ptr() for t in some}, needs
         else:
             want = [(17, 24)] * needs[1] + [(80, 24)] * needs[0]
             want = [t.shape for t in some] if kind == "op, saved" else want
             want = [*want, (17, 80)]
-            assert sorted(tuple(t.shape) for t in found) == sorted(want), needs
+            assert sorted(tuple(t.shape) for t in got) == sorted(want), needs
 
 
 @pytest.mark.parametrize("save_h", [False, True])
@@ -731,8 +731,8 @@ def launched(h200, kernel, shape, dtype, bias=True, needs_grad=True, **how):
             torch.autograd.grad([y], inputs, [torch.empty_like(y)])
 
     with fake_gpu(), launch_diff._addresses():
-        found = [n for n in launch_diff.launches_of(call) if n.kernel.__name__ == kernel]
-    (launch,) = found
+        launches = [n for n in launch_diff.launches_of(call) if n.kernel.__name__ == kernel]
+    (launch,) = launches
     return launch
 
 

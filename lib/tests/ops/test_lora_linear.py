@@ -515,9 +515,9 @@ def test_the_registered_op_has_no_second_derivative():
 def test_opcheck_backward():
     x, weight, lora_a, lora_b, _ = detached((6, 8, 4, 3))
     u, y, dy = (torch.randn(s, device=x.device) for s in ((6, 3), (2, 3, 4), (2, 3, 4)))
-    for wanted in [(1, 1, 1, 1), (0, 0, 0, 0), (1, 0, 0, 1), (0, 1, 1, 0)]:
+    for needs_grad in [(1, 1, 1, 1), (0, 0, 0, 0), (1, 0, 0, 1), (0, 1, 1, 0)]:
         tensors = dy, x.view(2, 3, 8), weight, lora_a, lora_b, u, y
-        arguments = (*tensors, 0.5, "sigmoid", [bool(w) for w in wanted])
+        arguments = (*tensors, 0.5, "sigmoid", [bool(w) for w in needs_grad])
         torch.library.opcheck(torch.ops.fused_kernels.lora_linear_backward, arguments)
 
 

@@ -334,12 +334,12 @@ def test_a_second_derivative_through_z_raises(module, kind, frozen):
     inputs = tensors((5, 6, 7))
     inputs = [t.detach().requires_grad_(k != frozen) for k, t in enumerate(inputs)]
     leaves = [t for t in inputs if t.requires_grad]
-    for wanted, leaf in itertools.product(leaves, leaves):
+    for first, leaf in itertools.product(leaves, leaves):
         if kind == "triton":
             y = module.matmul_triton(*inputs, "silu")
         else:
             y, _ = module.matmul_op(*inputs, "silu", False, kind == "op, saved")
-        (gradient,) = torch.autograd.grad(y.sum(), [wanted], create_graph=True)
+        (gradient,) = torch.autograd.grad(y.sum(), [first], create_graph=True)
         with pytest.raises(RuntimeError, match="no second derivative"):
             torch.autograd.grad((gradient**2).sum() + (leaf**2).sum(), [leaf])
 
@@ -599,8 +599,8 @@ def places(tiles_m, tiles_n, group):
 @pytest.mark.parametrize("group", [1, 4, 8])
 def test_every_tile_has_one_program(group):
     for tiles_m, tiles_n in [(1, 1), (3, 5), (8, 2), (9, 4), (17, 3)]:
-        found = places(tiles_m, tiles_n, group)
-        assert sorted(found) == list(itertools.product(range(tiles_m), range(tiles_n)))
+        got = places(tiles_m, tiles_n, group)
+        assert sorted(got) == list(itertools.product(range(tiles_m), range(tiles_n)))
     assert places(3, 4, 1)[:5] == [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0)]
 
 
@@ -642,15 +642,15 @@ TYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 def launches_of(call):
     """(name of the kernel, arguments, options) of the launches that `call()` would make; nothing runs."""
-    found = []
+    launches = []
 
-    def noted(self, *args, grid=None, warmup=None, **options):
-        found.append((self.fn.__name__, args, options))
+    def record(self, *args, grid=None, warmup=None, **options):
+        launches.append((self.fn.__name__, args, options))
 
     place = (JITFunction, "run") if machine.HAS_GPU else (GridExecutor, "__call__")
-    with mock.patch.object(*place, noted):
+    with mock.patch.object(*place, record):
         call()
-    return found
+    return launches
 
 
 def compiled(launch, arch=90):
@@ -709,8 +709,8 @@ def test_float32_is_rounded_to_tf32_only_if_allowed(module):
     dy = torch.empty(64, 64, device=machine.device())
     for allow in (False, True):
         call = functools.partial(module.matmul_triton, *inputs, allow_tf32=allow)
-        found = launches_of(lambda call=call: call().backward(dy))
-        assert [how["PRECISION"] for *_, how in found] == ["tf32" if allow else "tf32x3"] * 3
+        launches = launches_of(lambda call=call: call().backward(dy))
+        assert [how["PRECISION"] for *_, how in launches] == ["tf32" if allow else "tf32x3"] * 3
 
 
 # Shared memory of one program, at most: of GPUs of that generation the one with the least

@@ -37,10 +37,10 @@ def test_at_least_eight_that_differ(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_the_op_itself_passes(name):
     """What killed mutants spares the op, loaded as they are: it is their mistakes that were found."""
-    found = set(killers()[name].values()) - {"loading"}
+    checks = set(killers()[name].values()) - {"loading"}
     known = {where for where, _ in checks_of(name, load(name))}
-    assert found <= known, f"gone, or renamed: {found - known}; run mutants with --write"
-    assert what_kills(name, only=found) is None
+    assert checks <= known, f"gone, or renamed: {checks - known}; run mutants with --write"
+    assert what_kills(name, only=checks) is None
 
 
 @needs_the_interpreter

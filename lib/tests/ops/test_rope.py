@@ -72,11 +72,11 @@ def test_equals_apply_rotary_pos_emb(module):
         q, k, cos, sin = tensors((b, s, hq, hk, d, d), layout="bhsd")
         want = apply_rotary_pos_emb(q, k, *hugging_face_tables(s, d))
         dys = [torch.randn_like(t) for t in want]
-        wanted = torch.autograd.grad(want, (q, k), dys)
+        want_grads = torch.autograd.grad(want, (q, k), dys)
         for version in (module.rope_triton, module.rope_eager):
             got = version(q, k, cos, sin, layout="bhsd")
             assert_close(got, want)
-            assert_close(torch.autograd.grad(got, (q, k), dys), wanted)
+            assert_close(torch.autograd.grad(got, (q, k), dys), want_grads)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -225,10 +225,10 @@ def test_rounds_once(module, dtype, interleaved, layout):
     dys = [torch.randn_like(t) for t in (q, k)]
     exact = [t.detach().double().requires_grad_() for t in (q, k)]
     want = rope_eager(*exact, cos.double(), sin.double(), **how)
-    wanted = torch.autograd.grad(want, exact, [dy.double() for dy in dys])
+    want_grads = torch.autograd.grad(want, exact, [dy.double() for dy in dys])
     for version in (module.rope_triton, registry.on_a_copy(module.rope_triton_, 2)):
         got = version(q, k, cos, sin, **how)
-        for a, b in zip((*got, *torch.autograd.grad(got, (q, k), dys)), (*want, *wanted)):
+        for a, b in zip((*got, *torch.autograd.grad(got, (q, k), dys)), (*want, *want_grads)):
             allowed = 0.51 * torch.finfo(dtype).eps * b.abs() + 5e-7 * b.abs().max()
             assert ((a.double() - b).abs() <= allowed).all(), "rounded on the way"
 

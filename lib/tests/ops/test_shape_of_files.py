@@ -37,21 +37,23 @@ def functions_of(path):
     """{name: (line, source)} of functions, and classes that repeat: decorators and comments included."""
     text = path.read_text()
     lines = text.splitlines()
-    found = {}
+    functions = {}
     for node in ast.parse(text).body:
         if isinstance(node, ast.FunctionDef) or getattr(node, "name", "") in CLASSES:
             first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
-            found[node.name] = first, "\n".join(lines[first - 1 : node.end_lineno])
-    return found
+            functions[node.name] = first, "\n".join(lines[first - 1 : node.end_lineno])
+    return functions
 
 
 @files
 def test_bands_stand_in_order(path):
-    found = functions_of(path)
-    lines = [found[name][0] for name in BANDS if name in found]
-    missing = {"_plan", "_forward", "_backward", "_save", "_fits", "_refuse", "_call"} - set(found)
+    functions = functions_of(path)
+    lines = [functions[name][0] for name in BANDS if name in functions]
+    missing = {"_plan", "_forward", "_backward", "_save", "_fits", "_refuse", "_call"} - set(
+        functions
+    )
     assert not missing
-    assert lines == sorted(lines), [name for name in BANDS if name in found]
+    assert lines == sorted(lines), [name for name in BANDS if name in functions]
 
 
 @files

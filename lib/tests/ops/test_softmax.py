@@ -389,11 +389,11 @@ def test_parts_tell_each_other(module, n_cols, backward, dtype):
         kernel[grid], *inputs, out, words, n_cols, x.stride(0), *sizes, **constants
     )
     launch()
-    told = words.clone()
-    assert told.all()
+    messages = words.clone()
+    assert messages.all()
     out.fill_(NAN)
     traffic = count_traffic(launch)
-    assert torch.equal(words, told)
+    assert torch.equal(words, messages)
     x, y = x.double(), y.double()
     want = y * (x - (x * y).sum(-1, keepdim=True)) if backward else torch.softmax(x, -1)
     near = {"rtol": 2e-2, "atol": 1e-2} if dtype == torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-5}

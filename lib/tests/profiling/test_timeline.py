@@ -107,10 +107,8 @@ def test_spans_are_saved_as_a_trace(tmp_path):
     assert len({thread for _, thread in named}) == 3  # viewers take a number for one thread
     titles = {r["pid"]: r["args"]["name"] for r in records if r["name"] == "process_name"}
     ran = [r for r in records if r["ph"] == "X"]
-    found = [
-        (titles[r["pid"]], named[r["pid"], r["tid"]], r["name"], r["ts"], r["dur"]) for r in ran
-    ]
-    assert found == [
+    got = [(titles[r["pid"]], named[r["pid"], r["tid"]], r["name"], r["ts"], r["dur"]) for r in ran]
+    assert got == [
         ("a", "host", "launch", 0, 5.25),
         ("a", "device", "gelu", 4, 40.5),
         ("b", "host", "launch", 0, 5.25),

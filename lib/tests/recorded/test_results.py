@@ -89,6 +89,15 @@ def test_only_imports_and_renames_are_restamped(new, same):
     assert restamp.same_code(old, new, RENAMES) == same
 
 
+def test_arguments_and_functions_are_renamed_too_and_a_name_in_one_function_alone():
+    old = "def f(a):\n    b = a\n    return b\ndef g(a):\n    return a\nb = f(g)"
+    new = "def f(x):\n    y = x\n    return y\ndef h(z):\n    return z\nb = f(h)"
+    renames = {"a": "x", "f:b": "y", "g": "h", "g:a": "z"}
+    assert restamp.same_code(old, new, renames)
+    for name in renames:
+        assert not restamp.same_code(old, new, renames | {name: name.split(":")[-1]})
+
+
 @pytest.mark.parametrize(
     ("new", "cut"),
     [

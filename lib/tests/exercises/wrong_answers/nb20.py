@@ -79,16 +79,16 @@ def graph_sizes__without_reset(fn, *calls):
     return sizes
 
 
-_kept = []
+_sizes = []
 
 
 def graph_sizes__list_kept_from_before(fn, *calls):
     def backend(graph, example_inputs):
-        _kept.append(sum(n.op.startswith("call") for n in graph.graph.nodes))
+        _sizes.append(sum(n.op.startswith("call") for n in graph.graph.nodes))
         return graph.forward
 
     _compile_and_call(backend, fn, calls)
-    return list(_kept)
+    return list(_sizes)
 
 
 def graph_sizes__graph_not_run(fn, *calls):

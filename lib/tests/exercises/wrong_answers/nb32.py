@@ -249,5 +249,5 @@ loads_first_kernel__without_guard = _loads_first(
 loads_first_kernel__words_of_no_part_join_the_maximum = _loads_first(
     'tops = tl.where(tl.arange(0, PARTS) < n_parts, tops, -float("inf"))', "tops = tops"
 )
-loads_first_kernel__reads_no_row_alone = _loads_first("if not all_told:", "if False:")
+loads_first_kernel__reads_no_row_alone = _loads_first("if not all_arrived:", "if False:")
 loads_first_kernel__one_part_only = _loads_first("(t * n_parts + part)", "(t * n_parts)")

@@ -32,8 +32,8 @@ def _flags_kernel(
     )
     bits = tl.reshape(tl.join(words & 0xFFFF, words >> 16), (BLOCK_SIZE,))
     offsets = first + tl.arange(0, BLOCK_SIZE)
-    kept = bits > threshold if ABOVE else bits >= threshold
-    tl.store(out_ptr + offsets, kept, mask=offsets < n_elements)
+    keep = bits > threshold if ABOVE else bits >= threshold
+    tl.store(out_ptr + offsets, keep, mask=offsets < n_elements)
 
 
 def _flags(
@@ -147,13 +147,13 @@ dropped_gate_backward__threshold_rounded_down = _dropped_gate(
 )
 dropped_gate_backward__strides_of_dy_ignored = _dropped_gate("(dy.contiguous(), x", "(dy, x")
 dropped_gate_backward__gradients_swapped = _dropped_gate("return dx, dgate", "return dgate, dx")
-dropped_gate_backward__dgate_not_dropped = _dropped_gate("kept * x, mask", "dy * scale * x, mask")
+dropped_gate_backward__dgate_not_dropped = _dropped_gate("dz * x, mask", "dy * scale * x, mask")
 dropped_gate_backward__mask_turned_round = _dropped_gate(
-    "kept = tl.where(bits >= threshold", "kept = tl.where(bits < threshold"
+    "dz = tl.where(bits >= threshold", "dz = tl.where(bits < threshold"
 )
 dropped_gate_backward__swapped_and_no_scale = _dropped_gate(
-    "dx_ptr + offsets, kept * gate, mask=mask)\n    tl.store(dgate_ptr + offsets, kept * x",
-    "dx_ptr + offsets, kept / scale * x, mask=mask)\n    tl.store(dgate_ptr + offsets, kept / scale * gate",
+    "dx_ptr + offsets, dz * gate, mask=mask)\n    tl.store(dgate_ptr + offsets, dz * x",
+    "dx_ptr + offsets, dz / scale * x, mask=mask)\n    tl.store(dgate_ptr + offsets, dz / scale * gate",
 )
 dropped_gate_backward__by_place_in_the_tile = _dropped_gate(
     "tl.load(seed_ptr), first // 8 + tl.arange(0, BLOCK_SIZE // 8), 7",
@@ -162,8 +162,8 @@ dropped_gate_backward__by_place_in_the_tile = _dropped_gate(
 
 
 def dropped_gate_backward__eager(dy, x, gate, p, seed):
-    kept = torch.where(keep_mask(x.shape, p, seed, x.device), dy, 0) / (1 - p)
-    return kept * gate, kept * x
+    dz = torch.where(keep_mask(x.shape, p, seed, x.device), dy, 0) / (1 - p)
+    return dz * gate, dz * x
 
 
 @triton.jit
@@ -176,8 +176,8 @@ def _drop_path_kernel(
     x = tl.load(x_ptr + offsets, mask=mask).to(tl.float32)
     branch = tl.load(branch_ptr + offsets, mask=mask).to(tl.float32)
     keep = tl.load(keep_ptr + offsets // n_cols, mask=mask)
-    kept = branch * scale * keep if PRODUCT else tl.where(keep != 0, branch * scale, 0.0)
-    tl.store(y_ptr + offsets, x + kept, mask=mask)
+    added = branch * scale * keep if PRODUCT else tl.where(keep != 0, branch * scale, 0.0)
+    tl.store(y_ptr + offsets, x + added, mask=mask)
 
 
 def _drop_path(x, branch, keep, scale, per_row=True, product=False):

@@ -25,7 +25,7 @@ def main(argv=None):
         )
     tasks = [(n, m) for n in ([options.op] if options.op else NAMES) for m in mutants_of(n)]
     # what is not run stays; mutants that are no longer there go
-    alive, found = 0, copy.deepcopy(killers()) | {name: {} for name, _ in tasks}
+    alive, killed_by = 0, copy.deepcopy(killers()) | {name: {} for name, _ in tasks}
     spawn = multiprocessing.get_context("spawn")  # torch's threads do not live through a fork
     with ProcessPoolExecutor(options.jobs, mp_context=spawn) as pool:
         for (name, mutant), killer in zip(tasks, pool.map(what_kills, *zip(*tasks))):
@@ -33,9 +33,11 @@ def main(argv=None):
             print(f"{name}: {'ALIVE ' if killer is None else 'killed'} {mutant.why}", flush=True)
             if killer:
                 print(f"    by {killer[:140]}")
-                found[name][mutant.why] = killer.split(" | ")[0]
+                killed_by[name][mutant.why] = killer.split(" | ")[0]
     if options.write:
-        KILLERS.write_text(json.dumps(found, indent=1, ensure_ascii=False, sort_keys=True) + "\n")
+        KILLERS.write_text(
+            json.dumps(killed_by, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
+        )
     return 1 if alive else 0
 
 

@@ -3,28 +3,28 @@
 from lib.measure.mutants import Mutant
 from lib.tests.ops.mutants._shared import FOLD, RUN
 
-_KEPT = "y = tl.where(kept, y, y * 0.0) * scale"
-_DY_KEPT = "dy *= tl.where(kept, scale, 0.0)"
+_DROP_Y = "y = tl.where(keep, y, y * 0.0) * scale"
+_DROP_DY = "dy *= tl.where(keep, scale, 0.0)"
 
 MUTANTS = [
     Mutant("squared = tl.minimum(z * z, 1e6)", "squared = z * z", "0·inf in the gradient, far out"),
-    Mutant(_KEPT, "y = tl.where(kept, y * scale, 0.0)", "a NaN dropped is 0"),
+    Mutant(_DROP_Y, "y = tl.where(keep, y * scale, 0.0)", "a NaN dropped is 0"),
     Mutant(
         "    dtype = _dtype_of_sum(x.dtype, bias.dtype, residual.dtype)\n",
         "    dtype = x.dtype\n",
         "mixed dtypes: y in that of x",
     ),
     # --- scale and choice
-    Mutant(_KEPT, "y = tl.where(kept, y, 0.0)", "1/(1 - p) forgotten"),
+    Mutant(_DROP_Y, "y = tl.where(keep, y, 0.0)", "1/(1 - p) forgotten"),
     Mutant(
-        _KEPT,
-        "y = tl.where(kept, y / scale, 0.0)",
+        _DROP_Y,
+        "y = tl.where(keep, y / scale, 0.0)",
         "multiplied by 1 - p where it is divided",
     ),
-    Mutant(_KEPT, "y = tl.where(kept, 0.0, y * scale)", "the kept ones dropped"),
+    Mutant(_DROP_Y, "y = tl.where(keep, 0.0, y * scale)", "the kept ones dropped"),
     Mutant(
-        _KEPT,
-        "y = tl.where(kept, y * scale, -residual.to(COMPUTE))",
+        _DROP_Y,
+        "y = tl.where(keep, y * scale, -residual.to(COMPUTE))",
         "the residual dropped too",
     ),
     Mutant(" y *= 0.0", " y = tl.zeros_like(z)", "p = 1: a NaN dropped is 0"),
@@ -40,8 +40,8 @@ MUTANTS = [
         "the threshold itself dropped: one in 65536 too many",
     ),
     # --- the backward pass
-    Mutant(_DY_KEPT, "dy *= tl.where(kept, 1.0, 0.0)", "1/(1 - p) forgotten in the gradient"),
-    Mutant(_DY_KEPT, "dy *= scale", "no mask in the gradient"),
+    Mutant(_DROP_DY, "dy *= tl.where(keep, 1.0, 0.0)", "1/(1 - p) forgotten in the gradient"),
+    Mutant(_DROP_DY, "dy *= scale", "no mask in the gradient"),
     Mutant("ctx.p, seed, needs_grad,", "ctx.p, seed + 1, needs_grad,", "other bits backward"),
     Mutant(
         "dx = dy * _gelu_slope(x + bias[None, :])",

@@ -91,8 +91,8 @@ MUTANTS = [
         "n_rows // _FEWEST_ROWS))", "n_rows // 128))", "chunks of so few rows that W is what costs"
     ),
     Mutant(
-        "summed_in = _wide_dtype(x.dtype) if plan.wide else _kept_dtype(x.dtype)",
-        "summed_in = _kept_dtype(x.dtype)",
+        "summed_in = _wide_dtype(x.dtype) if plan.wide else _dweight_dtype(x.dtype)",
+        "summed_in = _dweight_dtype(x.dtype)",
         "dweight rounded chunk after chunk where it is to be float32",
     ),
     Mutant(

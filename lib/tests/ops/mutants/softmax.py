@@ -155,10 +155,14 @@ MUTANTS = [
         "alone: only as much as one part, backward",
     ),
     Mutant(
-        "if not all_told:\n        top, total", "if False:\n        top, total", "waiting in vain"
+        "if not all_arrived:\n        top, total",
+        "if False:\n        top, total",
+        "waiting in vain",
     ),
     Mutant(
-        "if not all_told:\n        total", "if False:\n        total", "waiting in vain, backward"
+        "if not all_arrived:\n        total",
+        "if False:\n        total",
+        "waiting in vain, backward",
     ),
     Mutant(
         "totals * tl.exp(tops - top)", "totals", "in parts: sums added with each its own maximum"
