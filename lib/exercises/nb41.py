@@ -115,6 +115,7 @@ def check_reglu_backward(answer):
             at = f"at (M, H) = {shape}, {str(dtype).removeprefix('torch.')}, dy {layout}"
             with case(at):
                 _compare_reglu(answer, shape, dtype, layout, at)
+    _expect_float32_sums(answer)
     _expect_one_pass(answer)
     dy, h = _dy_and_h((300, 40), torch.float32)
     expect_no_race(lambda: answer(dy, h), "at (M, H) = (300, 40)")
@@ -133,6 +134,21 @@ def _compare_reglu(answer, shape, dtype, layout, at):
     check_against_float64(
         lambda *t: answer(*t)[1].to(dtype), lambda *t: _reglu(*t)[1], dy, h, name=f"{at}, db"
     )
+
+
+def _expect_float32_sums(answer):
+    """db of whole numbers that cancel: exact in float32, and not from parts that were rounded to 8 bits."""
+    generator = torch.Generator().manual_seed(0)
+    half = torch.randint(128, 256, (600, 6), generator=generator).to(torch.bfloat16)
+    # the second half takes away what the first adds, 5 rows on, so that no part of it rounds as one before
+    h = torch.cat([half, half.roll(5, 0)]).to(machine.device())
+    dy = torch.ones(1200, 3, dtype=h.dtype, device=h.device)
+    dy[600:] = -1
+    at = "at (M, H) = (1200, 3), bfloat16, whole numbers whose sums are 0"
+    with case(at):
+        _, db = _two_tensors(answer(dy, h), at)
+    off = db.float().abs().max().item()
+    expect(off == 0, f"{at}: db is off by {off:g}; keep sums in float32 until the last is done")
 
 
 def _reglu(dy, h):

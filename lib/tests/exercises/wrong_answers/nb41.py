@@ -225,6 +225,13 @@ reglu_backward__tiles_race_for_db = solution(
 ).reglu_backward  # fmt: skip
 
 
+reglu_backward__parts_rounded_to_the_dtype_of_h = solution(
+    "41_linear_geglu",
+    "partial = torch.empty(grid[0], 2 * n_hidden, device=h.device)",
+    "partial = torch.empty(grid[0], 2 * n_hidden, dtype=h.dtype, device=h.device)",
+).reglu_backward
+
+
 def reglu_backward__eager(dy, h):
     x1, x2 = h.chunk(2, dim=-1)
     dh = torch.cat([dy * torch.relu(x2), torch.where(x2 > 0, dy * x1, 0)], dim=-1)
