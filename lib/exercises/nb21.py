@@ -75,38 +75,41 @@ def check_questions(answers):
 # --- 21.2 ----------------------------------------------------------------------------------------------
 
 
-def softmax_of_relu(x, bias):
+def softmax_of_relu(x, bias):  # (128, 512), (512,)
     return torch.softmax(torch.relu(x + bias), dim=1)
 
 
-def both_sums(x):
+def both_sums(x):  # (128, 512)
     return x.sum(dim=0), x.sum(dim=1)
 
 
-def through_a_copy(x, y):
+def through_a_copy(x, y):  # (128, 512), (512, 128)
     return F.gelu(x).t().contiguous() + y
 
 
-def two_layers(x, w, v):
+def two_layers(x, w, v):  # (128, 512), (512, 64), (64, 16)
     return torch.relu(x @ w) @ v
 
 
-def side_by_side(x, y):
-    return torch.sigmoid(x), torch.sigmoid(y)
+def side_by_side(x, y):  # (128, 512), (128, 512)
+    return torch.sigmoid(x), torch.sigmoid(y), x * y
 
 
 # Each with the shapes of its inputs, and what to think about when the count is wrong.
 COUNTED = {
     softmax_of_relu: ([(128, 512), (512,)], "one walk over a row serves every op in it"),
-    both_sums: ([(128, 512)], "compare the index that each sum keeps"),
+    both_sums: (
+        [(128, 512)],
+        "compare how many numbers each sum keeps; 128 rows are few enough to add up in one step",
+    ),
     through_a_copy: (
         [(128, 512), (512, 128)],
-        "a copy is an op like any other: an index, a load, a store",
+        "does the copy have to be in memory before `+ y` can use it?",
     ),
     two_layers: ([(128, 512), (512, 64), (64, 16)], "what can be fused into a matmul here?"),
     side_by_side: (
         [(128, 512), (128, 512)],
-        "equal index, but does one need what the other loads?",
+        "which of the three read the same elements?",
     ),
 }
 
@@ -212,7 +215,9 @@ def two_kernels(x, y, x_bias, y_bias):
 def _two_inputs(rows, cols):
     generator = torch.Generator().manual_seed(0)
     shapes = ((rows, cols), (rows, cols), (cols,), (cols,))
-    return [torch.randn(shape, generator=generator) for shape in shapes]
+    x, y, *biases = [torch.randn(shape, generator=generator) for shape in shapes]
+    x[0, 0] = y[-1, -1] = float("nan")  # so x + 0 * y, to share data, is not the same
+    return x, y, *biases
 
 
 @exercise("21.5", "Two kernels become one", minutes=15, level=3)

@@ -96,7 +96,8 @@ def check_fixed_source(source):
     if missing := cuda.cuda_build.why_no_compiler():
         raise Skip(missing)
     fixed = cuda.load_cuda_on_cpu(source, ["add_relu"], name="fixed", checked=True)
-    for shape in [(1, 1), (8, 8), (5, 7), (17, 33), (64, 16), (3, 2000), (1500, 2)]:
+    # (65536, 1): one more row than the second and the third dimension of a grid can have
+    for shape in [(1, 1), (8, 8), (5, 7), (17, 33), (64, 16), (3, 2000), (1500, 2), (65536, 1)]:
         x, bias = (torch.randn(shape), torch.randn(shape[1]))
         at = f"at {shape[0]}×{shape[1]}"
         with case(at):

@@ -148,7 +148,7 @@ _launched = {}  # of each kind of launch, what runs its compiled kernel, and the
 
 
 def _run(kernel, grid, tensors, *sizes, **options):
-    """kernel[grid](*tensors, *sizes, **options) on the tensors' GPU; the second time, at about half the time.
+    """kernel[grid](*tensors, *sizes, **options) on the tensors' GPU; the second time, without Triton's look-up.
 
     Triton looks at every argument of every launch to find the kernel compiled for its like. A launch that
     differs from an earlier one in nothing but memory finds it here, if pointers are aligned to 16 bytes.
@@ -218,7 +218,7 @@ def _fold(*matrices):
 @functools.cache
 def _plan(n_cols, dtype, fold=1):
     """n_cols: of fold rows, taken as one."""
-    # 128 threads of one 16-byte load each; of four, where each looks up its bias first: one costs up to a third
+    # One 16-byte load in each of 128 threads; folded, four: a bias is looked up alone, and four rows share it
     return Plan(*_tile(n_cols, 2048 if fold == 1 else 8192, 2048, dtype))
 
 

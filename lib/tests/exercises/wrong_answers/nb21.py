@@ -19,7 +19,9 @@ launches__one_per_op = {**_right.launches, "softmax_of_relu": 3}
 launches__one_per_function = dict.fromkeys(_right.launches, 1)
 launches__a_copy_is_a_boundary = {**_right.launches, "through_a_copy": 2}
 launches__matmul_absorbs_relu = {**_right.launches, "two_layers": 2}
-launches__neighbours_fuse = {**_right.launches, "side_by_side": 1}
+launches__neighbours_stay_apart = {**_right.launches, "side_by_side": 2}
+launches__one_per_result = {**_right.launches, "side_by_side": 3}
+launches__two_steps_for_few_rows = {**_right.launches, "both_sums": 3}
 launches__words = {**_right.launches, "both_sums": "two"}
 
 
@@ -70,6 +72,10 @@ def one_kernel__left_stacked(x, y, x_bias, y_bias):
 def one_kernel__tanh_gelu(x, y, x_bias, y_bias):
     biases = torch.stack([x_bias, y_bias])[:, None]
     return F.gelu(torch.stack([x, y]) + biases, approximate="tanh").unbind()
+
+
+def one_kernel__joined_by_zero(x, y, x_bias, y_bias):
+    return F.gelu(x + x_bias + 0 * y), F.gelu(y + y_bias + 0 * x)
 
 
 def one_kernel__stacked_after_the_break(x, y, x_bias, y_bias):

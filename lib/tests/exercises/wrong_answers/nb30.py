@@ -1,5 +1,7 @@
 """Plausible wrong answers to the exercises of notebook 30, named <answer>__<why>: each must be rejected."""
 
+import re
+
 from lib.tests.exercises.wrong_answers import solution
 
 import torch
@@ -128,6 +130,14 @@ fixed_source__rounds_down = _fixed.replace("(n + threads - 1) / threads", "n / t
 fixed_source__one_block_per_row = _fixed.replace(
     "threads = 256, blocks = (n + threads - 1) / threads", "threads = x.size(1), blocks = x.size(0)"
 )
+_column = """
+  const int64_t column = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (column >= n_cols) return;
+  const int64_t i = int64_t(blockIdx.y) * n_cols + column;
+"""
+fixed_source__rows_in_the_second_dimension = re.sub(
+    r" *const int64_t i = .*\n.*return;\n", _column, _fixed
+).replace("<<<blocks,", "<<<dim3((x.size(1) + 255) / 256, x.size(0)),")
 fixed_source__no_launch_check = _fixed.replace("C10_CUDA_KERNEL_LAUNCH_CHECK();", "")
 fixed_source__check_before_launch = fixed_source__no_launch_check.replace(
     "add_relu_kernel<<<", "C10_CUDA_KERNEL_LAUNCH_CHECK();\n  add_relu_kernel<<<"
