@@ -157,7 +157,7 @@ def _size_cases():
     yield "an `if` on a positive value", _value_decides, [(x,)]
     yield "an `if` on a negative value", _value_decides, [(-x,)]
     for k in range(3, torch._dynamo.config.recompile_limit + 3):
-        again = f"three ops, asked for time {k} (what was compiled before is still there)"
+        again = f"three ops, asked {k} times in all (what was compiled before is still there)"
         yield again, _three_ops, [(x,)]
     yield "three shapes", _three_ops, [(_ones(n, 8),) for n in (4, 5, 6)]
     yield "a print in a loop", print_in_a_loop, [(x,)]

@@ -217,7 +217,7 @@ def cut_to_tf32(x):
 
 
 @exercise("23.2", "Right here, wrong there", minutes=12, level=2)
-def check_wrong_on_a_gpu(names):
+def check_right_here_wrong_there(names):
     choices = ", ".join(SUSPECTS)
     expect(
         isinstance(names, (set, frozenset, list, tuple)), f"give a set of names out of: {choices}"

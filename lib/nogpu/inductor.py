@@ -91,7 +91,7 @@ def output_code(fn, *inputs, options=None, dynamic=False):
 
     fn is a function or a torch.nn.Module; inputs are tensors on any device, and anything else fn takes.
     Where an input or a parameter requires grad, the text holds the forward graphs and then the backward
-    graphs. `options` and `dynamic` go to torch.compile.
+    graphs. `options` and `dynamic` go to torch.compile; an input may be marked by torch._dynamo.mark_dynamic.
 
     Raises ValueError where nothing was compiled or an option needs a GPU. Without a GPU, and with a torch or
     triton outside SUPPORTED, it returns the text recorded for this function and these shapes, with a warning
@@ -274,8 +274,14 @@ def _needs_grad(t):
 def _moved(fn, inputs, move):
     """The inputs with every tensor moved, in lists, tuples and dictionaries too.
 
-    Moves a module's parameters and buffers in place.
+    Moves a module's parameters and buffers in place. What mark_dynamic wrote on an input moves along.
     """
+
+    def marked(t):
+        new = move(t)
+        vars(new).update(recorded_code.marks(t))
+        return new
+
     if isinstance(fn, torch.nn.Module):
         for module in fn.modules():
             for name, parameter in module._parameters.items():
@@ -284,7 +290,7 @@ def _moved(fn, inputs, move):
                     module._parameters[name] = moved
             for name, buffer in module._buffers.items():
                 module._buffers[name] = None if buffer is None else move(buffer)
-    return torch.utils._pytree.tree_map_only(torch.Tensor, move, inputs)
+    return torch.utils._pytree.tree_map_only(torch.Tensor, marked, inputs)
 
 
 def _to_fake_gpu(t):

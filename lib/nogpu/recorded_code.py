@@ -78,4 +78,13 @@ def _identity(fn):
 def _look(value):
     if not isinstance(value, torch.Tensor):
         return repr(value)
-    return f"{tuple(value.shape)} {value.stride()} {value.dtype} {value.requires_grad}"
+    look = f"{tuple(value.shape)} {value.stride()} {value.dtype} {value.requires_grad}"
+    dims = {name: sorted(map(str, of)) for name, of in marks(value).items() if isinstance(of, set)}
+    return f"{look} {sorted(dims.items())}" if any(dims.values()) else look
+
+
+def marks(t):
+    """What torch._dynamo.mark_dynamic, mark_static and the like wrote on a tensor: its attributes."""
+    return {
+        name: mark for name, mark in vars(t).items() if "dynamo" in name or name == "_specialize_on"
+    }

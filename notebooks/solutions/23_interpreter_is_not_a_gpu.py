@@ -29,7 +29,7 @@ def row_range(x):
 
 
 # %% 23.2 three races and a product in TF32; relu drops NaN in the interpreter already
-wrong_on_a_gpu = {"count", "running_total", "shift", "matmul"}
+right_here_wrong_there = {"count", "running_total", "shift", "matmul"}
 
 
 # %% 23.3 a second barrier: nobody may fill the tile again before all have read it

@@ -239,6 +239,26 @@ def test_dynamic_sizes_are_arguments():
     torch.testing.assert_close(y, bias_relu(x, bias))
 
 
+def test_a_marked_dimension_is_an_argument_and_the_other_stays_a_number():
+    x, bias = torch.randn(128, 512), torch.randn(512)
+    torch._dynamo.mark_dynamic(x, 0)
+    code = output_code(bias_relu, x, bias)
+    kernel = kernel_source(code, 0)
+    assert "xindex % 512" in kernel and "ks0" not in kernel and "xnumel = " not in kernel
+    for rows in (128, 3):
+        x = torch.randn(rows, 512)
+        torch.testing.assert_close(run_output_code(code, rows, x, bias), bias_relu(x, bias))
+
+
+def test_marks_are_part_of_what_a_recorded_text_is_for():
+    plain, marked, static = (torch.randn(128, 512) for _ in range(3))
+    torch._dynamo.mark_dynamic(marked, 0)
+    torch._dynamo.mark_static(static, 0)
+    looks = {recorded_code._look(t) for t in (plain, marked, static)}
+    assert len(looks) == 3
+    assert recorded_code._look(plain) == "(128, 512) (512, 1) torch.float32 False"
+
+
 def test_graph_break_gives_a_module_per_graph():
     def broken(x):
         y = torch.relu(x)

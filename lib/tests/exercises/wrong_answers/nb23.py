@@ -51,14 +51,14 @@ def row_range__eager(x):
     return x.amax(1) - x.amin(1)
 
 
-wrong_on_a_gpu__races_only = {"count", "running_total", "shift"}
-wrong_on_a_gpu__reverse_order_only = {"running_total", "shift"}
-wrong_on_a_gpu__atomics_too = _right.wrong_on_a_gpu | {"count_atomic"}
-wrong_on_a_gpu__everything_in_place = _right.wrong_on_a_gpu | {"scale"}
-wrong_on_a_gpu__wrong_here_already = _right.wrong_on_a_gpu | {"relu"}
-wrong_on_a_gpu__both_matmuls = _right.wrong_on_a_gpu | {"matmul_ieee"}
-wrong_on_a_gpu__nothing = set()
-wrong_on_a_gpu__one_name_only = "count"
+right_here_wrong_there__races_only = {"count", "running_total", "shift"}
+right_here_wrong_there__reverse_order_only = {"running_total", "shift"}
+right_here_wrong_there__atomics_too = _right.right_here_wrong_there | {"count_atomic"}
+right_here_wrong_there__everything_in_place = _right.right_here_wrong_there | {"scale"}
+right_here_wrong_there__wrong_here_already = _right.right_here_wrong_there | {"relu"}
+right_here_wrong_there__both_matmuls = _right.right_here_wrong_there | {"matmul_ieee"}
+right_here_wrong_there__nothing = set()
+right_here_wrong_there__one_name_only = "count"
 
 
 _second_barrier = "    __syncthreads();  // outside the if: every thread has to come by\n"
