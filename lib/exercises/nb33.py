@@ -1,11 +1,12 @@
 """Exercises of notebook 33, lora_epilogue."""
 
 import contextlib
+import functools
 import re
 
 from lib import machine
 from lib.exercises import Skip, Wrong, attempted, case, exercise, expect, expect_launches, expect_op
-from lib.exercises.watch import expect_no_race
+from lib.exercises.watch import expect_no_pass, expect_no_race
 from lib.measure import registry
 from lib.measure.check import check_against_float64
 from lib.nogpu import cuda
@@ -55,9 +56,10 @@ def check_leaky_relu(answer):
         with _naming(f"scale = {scale}, slope = {slope}"):
             expect_op(version, eager, _detached)
             expect_op(version, eager, _with_nan, shapes=((2, 3),))
-            expect_launches(
-                lambda version=version: version(*_detached((5, 7), torch.float32)), exactly=1
-            )
+            x, delta, bias = _detached((17, 33), torch.float32)
+            launch = functools.partial(version, x, delta, bias)
+            expect_launches(launch, exactly=1)
+            expect_no_pass(launch, x.nbytes, "at shape (17, 33)")
 
 
 def _computed(rows, cols):
@@ -114,7 +116,27 @@ _WRITTEN = {
     "no 64-bit index in the kernel": lambda code, kernel, _: re.search(
         r"int64_t|long long|size_t", kernel
     ),
+    "a size comes into the kernel as int, of 32 bits": lambda code, kernel, _: (
+        not re.search(r"\bint(32_t)?\b", kernel.partition("{")[0])
+    ),
+    "blockIdx is multiplied in 32 bits, whatever type takes the product": lambda code, kernel, _: (
+        not _multiplies_in_32_bits(code, kernel)
+    ),
 }
+
+
+def _multiplies_in_32_bits(code, kernel):
+    """Whether blockIdx is the first factor beside one of 32 bits, or an int takes a product of it."""
+    short = r"\b(?:int|int32_t|unsigned|uint32_t)"
+    if re.search(rf"{short} \w+ = [^;]*blockIdx[^;]*\*", " ".join(kernel.split())):
+        return True
+    # A cast ends in ")", and after a "*" stands what a factor before it made of the product.
+    products = r"(?:^|[^)*\s])\s*\bblock(?:Idx|Dim)\.\w\s*\*\s*([\w.]+)"
+    return any(
+        re.fullmatch(r"blockDim\.\w|blockIdx\.\w|\d+", factor)
+        or re.search(rf"{short}\s+{re.escape(factor)}\b", code)
+        for factor in re.findall(products, kernel)
+    )
 
 
 def _expect_written(source):
@@ -172,6 +194,7 @@ def _expect_refusals(mended):
         "a delta of 5 rows for 6": (x, delta[:5].clone(), bias),
         "an x that is a transposed view": (x.t(), delta, bias),
         "a delta that is a transposed view": (x, delta.t(), bias),
+        "a bias that is every other number": (x, delta, torch.randn(12)[::2]),
         "float64 tensors": (x.double(), delta.double(), bias.double()),
     }.items():
         try:
@@ -227,7 +250,8 @@ def _expect_traffic(answer):
     expect(
         forward.launches == 1, f"forward should launch 1 Triton kernel, launched {forward.launches}"
     )
-    (y,) = results
+    expect_no_pass(lambda: results.append(answer(*inputs, 0.5)), mns, "forward")
+    y, again = results
     dy = torch.randn_like(y)
     backward = count_traffic(lambda: torch.autograd.grad(y, inputs, dy))
     expect(backward.launches >= 1, "backward should launch a Triton kernel of yours")
@@ -237,3 +261,4 @@ def _expect_traffic(answer):
             moved <= most + 0.2,
             f"{name} moves {moved:.1f} MNs bytes; {most} are enough. Which tensor need it not save or read?",
         )
+    expect_no_pass(lambda: torch.autograd.grad(again, inputs, dy), mns, "backward", but=("sum",))

@@ -1,5 +1,7 @@
 """Plausible wrong answers to the exercises of notebook 33, named <answer>__<why>: each must be rejected."""
 
+import re
+
 from lib.recorded.results import ROOT
 from lib.tests.exercises.wrong_answers import solution
 
@@ -63,6 +65,11 @@ def lora_leaky_relu__the_other_side(x, delta, bias, scale, slope):
     return _leaky(x, delta, bias, scale, slope, "other")
 
 
+def lora_leaky_relu__torch_chooses(x, delta, bias, scale, slope):
+    z = _right.lora_leaky_relu(x, delta, bias, scale, 1.0)
+    return torch.where(z < 0, slope * z, z)
+
+
 shapes_that_show_it__as_in_the_notebook = ((512, 128), (2, 2000))
 shapes_that_show_it__not_the_smallest = ((3, 2), (1, 1025))
 shapes_that_show_it__the_other_way_round = ((1, 1025), (2, 1))
@@ -95,6 +102,27 @@ mended_source__int_index = _mended.replace(
 ).replace("const int64_t row", "const int row").replace(
     "const int64_t col = int64_t(blockIdx.x % n_col_tiles)", "const int col = blockIdx.x % n_col_tiles"
 ).replace("const int64_t i =", "const int i =")  # fmt: skip
+_flat_kernel = """__global__ void lora_epilogue_kernel(const float* x, const float* delta, const float* bias,
+                                     float* y, float scale, int64_t n_elements, int64_t n_cols) {
+  const int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i >= n_elements) return;
+  const float z = x[i] + scale * delta[i] + bias[i % n_cols];
+  y[i] = z < 0.f ? 0.f : z;
+}
+
+"""
+_flat = re.sub("(?s)__global__.*?(?=torch::Tensor)", _flat_kernel, _mended).replace(
+    "x.size(1), static_cast<unsigned>(n_col_tiles)", "x.numel(), x.size(1)"
+)
+mended_source__product_of_32_bits = _flat.replace("int64_t(blockIdx.x)", "blockIdx.x")
+mended_source__product_cast_too_late = _flat.replace(
+    "int64_t(blockIdx.x) * blockDim.x", "int64_t(blockIdx.x * blockDim.x)"
+)
+mended_source__int_keeps_the_product = _flat.replace("const int64_t i =", "const int i =")
+mended_source__sizes_of_32_bits = _flat.replace(
+    "int64_t n_elements, int64_t n_cols", "int n_elements, int n_cols"
+)
+mended_source__any_bias = _mended.replace(" && bias.is_contiguous()", "")
 mended_source__drops_nan = _mended.replace("z < 0.f ? 0.f : z", "z > 0.f ? z : 0.f")
 mended_source__no_empty_x = _mended.replace("if (y.numel() == 0) return y;", "")
 mended_source__rounds_down = _mended.replace(
@@ -263,6 +291,21 @@ class _Racing(_right.SquaredReLU):
 
 def lora_squared_relu__tiles_race_for_dbias(x, delta, bias, scale):
     return _Racing.apply(x, delta, bias, scale)
+
+
+def lora_squared_relu__torch_copies(x, delta, bias, scale):
+    return _right.lora_squared_relu(x.clone(), delta, bias, scale)
+
+
+class _TorchScales(_right.SquaredReLU):
+    @staticmethod
+    def backward(ctx, dy):
+        dx, _, dbias, _ = _right.SquaredReLU.backward(ctx, dy)
+        return dx, ctx.scale * dx, dbias, None
+
+
+def lora_squared_relu__torch_scales_the_gradient(x, delta, bias, scale):
+    return _TorchScales.apply(x, delta, bias, scale)
 
 
 def lora_squared_relu__not_squared(x, delta, bias, scale):

@@ -27,6 +27,13 @@ def stretched_tables__all_pairs_slower(n_positions, rotary_dim, stretch, base=10
     return angles.cos().float(), angles.sin().float()
 
 
+def stretched_tables__angles_of_float32(n_positions, rotary_dim, stretch, base=10000.0):
+    new_base = base * stretch ** (rotary_dim / (rotary_dim - 2))
+    frequencies = new_base ** (-torch.arange(0, rotary_dim, 2) / rotary_dim)
+    angles = torch.outer(torch.arange(n_positions).float(), frequencies)
+    return angles.cos(), angles.sin()
+
+
 def stretched_tables__as_wide_as_a_head(n_positions, rotary_dim, stretch, base=10000.0):
     tables = _right.stretched_tables(n_positions, rotary_dim, stretch, base)
     return [torch.cat((t, t), dim=-1) for t in tables]
@@ -97,6 +104,21 @@ def rope_2d__two_launches(x, cos, sin):
     first = rope_triton(by_row, by_row[:, :, :0], cos, sin)[0].view(b, n_rows, n_columns, h, d // 2)
     second = rope_triton(by_column, by_column[:, :, :0], cos, sin)[0].view_as(first)
     return torch.cat([first, second], dim=-1)
+
+
+def rope_2d__copies_and_multiplies(x, cos, sin):
+    return _right.rope_2d(x.clone(), cos, sin) * 1
+
+
+class _Copies(_right.Rotate2D):
+    @staticmethod
+    def backward(ctx, dy):
+        cos, sin = ctx.saved_tensors
+        return _right.launch_rope_2d(dy.clone(), cos, -sin), None, None
+
+
+def rope_2d__copies_backward(x, cos, sin):
+    return _Copies.apply(x, cos, sin)
 
 
 def rope_2d__no_gradient(x, cos, sin):
