@@ -160,6 +160,21 @@ def test_an_error_in_an_answer_names_its_case():
         assert raised.value is verdict
 
 
+def test_what_torch_has_not_implemented_is_no_stub(monkeypatch):
+    def checker(answer):
+        with exercises.case("n = 3"):
+            answer()
+
+    exercise = exercises.Exercise("99.1", "t", 1, 1, checker)
+    monkeypatch.setitem(exercises._exercises, "99.1", exercise)
+    for error, status in ((NotImplementedError(), "open"), (NotImplementedError("x"), "wrong")):
+
+        def answer(error=error):
+            raise error
+
+        assert check("99.1", answer).status == status
+
+
 def test_an_unknown_exercise_lists_those_there_are():
     with pytest.raises(ValueError, match=r"00\.1"):
         check("77.7", None)
