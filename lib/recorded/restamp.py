@@ -15,9 +15,9 @@ Renames    suite=registry                      a name: of a variable, an argumen
 With --cut a notebook may have fewer statements than were recorded, and its cells may be joined: the remaining
 statements are recorded ones in the same order, so their outputs are still those of that run. Exercises may
 change: a cell that ends in `check(...)` prints that nothing was attempted yet, and measures nothing. With
---added there may be new statements between the recorded ones, which call nothing that measures and bind no name
-that a recorded statement reads: they change no recorded output, and their own need no GPU. The hash of the code
-that ran stays beside the new one, as `ran`.
+--added there may also be new statements between the recorded ones, which call nothing that measures and bind no
+name that a recorded statement reads: they change no recorded output, and their own need no GPU. The hash of the
+code that ran stays beside the new one, as `ran`.
 """
 
 import argparse

@@ -40,7 +40,7 @@ def test_the_registry_of_this_process_is_left_alone(ops):
 @pytest.mark.parametrize(
     ("old", "new", "difference"),
     [
-        ("# 128 threads of one 16-byte load each", "# the same", ""),
+        ("# One 16-byte load in each of 128 threads", "# the same", ""),
         ("_tile(n_cols, 2048 if", "_tile(n_cols, 4096 if", "before"),
         ("tl.where(z < 0, 0.0, z)", "tl.maximum(z, 0.0)", "PTX"),
     ],

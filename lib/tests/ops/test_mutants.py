@@ -56,5 +56,5 @@ def test_a_mutant_that_no_longer_fits_says_so():
 
 @needs_the_interpreter
 def test_a_harmless_change_is_alive():
-    old, new = "# 128 threads of one 16-byte load each;", "# another comment;"
+    old, new = "# One 16-byte load in each of 128 threads;", "# another comment;"
     assert what_kills("add_relu", Mutant(old, new, "no mistake")) is None
