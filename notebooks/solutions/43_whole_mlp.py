@@ -25,7 +25,7 @@ def inputs_that_show_it():
     return x, w1, b1, w2, torch.tensor([0.3])
 
 
-# %% 43.3 rows that are not there have a hidden layer, of the bias alone: 0 · ∞ is NaN, so masking dz2 is too little
+# %% 43.3 rows that are not there have a hidden layer, of the bias: 0 · ∞ is NaN, so dz2 = 0 is too little
 @triton.jit
 def dw2_kernel(
     dz2_ptr, x_ptr, w1_ptr, b1_ptr, parts_ptr, n_rows, n_inner, n_hidden, n_cols,
