@@ -137,7 +137,7 @@ def _products(fn):
 
 
 def _dz_and_du(dy, y, lora_b, scale):
-    dz = torch.where(y > 0, dy, 0)
+    dz = torch.where(y <= 0, 0, dy)
     return dz, scale * (dz @ lora_b)
 
 
@@ -157,12 +157,17 @@ def check_dz_and_du(answer):
         dy, *rest = inputs(shape, dtype)
         return dy.t().contiguous().t(), *rest
 
+    def nan_in_y(shape, dtype):  # not ≤ 0, so dy passes, as in eager
+        dy, y, b = inputs(shape, dtype)
+        y[0, 0] = float("nan")
+        return dy, y, b
+
     shapes = ((1, 1, 1), (2, 3, 1), (5, 16, 4), (17, 33, 5), (40, 100, 64), (130, 300, 17))
     for scale in (0.5, -2.0):
         # Not by name: a reader may rename an argument.
         eager, version = (lambda *t, f=f, s=scale: f(*t, s) for f in (_dz_and_du, answer))
         expect_op(version, eager, inputs, shapes=shapes)
-        for layout in (of_a_sum, transposed):
+        for layout in (of_a_sum, transposed, nan_in_y):
             expect_op(version, eager, layout, shapes=shapes[1:4], dtypes=(torch.float32,))
     small = transposed((40, 100, 5), torch.float32)
     call = partial(answer, *small, 0.5)

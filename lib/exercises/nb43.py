@@ -16,6 +16,7 @@ from lib.exercises.watch import (
     expect_no_race,
 )
 from lib.measure import registry
+from lib.measure.check import check_against_float64
 from lib.nogpu.memory import count_traffic
 
 import torch
@@ -151,6 +152,11 @@ def check_dw2_parts(answer):
     )
     expect_op(answer, _dw2_parts, inputs, shapes=shapes, dtypes=(torch.float32,))
     expect_op(answer, _dw2_parts, with_nan, shapes=shapes[1:2], dtypes=(torch.float32,))
+    # 1 row of 16 is there: the others' 0 · inf is NaN
+    name = "at (M, K, H, N) = (1, 1, 1, 16), b1 = inf"
+    dz2, x, w1, b1 = inputs((1, 1, 1, 16), torch.float32)
+    with case(name):
+        check_against_float64(answer, _dw2_parts, dz2, x, w1, b1 + float("inf"), name=name)
     small = inputs((100, 7, 150, 3), torch.float32)
     expect_launches(lambda: answer(*small), exactly=1)
     expect_kernels_alone_calculate(lambda: answer(*small))

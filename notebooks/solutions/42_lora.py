@@ -49,7 +49,7 @@ def dz_and_du_kernel(
         dy_offsets = rows[:, None] * stride_dym + cols[None, :] * stride_dyn
         dy = tl.load(dy_ptr + dy_offsets, mask=mask, other=0.0)
         y = tl.load(y_ptr + offsets, mask=mask, other=0.0)
-        dz = tl.where(y > 0, dy, 0.0).to(dy.dtype)
+        dz = tl.where(y <= 0, 0.0, dy).to(dy.dtype)
         tl.store(dz_ptr + offsets, dz, mask=mask)
         b_mask = (cols < n_cols)[:, None] & (ranks < rank)[None, :]
         b = tl.load(b_ptr + cols[:, None] * rank + ranks[None, :], mask=b_mask, other=0.0)

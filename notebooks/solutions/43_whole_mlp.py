@@ -25,7 +25,7 @@ def inputs_that_show_it():
     return x, w1, b1, w2, torch.tensor([0.3])
 
 
-# %% 43.3 rows that are not there have a hidden layer, of the bias alone; the mask of dz2 makes them add 0
+# %% 43.3 rows that are not there have a hidden layer, of the bias: 0 · ∞ is NaN, so dz2 = 0 is too little
 @triton.jit
 def dw2_kernel(
     dz2_ptr, x_ptr, w1_ptr, b1_ptr, parts_ptr, n_rows, n_inner, n_hidden, n_cols,
@@ -45,6 +45,7 @@ def dw2_kernel(
         hidden = tl.dot(x, w1, hidden, input_precision="ieee")
     hidden += tl.load(b1_ptr + units, mask=units < n_hidden, other=0.0)[None, :]
     hidden = tl.where(hidden < 0, 0.0, hidden)
+    hidden = tl.where((rows < n_rows)[:, None], hidden, 0.0)
     dz2_mask = (cols < n_cols)[:, None] & (rows < n_rows)[None, :]
     dz2_t = tl.load(dz2_ptr + rows[None, :] * n_cols + cols[:, None], mask=dz2_mask, other=0.0)
     part = tl.dot(dz2_t, hidden, input_precision="ieee")

@@ -124,7 +124,10 @@ def _dz_and_du(*changes):
 
 dz_and_du__no_scale = _dz_and_du("du * scale, mask=du_mask", "du, mask=du_mask")
 dz_and_du__strides_of_dy_ignored = _dz_and_du("float(scale), *dy.stride()", "float(scale), n, 1")
-dz_and_du__zeros_of_y_let_through = _dz_and_du("tl.where(y > 0, dy", "tl.where(y >= 0, dy")
+dz_and_du__zeros_of_y_let_through = _dz_and_du("tl.where(y <= 0,", "tl.where(y < 0,")
+dz_and_du__drops_dy_where_y_is_nan = _dz_and_du(
+    "tl.where(y <= 0, 0.0, dy)", "tl.where(y > 0, dy, 0.0)"
+)
 dz_and_du__du_of_dy = _dz_and_du("tl.dot(dz, b, du", "tl.dot(dy, b, du")
 dz_and_du__tf32 = _dz_and_du('tl.dot(dz, b, du, input_precision="ieee")', "tl.dot(dz, b, du)")
 dz_and_du__copies_dy = _dz_and_du(
@@ -136,7 +139,7 @@ dz_and_du__ranks_above_16_dropped = _dz_and_du(
 dz_and_du__dy_loaded_twice = _dz_and_du(
     "        tl.store(dz_ptr + offsets, dz, mask=mask)",
     "        tl.store(dz_ptr + offsets, dz, mask=mask)\n"
-    "        dz = tl.where(y > 0, tl.load(dy_ptr + dy_offsets, mask=mask, other=0.0), 0.0).to(dy.dtype)",
+    "        dz = tl.where(y <= 0, 0.0, tl.load(dy_ptr + dy_offsets, mask=mask, other=0.0)).to(dy.dtype)",
 )
 dz_and_du__column_tiles_race_for_du = _dz_and_du(
     "for start in range(0, n_cols, BLOCK_N):", "for start in [tl.program_id(1) * BLOCK_N]:",
@@ -156,7 +159,7 @@ def dz_and_du__du_by_pytorch(dy, y, lora_b, scale):
 
 
 def dz_and_du__eager(dy, y, lora_b, scale):
-    dz = torch.where(y > 0, dy, 0)
+    dz = torch.where(y <= 0, 0, dy)
     return dz, scale * (dz @ lora_b)
 
 

@@ -94,6 +94,7 @@ def _dw2(old, new):
 
 
 dw2_parts__rows_that_are_not_there = _dw2("& (rows < n_rows)[None, :]", "& (rows >= 0)[None, :]")
+dw2_parts__0_times_infinity = _dw2("tl.where((rows < n_rows)[:, None], hidden, 0.0)", "hidden")
 dw2_parts__hidden_of_0_counts = _dw2("hidden < 0, 0.0, hidden", "hidden <= 0, -1.0, hidden")
 dw2_parts__bias_by_row = _dw2(
     "b1_ptr + units, mask=units < n_hidden, other=0.0)[None, :]",
