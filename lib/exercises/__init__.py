@@ -112,13 +112,13 @@ def _judge(exercise, answer):
     except (Wrong, CheckError) as difference:
         return Verdict(exercise.id, "wrong", str(difference))
     except Exception as error:  # the reader's code may raise anything; the verdict shows it
-        if _is_stub(error):
+        if is_stub(error):
             return Verdict(exercise.id, "open", "not attempted yet")
         return Verdict(exercise.id, "wrong", _raised(error))
     return Verdict(exercise.id, "right", "right")
 
 
-def _is_stub(error):
+def is_stub(error):
     """Whether a stub raised this, without a word. torch raises NotImplementedError too, and says why."""
     return isinstance(error, NotImplementedError) and not str(error)
 
@@ -150,7 +150,7 @@ def case(what):
     except CheckError as difference:
         raise Wrong(str(difference)) from None
     except Exception as error:
-        if _is_stub(error):
+        if is_stub(error):
             raise
         raise Wrong(f"{what}: {_raised(error)}") from None
 
@@ -170,6 +170,11 @@ def first_numbers(t, digits=3):
 def plural(n, noun):
     """n slots, or 1 slot, for a message."""
     return f"{n} {noun}{'s' * (n != 1)}"
+
+
+def too_many_or_few(got, want):
+    """How the count `got` is wrong, for a message that does not tell `want`."""
+    return "too many" if got > want else "too few"
 
 
 def expect_number(got, want, what, rel=1e-6):

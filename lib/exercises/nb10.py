@@ -3,7 +3,7 @@
 import random
 
 from lib import machine
-from lib.exercises import attempted, case, exercise, expect
+from lib.exercises import attempted, case, exercise, expect, too_many_or_few
 from lib.measure.check import check_against_float64
 
 import torch
@@ -37,10 +37,9 @@ def _expect_bytes(lookup_bytes, rows, dim, what):
     if isinstance(got, torch.Tensor) and got.numel() == 1:
         got = got.item()
     expect(isinstance(got, (int, float)), f"{what}: should be a number, got {type(got).__name__}")
-    size = "many" if got > want else "few"
     expect(
         got == want,
-        f"{what}: {got:,} bytes are too {size}; each row of each table counts once, in bytes",
+        f"{what}: {got:,} bytes are {too_many_or_few(got, want)}; each row of each table counts once, in bytes",
     )
 
 

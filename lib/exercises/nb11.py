@@ -110,10 +110,10 @@ def _tensors(seed):
 
 @exercise("11.2", "Skip a bad step without looking", minutes=10, level=2)
 def check_sgd_step(answer):
-    for what, value, k in _STEPS:
+    for what, value, which in _STEPS:
         gradients = _tensors(1)
         if value is not None:
-            gradients[k].flatten()[-1] = value
+            gradients[which].flatten()[-1] = value
         want = step_and_wait(_tensors(0), gradients, 0.5)
         with case(what):
             got = attempted(answer(_tensors(0), gradients, 0.5))

@@ -5,7 +5,7 @@ import io
 import re
 
 from lib import machine
-from lib.exercises import attempted, case, exercise, expect, first_numbers
+from lib.exercises import attempted, case, exercise, expect, first_numbers, too_many_or_few
 
 import torch
 
@@ -126,8 +126,7 @@ def _(numbers):
     )
     for fn, got in zip(QUIZ, numbers):
         want = len(_graph_sizes(fn, (_ones(4, 8),)))
-        size = "many" if got > want else "few"
-        expect(got == want, f"{fn.__name__}: {got} is too {size}; {_WHY[fn]}")
+        expect(got == want, f"{fn.__name__}: {got} is {too_many_or_few(got, want)}; {_WHY[fn]}")
 
 
 # --- 20.2 ----------------------------------------------------------------------------------------------

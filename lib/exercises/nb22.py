@@ -5,7 +5,16 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from lib.exercises import NotAttempted, Skip, attempted, case, exercise, expect, expect_op
+from lib.exercises import (
+    NotAttempted,
+    Skip,
+    attempted,
+    case,
+    exercise,
+    expect,
+    expect_op,
+    too_many_or_few,
+)
 from lib.measure.check import check_against_float64
 from lib.nogpu import cuda
 from lib.nogpu.compile_only import (
@@ -86,9 +95,10 @@ def check_loads_per_thread(answer):
             f"{at}: should be a number, got {type(got).__name__}",
         )
         want = _loads(block_size, num_warps, itemsize)
-        size = "many" if got > want else "few"
         hint = "how many bytes has a thread, and how many a load at most?"
-        expect(got == want, f"{at}: {got} load instructions are too {size}; {hint}")
+        expect(
+            got == want, f"{at}: {got} load instructions are {too_many_or_few(got, want)}; {hint}"
+        )
 
 
 # --- 22.2 and 22.3: kernels ----------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from lib.exercises import (
     expect_op,
     far_apart,
     plural,
+    too_many_or_few,
 )
 from lib.exercises.watch import (
     expect_float32_products,
@@ -317,8 +318,8 @@ def check_residents(answer):
         f"a thread has {c.registers} registers, and a program {c.shared_bytes} bytes of shared memory and "
         "1 KB more"
     )
-    size = "many" if programs > fit else "few"
-    expect(programs == fit, f"{plural(programs, 'program')} of {plan} are too {size}: {why}")
+    size = too_many_or_few(programs, fit)
+    expect(programs == fit, f"{plural(programs, 'program')} of {plan} are {size}: {why}")
     expect(c.spills == 0, f"{plan} spills {c.spills} words a thread")
     expect(fit >= _FEWEST, f"of {plan} only {plural(fit, 'program')} fit on an SM: {why}")
     expect(

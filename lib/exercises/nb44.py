@@ -1,7 +1,7 @@
 """Exercises of notebook 44: slots and phases, a program that hangs, what fits into shared memory."""
 
 from lib.course import mbarriers
-from lib.exercises import attempted, case, exercise, expect, plural
+from lib.exercises import Wrong, attempted, case, exercise, expect, plural
 
 # --- 44.1 ------------------------------------------------------------------------------------------------
 
@@ -68,9 +68,11 @@ def check_consumer(answer):
                 try:
                     done = mbarriers.run(roles, seed)
                 except mbarriers.Deadlock as error:
-                    expect(False, f"{at}: deadlock, {error}; count the arrivals for each slot")
+                    raise Wrong(
+                        f"{at}: deadlock, {error}; count the arrivals for each slot"
+                    ) from None
                 except mbarriers.Overwritten as error:
-                    expect(False, f"{at}: {error}; free a slot after its product is over")
+                    raise Wrong(f"{at}: {error}; free a slot after its product is over") from None
             steps = list(range(n_tiles * n_steps))
             expect(done["consumer"] == steps, f"{at}: multiplied {done['consumer'][:9]} instead")
             arrivals = sum(barrier.completed for barrier in empty)

@@ -4,7 +4,15 @@ import itertools
 import math
 
 from lib import machine
-from lib.exercises import attempted, case, exercise, expect, expect_launches, expect_op
+from lib.exercises import (
+    attempted,
+    case,
+    exercise,
+    expect,
+    expect_launches,
+    expect_op,
+    too_many_or_few,
+)
 from lib.exercises.watch import expect_float32_products
 from lib.nogpu.memory import count_traffic
 
@@ -39,10 +47,10 @@ def check_count_tiles(answer):
         for what, g, want in zip(("without", "with"), got, _tiles(n, block_m, block_n)):
             number = isinstance(g, (int, float)) and not isinstance(g, bool)
             expect(number, f"{at}: should be two numbers, got {g!r} tiles {what} a mask")
-            off = "many" if g > want else "few"
+            off = too_many_or_few(g, want)
             expect(
                 g == want,
-                f"{at}: {g} tiles {what} a mask are too {off}; query i sees keys 0 to i, the last is {n - 1}",
+                f"{at}: {g} tiles {what} a mask are {off}; query i sees keys 0 to i, the last is {n - 1}",
             )
 
 

@@ -4,7 +4,7 @@ import copy
 from types import SimpleNamespace
 
 from lib import machine
-from lib.exercises import Wrong, attempted, case, exercise, expect
+from lib.exercises import Wrong, attempted, case, exercise, expect, too_many_or_few
 from lib.measure.check import CheckError, check_against_float64
 from lib.nogpu.memory import count_traffic
 
@@ -44,8 +44,7 @@ def check_bytes_saved(answer):
             is_number = isinstance(got, (int, float)) and not isinstance(got, bool)
             expect(is_number, f"{at}: should be a number of bytes, got {type(got).__name__}")
             want = _passes_saved(training, h_goes_on) * M * N * s
-            size = "many" if got > want else "few"
-            expect(got == want, f"{at}: {got:g} bytes are too {size}; {hint}")
+            expect(got == want, f"{at}: {got:g} bytes are {too_many_or_few(got, want)}; {hint}")
 
 
 # --- 52.2 ------------------------------------------------------------------------------------------------

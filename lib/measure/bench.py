@@ -49,7 +49,6 @@ COLUMNS = [
     "error_vs_float64",
     "note",
 ]
-STEADY = 1.1  # p80 over p20 of a row: what passes it is measured again, and then marked
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +86,7 @@ def time_us(fn, rep_ms=200):
 def steady_us(fn, n_tries=3):
     """time_us(fn), measured again while the runs differ by more than STEADY; the steadiest of n_tries."""
     tries = [time_us(fn)]
-    while tries[-1].spread > STEADY and len(tries) < n_tries:
+    while tries[-1].spread > results.STEADY and len(tries) < n_tries:
         tries.append(time_us(fn))
     return min(tries, key=lambda timing: timing.spread)
 
@@ -310,8 +309,8 @@ def measure(op, shape, dtype, gradients, versions=None, progress=None, timed=Non
 
 def _note_on(row):
     """The row's own note; where it has none, that its p80 passes STEADY times its p20, or ''."""
-    spread = row["p80_us"] / row["p20_us"] if "p20_us" in row else 1
-    unsteady = f"unsteady: p80 is {spread:.2f} times p20" if spread > STEADY else ""
+    spread = results.spread_of(row)
+    unsteady = f"unsteady: p80 is {spread:.2f} times p20" if spread > results.STEADY else ""
     return row.get("note") or unsteady
 
 

@@ -36,13 +36,13 @@ STYLES = {
 def shares(op, shape=None, gpu=results.REFERENCE_GPU):
     """{(dtype, gradients): {version: (% of ceiling, its label)}} of a shape, by default the op's first.
 
-    The label of an unsteady time, with a p80 of more than 1.1 times its p20, begins with "~".
+    The label of an unsteady time, one whose p80 passes STEADY times its p20, begins with "~".
     """
     groups, record = {}, results.load(op.name, gpu)
     for row in record["rows"] if record else []:
         drawn = row["shape"] == list(shape or op.bench_shapes[0])
         if drawn and row.get("configuration") is None and row.get("ceiling_pct"):
-            unsteady = "~" if row["p80_us"] > 1.1 * row["p20_us"] else ""
+            unsteady = "~" if results.spread_of(row) > results.STEADY else ""
             group = groups.setdefault((row["dtype"], row["gradients"]), {})
             group[row["version"]] = row["ceiling_pct"], f"{unsteady}{row['ceiling_pct']:.0f}"
     return groups

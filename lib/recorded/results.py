@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "data" / "results"
 REFERENCE_GPU = "h200"
 NOT_RECORDED = "not recorded yet"
+STEADY = 1.1  # p80 over p20 of a row: what passes it is measured again, and then marked
 
 
 def gpu_slug(name=None):
@@ -125,6 +126,11 @@ def is_stale(record):
 def where(record):
     """'recorded on NVIDIA H200, 2026-11-21'."""
     return f"recorded on {record['stamp']['gpu']}, {record['stamp']['date']}"
+
+
+def spread_of(row):
+    """p80 over p20 of a measured or recorded row; 1 where it has no times."""
+    return row["p80_us"] / row["p20_us"] if "p20_us" in row else 1
 
 
 @dataclasses.dataclass(frozen=True)
