@@ -118,8 +118,8 @@ def _gelu_slope(z):
 
 
 @triton.jit
-def _kept(seed_ptr, threshold, rows, first_col, n_cols, first, EIGHTS: tl.constexpr,
-          BLOCK_N: tl.constexpr):  # fmt: skip
+def _keep_tile(seed_ptr, threshold, rows, first_col, n_cols, first, EIGHTS: tl.constexpr,
+               BLOCK_N: tl.constexpr):  # fmt: skip
     # (BLOCK_M, BLOCK_N): which elements stay, from 16 random bits for each place in the whole tensor.
     # Bits and threshold are compared 16 places higher up, where what is below them cannot change the answer:
     # the upper half of a word is compared as it is.
@@ -168,7 +168,7 @@ def _bias_gelu_dropout_add_fwd_tile(
         y *= 0.0
     elif SOME_DROPPED:
         scale = 65536.0 / (65536 - threshold).to(COMPUTE)
-        keep = _kept(seed_ptr, threshold, rows, first_col, n_cols, first, EIGHTS, BLOCK_N)
+        keep = _keep_tile(seed_ptr, threshold, rows, first_col, n_cols, first, EIGHTS, BLOCK_N)
         y = tl.where(keep, y, y * 0.0) * scale
     y += residual.to(COMPUTE)
     tl.store(y_ptrs, y, mask=mask)
@@ -222,7 +222,7 @@ def _bias_gelu_dropout_add_bwd_tile(
         dy *= 0.0
     elif SOME_DROPPED:
         scale = 65536.0 / (65536 - threshold).to(COMPUTE)
-        keep = _kept(seed_ptr, threshold, rows, first_col, n_cols, first, EIGHTS, BLOCK_N)
+        keep = _keep_tile(seed_ptr, threshold, rows, first_col, n_cols, first, EIGHTS, BLOCK_N)
         dy *= tl.where(keep, scale, 0.0)
     dx = dy * _gelu_slope(x + bias[None, :])
     if dx_ptr is not None:
