@@ -20,10 +20,10 @@ PROFILE = results.ROOT / "data" / "traces" / "add_relu_ncu.txt"
 LAUNCHES = ("float32, 2**26", "float32, 2**26 - 1", "bfloat16, 2**26", "bfloat16, 2**26 - 1")
 _STALLED = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
 METRICS = {
-    "smsp__sass_inst_executed_op_global_ld.sum": "load instructions, in warps",
+    "smsp__sass_inst_executed_op_global_ld.sum": "load instructions, millions",
     "l1tex__t_sector_hit_rate.pct": "sectors found in L1, %",
-    "l1tex__m_xbar2l1tex_read_sectors_mem_lg_op_ld.sum": "sectors read from L2",
-    "l1tex__m_l1tex2xbar_write_sectors_mem_lg_op_st.sum": "sectors written to L2",
+    "l1tex__m_xbar2l1tex_read_sectors_mem_lg_op_ld.sum": "sectors read from L2, millions",
+    "l1tex__m_l1tex2xbar_write_sectors_mem_lg_op_st.sum": "sectors written to L2, millions",
     "lts__throughput.avg.pct_of_peak_sustained_elapsed": "L2 at work, %",
     "dram__throughput.avg.pct_of_peak_sustained_elapsed": "DRAM at work, %",
     _STALLED.format("long_scoreboard"): "a warp waits for data, cycles an instruction",
@@ -56,11 +56,13 @@ def kernel():
 
 def read(text):
     """A table of METRICS, a column for each of LAUNCHES, from what `ncu --metrics` prints."""
-    columns = {}
+    table = pd.DataFrame({"counter": METRICS.values()})
     for launch, page in zip(LAUNCHES, _pages(text), strict=True):
         values = dict(re.findall(r"^ *(\w+__[\w.]+) +\S* +([\d.,]+) *$", page, re.M))
-        columns[launch] = {label: float(values[m].replace(",", "")) for m, label in METRICS.items()}
-    return pd.DataFrame(columns)
+        numbers = [float(values[metric].replace(",", "")) for metric in METRICS]
+        millions = [label.endswith("millions") for label in METRICS.values()]
+        table[launch] = [n / 1e6 if large else n for n, large in zip(numbers, millions)]
+    return table
 
 
 def section(text, title, launch):
