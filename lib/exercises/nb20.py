@@ -97,6 +97,11 @@ def _ones(*shape):
     return torch.ones(shape, device=machine.device())
 
 
+def _expect_dtype(got, want, what):
+    names = [str(t.dtype).removeprefix("torch.") for t in (want, got)]
+    expect(got.dtype == want.dtype, f"{what}: should be {names[0]}, as x is, got {names[1]}")
+
+
 def _expect_one_graph(fn, *args):
     """For what neither `explain` nor the number of graphs shows, as a helper that the compiler leaves out."""
     torch._dynamo.reset()
@@ -214,6 +219,7 @@ def _(clip):
     for what, x, limit in _clip_cases():
         with case(f"{what}, shape {tuple(x.shape)}"):
             got, want = (_value_and_gradient(fn, x, limit) for fn in (clip, clip_to_norm))
+        _expect_dtype(got["value"], want["value"], f"{what}, shape {tuple(x.shape)}")
         for part in want:
             expect(
                 got[part].shape == want[part].shape
@@ -302,6 +308,7 @@ def _expect_rows(got, want, what):
         isinstance(got, torch.Tensor) and got.shape == want.shape,
         f"{what}: should be a tensor of shape {tuple(want.shape)}",
     )
+    _expect_dtype(got, want, what)
     expect(
         torch.allclose(got, want, rtol=1e-4, atol=1e-4),
         f"{what}: first column should be {first_numbers(want[:, 0])}, got {first_numbers(got[:, 0])}",

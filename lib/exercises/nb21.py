@@ -201,6 +201,10 @@ def check_one_reduction(answer):
         "reduction" in kinds,
         f"at {tuple(shape)} the kernel is {kinds}: nothing is reduced, or so little that it is written out",
     )
+    expect(
+        infos[0].size_hints["x"] > 1,
+        f"at {tuple(shape)} the kernel keeps one number; keep several, so that there is a tile of them",
+    )
     masked = masked_accesses(infos[0].source)
     expect(not masked, f"at {tuple(shape)} there is a mask: {''.join(masked[:1])}")
 

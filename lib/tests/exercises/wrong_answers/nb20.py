@@ -139,6 +139,11 @@ def clip_in_one_graph__if_on_a_tensor(x, limit):
     return x * 1
 
 
+def clip_in_one_graph__in_double(x, limit):
+    norm = x.detach().double().norm()
+    return x.double() * torch.where(norm > limit, limit / norm, 1.0)
+
+
 @torch.compiler.disable
 def _factor(x, limit):
     return min(1.0, limit / max(x.norm().item(), 1e-12))
@@ -194,6 +199,16 @@ class Steady__one_step_late(torch.nn.Module):
         wave = torch.sin(torch.arange(x.shape[0], device=x.device) + 0.1 * self.step)
         self.step += 1
         return x + wave[:, None]
+
+
+class Steady__step_in_double(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("step", torch.zeros((), dtype=torch.float64))
+
+    def forward(self, x):
+        self.step += 1
+        return x + torch.sin(torch.arange(x.shape[0], device=x.device) + 0.1 * self.step)[:, None]
 
 
 class Steady__kept_from_the_compiler(nb20.Noisy):

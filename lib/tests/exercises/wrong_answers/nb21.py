@@ -52,6 +52,7 @@ function_and_shape__no_reduction = (torch.relu, (4096, 1024))
 function_and_shape__written_out = (_softmax, (4096, 4))
 function_and_shape__two_reductions = (lambda x: (x.sum(0), x.sum(1)), (4096, 1024))
 function_and_shape__one_row = (_softmax, (1, 1024))
+function_and_shape__one_number_kept = (torch.sum, (2, 512))
 function_and_shape__no_shape = (_softmax, 4096)
 
 one_kernel__unchanged = nb21.two_kernels
