@@ -19,11 +19,11 @@ def stretched_tables(n_positions, rotary_dim, stretch, base=10000.0):
 smallest_shapes = ((1, 2, 1, 2), (1, 2, 1, 4))
 
 
-# %% 35.3 a tile of (2, D/4): its first row turns by the image's row, its second by its column; -sin turns back
+# %% 35.3 a tile of (2, D/4): its first row turns by the image's row, its second by its column; BACK turns back
 @triton.jit
 def rope_2d_kernel(
     x_ptr, y_ptr, cos_ptr, sin_ptr, n_rows, n_columns, n_heads,
-    QUARTER: tl.constexpr, BLOCK: tl.constexpr,
+    BACK: tl.constexpr, QUARTER: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     # One program rotates one head of one patch.
     patch, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -34,6 +34,8 @@ def rope_2d_kernel(
 
     c = tl.load(cos_ptr + position * QUARTER + cols, mask=mask)
     s = tl.load(sin_ptr + position * QUARTER + cols, mask=mask)
+    if BACK:
+        s = -s  # in registers; outside it would be a launch more
     first = (patch * n_heads + head) * 4 * QUARTER + part * 2 * QUARTER + cols
     x1 = tl.load(x_ptr + first, mask=mask).to(tl.float32)
     x2 = tl.load(x_ptr + first + QUARTER, mask=mask).to(tl.float32)
@@ -42,11 +44,12 @@ def rope_2d_kernel(
     tl.store(y_ptr + first + QUARTER, x2 * c + x1 * s, mask=mask)
 
 
-def launch_rope_2d(x, cos, sin):
+def launch_rope_2d(x, cos, sin, back=False):
     y, (b, n_rows, n_columns, h, d) = torch.empty_like(x), x.shape
     rope_2d_kernel[(b * n_rows * n_columns, h)](
-        x, y, cos, sin, n_rows, n_columns, h, QUARTER=d // 4, BLOCK=triton.next_power_of_2(d // 4)
-    )
+        x, y, cos, sin, n_rows, n_columns, h,
+        BACK=back, QUARTER=d // 4, BLOCK=triton.next_power_of_2(d // 4),
+    )  # fmt: skip
     return y
 
 
@@ -59,7 +62,7 @@ class Rotate2D(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dy):
         cos, sin = ctx.saved_tensors
-        return launch_rope_2d(dy.contiguous(), cos, -sin), None, None
+        return launch_rope_2d(dy.contiguous(), cos, sin, back=True), None, None
 
 
 rope_2d = Rotate2D.apply
