@@ -1,5 +1,6 @@
 """Exercises of notebook 42, lora_linear."""
 
+import itertools
 from functools import partial
 
 from lib import machine, profiling
@@ -11,6 +12,7 @@ from lib.exercises.watch import (
     expect_no_race,
 )
 from lib.measure import registry
+from lib.measure.check import check_against_float64
 from lib.nogpu.memory import count_traffic
 from lib.ops.lora_linear import lora_linear_eager
 
@@ -167,8 +169,11 @@ def check_dz_and_du(answer):
         # Not by name: a reader may rename an argument.
         eager, version = (lambda *t, f=f, s=scale: f(*t, s) for f in (_dz_and_du, answer))
         expect_op(version, eager, inputs, shapes=shapes)
-        for layout in (of_a_sum, transposed, nan_in_y):
-            expect_op(version, eager, layout, shapes=shapes[1:4], dtypes=(torch.float32,))
+        layouts = {"dy expanded": of_a_sum, "dy transposed": transposed, "y[0, 0] NaN": nan_in_y}
+        for (what, layout), shape in itertools.product(layouts.items(), shapes[1:4]):
+            at = f"at shape {shape}, {what}"
+            with case(at):
+                check_against_float64(version, eager, *layout(shape, torch.float32), name=at)
     small = transposed((40, 100, 5), torch.float32)
     call = partial(answer, *small, 0.5)
     expect_launches(call, exactly=1)
