@@ -110,6 +110,9 @@ _WRITTEN = {
         or re.search(r"=\s*(\w+::)*getCurrentCUDAStream", code)
     ),
     "no device guard": lambda code, *_: re.search(r"(CUDA|Device)Guard\b(?!\.h)", code),
+    "nothing asks whether the tensors are on a GPU": lambda code, *_: re.search(
+        r"is_cuda|kCUDA|DeviceType::CUDA", code
+    ),
     "there is still a double in the kernel, a type or a literal": lambda code, kernel, _: (
         not re.search(r"\bdouble\b|\d\.\d*(?![\df])", kernel)
     ),

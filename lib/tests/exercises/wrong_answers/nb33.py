@@ -130,6 +130,7 @@ mended_source__rounds_down = _mended.replace(
 )
 mended_source__no_bounds_check = _mended.replace("if (col >= n_cols) return;", "")
 mended_source__any_strides = _mended.replace("x.is_contiguous() && delta.is_contiguous() && ", "")
+mended_source__any_device = _mended.replace("x.is_cuda() && ", "")
 mended_source__any_delta = _mended.replace("delta.sizes() == x.sizes() && ", "")
 mended_source__no_kernel = "torch::Tensor lora_epilogue"
 
