@@ -8,7 +8,7 @@ from lib.exercises import Wrong, attempted, case, exercise, expect, plural
 
 @exercise("44.1", "Slot and phases", minutes=10, level=1)
 def check_place(answer):
-    for n_slots in (1, 2, 3, 4, 7):
+    for n_slots in (3, 1, 2, 4, 7):
         for step in range(5 * n_slots):
             at = f"step {step} of the second consumer, {plural(n_slots, 'slot')}"
             with case(at):

@@ -1,7 +1,6 @@
 """The saved profile by Nsight Compute: of the kernel in notebook 22, with every number that its table shows."""
 
-from lib.profiling import nsight
-from lib.recorded import results
+from lib.recorded import nsight, results
 
 import pytest
 

@@ -1,6 +1,6 @@
 """The profile by Nsight Compute that notebook 22 reads: data/traces/add_relu_ncu.txt.
 
-    python -m lib.profiling.nsight
+    python -m lib.recorded.nsight
 
 writes it anew, on a machine with a GPU whose counters may be read. The kernel is the notebook's own.
 """
