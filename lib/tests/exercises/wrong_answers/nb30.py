@@ -46,6 +46,10 @@ def add_relu6__eager(x, bias):
     return torch.clamp(x + bias, 0, 6)
 
 
+def add_relu6__cap_in_a_second_kernel(x, bias):
+    return _right.add_relu6(x, bias).clamp_max(6)
+
+
 def add_relu6__cap_before_bias(x, bias):
     return torch.relu(x.clamp_max(6) + bias)
 
@@ -67,6 +71,10 @@ def bias_gradient__counts_zeros(dy, y):
 
 def bias_gradient__eager(dy, y):
     return torch.where(y > 0, dy, 0).sum(0)
+
+
+def bias_gradient__writes_dx(dy, y):
+    return _right.bias_gradient(torch.where(y > 0, dy, 0), y)
 
 
 def bias_gradient__sums_columns(dy, y):

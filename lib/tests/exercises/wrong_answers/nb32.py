@@ -18,6 +18,10 @@ def log_softmax__eager(x):
     return torch.log_softmax(x, dim=-1)
 
 
+def log_softmax__maximum_by_torch(x):
+    return _right.log_softmax(x - x.amax(-1, keepdim=True))
+
+
 def log_softmax__maximum_forgotten(x):
     return x - x.exp().sum(-1, keepdim=True).log()
 
@@ -78,6 +82,10 @@ log_softmax_long__maximum_and_logarithm_added_first = _log_softmax_long(
 )
 log_softmax_long__tiles_of_16384_columns = _log_softmax_long("min(4096,", "min(16384,")
 log_softmax_long__one_tile_walked_twice = _log_softmax_long("min(4096,", "min(65536,")
+
+
+def log_softmax_long__maximum_by_torch(x):
+    return _right.log_softmax_long(x - x.amax(-1, keepdim=True))
 
 
 def log_softmax_long__whole_rows(x):
@@ -150,6 +158,17 @@ def log_softmax_backward__y_is_no_share(dy, y):
 
 def log_softmax_backward__padding_counts(dy, y):
     return _log_softmax_backward(dy, y, "padding")
+
+
+log_softmax_backward__sum_by_torch = solution(
+    "32_softmax",
+    "tl.sum(dy, axis=0)",
+    "tl.load(sum_ptr + tl.program_id(0))",
+    "(dy_ptr, y_ptr, dx_ptr,",
+    "(dy_ptr, y_ptr, dx_ptr, sum_ptr,",
+    "(dy, y, dx,",
+    "(dy, y, dx, dy.float().sum(-1),",
+).log_softmax_backward
 
 
 def log_softmax_backward__eager(dy, y):
