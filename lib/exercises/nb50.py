@@ -128,7 +128,12 @@ def check_silu_mul(answer):
     expect_second_derivative(lambda g: answer(g, fixed), lambda g: _silu_mul_eager(g, fixed), leaf)
     halves = [half.detach() for half in torch.randn(5, 8).chunk(2, dim=1)]
     turned = [torch.randn(4, 5).t() for _ in range(2)]
-    for at, views in (("two halves of one tensor", halves), ("transposed inputs", turned)):
+    for at, views in (
+        ("two halves of one tensor", halves),
+        ("transposed inputs", turned),
+        ("gate transposed, up not", [turned[0].detach(), torch.randn(5, 4)]),
+        ("up transposed, gate not", [torch.randn(5, 4), turned[1].detach()]),
+    ):
         with case(at), FakeTensorMode() as mode:
             fake = answer(*(mode.from_tensor(view) for view in views))
         real = answer(*views)

@@ -62,6 +62,14 @@ silu_mul__strides_of_a_view.register_autograd(
     setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
 )
 
+# right where both inputs have one layout; otherwise the result follows gate
+silu_mul__layout_of_up = torch.library.custom_op("wrong::up", _as_it_comes, mutates_args=())
+silu_mul__layout_of_up.register_fake(lambda gate, up: torch.empty_like(up))
+silu_mul__layout_of_up.register_autograd(
+    lambda ctx, dy: _right._backward(dy, *ctx.saved_tensors),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+)
+
 silu_mul__gate_alone_saved = _op("gate_saved")
 silu_mul__gate_alone_saved.register_autograd(
     lambda ctx, dy: _right.silu_mul_backward(dy, *ctx.saved_tensors, ctx.up),
