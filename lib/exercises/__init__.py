@@ -211,15 +211,18 @@ def expect_second_derivative(function, eager, x):
 SHAPES = ((1, 1), (2, 3), (1, 8), (5, 7), (8, 8), (17, 33), (64, 128), (129, 781))
 
 
-def expect_op(answer, eager, make_inputs, shapes=SHAPES, dtypes=(torch.float32, torch.bfloat16)):
+def expect_op(
+    answer, eager, make_inputs, shapes=SHAPES, dtypes=(torch.float32, torch.bfloat16), what=""
+):
     """Wrong, with the smallest failing shape, unless `answer` equals `eager` by the float64 rule.
 
     make_inputs(shape, dtype) -> the inputs; those with requires_grad have their gradients compared.
+    what: what is special about them, ", dy transposed"; it ends the name of the case.
     """
     for shape in shapes:
         for dtype in dtypes:
             inputs = make_inputs(shape, dtype)
-            at = f"at shape {tuple(shape)}, {str(dtype).removeprefix('torch.')}"
+            at = f"at shape {tuple(shape)}, {str(dtype).removeprefix('torch.')}{what}"
             with case(at):
                 if shape == shapes[0]:
                     attempted(answer(*make_inputs(shape, dtype)))

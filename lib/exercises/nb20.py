@@ -6,6 +6,7 @@ import re
 
 from lib import machine
 from lib.exercises import attempted, case, exercise, expect, first_numbers, too_many_or_few
+from lib.measure.bench import dtype_name
 
 import torch
 
@@ -98,7 +99,7 @@ def _ones(*shape):
 
 
 def _expect_dtype(got, want, what):
-    names = [str(t.dtype).removeprefix("torch.") for t in (want, got)]
+    names = dtype_name(want.dtype), dtype_name(got.dtype)
     expect(got.dtype == want.dtype, f"{what}: should be {names[0]}, as x is, got {names[1]}")
 
 

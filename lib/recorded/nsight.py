@@ -17,7 +17,12 @@ from lib.recorded import notebooks, results
 import pandas as pd
 
 PROFILE = results.ROOT / "data" / "traces" / "add_relu_ncu.txt"
-LAUNCHES = ("float32, 2**26", "float32, 2**26 - 1", "bfloat16, 2**26", "bfloat16, 2**26 - 1")
+LAUNCHES = {  # dtype, n_elements
+    "float32, 2**26": ("float32", 2**26),
+    "float32, 2**26 - 1": ("float32", 2**26 - 1),
+    "bfloat16, 2**26": ("bfloat16", 2**26),
+    "bfloat16, 2**26 - 1": ("bfloat16", 2**26 - 1),
+}
 _STALLED = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
 METRICS = {
     "smsp__sass_inst_executed_op_global_ld.sum": "load instructions, millions",
@@ -37,9 +42,7 @@ import triton.language as tl
 
 {kernel}
 
-for launch in {launches}:
-    dtype, n = launch.split(", ")
-    n = eval(n)
+for dtype, n in {launches}:
     x, residual, y = (torch.randn(n, device="cuda", dtype=getattr(torch, dtype)) for _ in range(3))
     add_relu_kernel[(triton.cdiv(n, 1024),)](x, residual, y, n, BLOCK_SIZE=1024)
     torch.cuda.synchronize()
@@ -59,15 +62,14 @@ def read(text):
     table = pd.DataFrame({"counter": METRICS.values()})
     for launch, page in zip(LAUNCHES, _pages(text), strict=True):
         values = dict(re.findall(r"^ *(\w+__[\w.]+) +\S* +([\d.,]+) *$", page, re.M))
-        numbers = [float(values[metric].replace(",", "")) for metric in METRICS]
-        millions = [label.endswith("millions") for label in METRICS.values()]
-        table[launch] = [n / 1e6 if large else n for n, large in zip(numbers, millions)]
+        table[launch] = [float(values[metric].replace(",", "")) for metric in METRICS]
+    table.loc[table["counter"].str.endswith("millions"), list(LAUNCHES)] /= 1e6
     return table
 
 
 def section(text, title, launch):
     """One section of the page of one of LAUNCHES, its metrics without the advice below them."""
-    page = _pages(text)[LAUNCHES.index(launch)]
+    page = _pages(text)[list(LAUNCHES).index(launch)]
     lines = page[page.index(f"Section: {title}") :].splitlines()
     ends = [i for i, line in enumerate(lines) if set(line.strip()) == set("- ")]
     return "\n".join(line.removeprefix("    ") for line in lines[: ends[2] + 1])
@@ -81,7 +83,7 @@ def record():
     """Run the script under ncu; save what it prints, this machine's stamp and the kernel's hash."""
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder, "add_relu.py")
-        script.write_text(_SCRIPT.format(kernel=kernel(), launches=LAUNCHES))
+        script.write_text(_SCRIPT.format(kernel=kernel(), launches=[*LAUNCHES.values()]))
         command = ["ncu", "--set", "full", "--metrics", ",".join(METRICS), "-k", "add_relu_kernel"]
         command += ["--clock-control", "none", sys.executable, str(script)]
         done = subprocess.run(command, capture_output=True, text=True, check=True)

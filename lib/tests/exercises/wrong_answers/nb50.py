@@ -24,9 +24,9 @@ def pool_fake__does_the_work(x, k):
     return x.float().unfold(1, k, k).amax(2)
 
 
-def _op(name, forward=_right.silu_mul_forward):
+def _op(name, forward=_right.silu_mul_forward, fake=lambda gate, up: gate.new_empty(gate.shape)):
     op = torch.library.custom_op(f"wrong::{name}", forward, mutates_args=())
-    op.register_fake(lambda gate, up: gate.new_empty(gate.shape))
+    op.register_fake(fake)
     return op
 
 
@@ -63,8 +63,7 @@ silu_mul__strides_of_a_view.register_autograd(
 )
 
 # right where both inputs have one layout; otherwise the result follows gate
-silu_mul__layout_of_up = torch.library.custom_op("wrong::up", _as_it_comes, mutates_args=())
-silu_mul__layout_of_up.register_fake(lambda gate, up: torch.empty_like(up))
+silu_mul__layout_of_up = _op("up", _as_it_comes, lambda gate, up: torch.empty_like(up))
 silu_mul__layout_of_up.register_autograd(
     lambda ctx, dy: _right._backward(dy, *ctx.saved_tensors),
     setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
