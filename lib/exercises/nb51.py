@@ -142,7 +142,7 @@ def _expect_lookups(at, module, arch, num_rows):
 def _refuses(module, state):
     try:
         module.load_state_dict(state)
-    except RuntimeError:
+    except (RuntimeError, ValueError, KeyError):  # its own error is as good as PyTorch's
         return True
     return False
 
@@ -190,6 +190,11 @@ def _expect_refusals(answer):
     expect(
         _refuses(answer(num_rows, _DIM), shifted),
         "tables of (2, 3, 4) rows in place of (3, 2, 4) should be an error, and are loaded",
+    )
+    longer = _arch((3, 5, 4)).state_dict()
+    expect(
+        _refuses(answer(num_rows, _DIM), longer),
+        "a table of 5 rows in place of one of 2 should be an error, and is loaded",
     )
     more = _arch((3, 2, 4, 1)).state_dict()
     expect(

@@ -121,6 +121,15 @@ class OneWeight__sizes_not_compared(_Base):
     pass
 
 
+class OneWeight__longer_tables_cut_off(_Base):
+    @staticmethod
+    def join(module, state, prefix, *_):
+        names = [f"{prefix}tables.{k}.weight" for k in range(len(module.num_rows))]
+        if all(name in state for name in names):
+            tables = [state.pop(name)[:n] for name, n in zip(names, module.num_rows)]
+            state[f"{prefix}weight"] = torch.cat(tables)
+
+
 class OneWeight__nothing_loaded(_Base):
     @staticmethod
     def join(module, state, prefix, *_):
