@@ -181,6 +181,15 @@ def check_residual_mlp(answer):
     shapes = ((1, 1, 1), (2, 3, 16), (1, 8, 33), (17, 33, 70), (40, 64, 129), (130, 20, 300))
     expect_op(answer, _residual, inputs, shapes=shapes, dtypes=(torch.float32,))
     expect_op(answer, _residual, _with_nan(inputs), shapes=shapes[1:2], dtypes=(torch.float32,))
+    # hidden units that are not there: inf times the 0 of a mask is NaN
+    name = "at (M, K, H) = (1, 1, 1), x = inf: NaN in hidden units that pad the tile"
+    ones = [torch.ones_like(t) for t in inputs((1, 1, 1), torch.float32)]
+    with case(name):
+        check_against_float64(answer, _residual, ones[0] * float("inf"), *ones[1:], name=name)
+    # more hidden units than Triton takes in one tile with 64 columns; small whole numbers, whose sums are exact
+    long = [t.sign() for t in inputs((1, 64, 16_400), torch.float32)]
+    with case("at (M, K, H) = (1, 64, 16400)"):
+        check_against_float64(answer, _residual, *long, name="at (M, K, H) = (1, 64, 16400)")
     small = inputs((37, 24, 50), torch.float32)
     expect_launches(lambda: answer(*small), exactly=1)
     many = inputs((37, 24, 300), torch.float32)

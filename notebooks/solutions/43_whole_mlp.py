@@ -84,6 +84,8 @@ def residual_kernel(
         hidden = tl.dot(x, w1, input_precision="ieee")
         hidden += tl.load(b1_ptr + units, mask=units < n_hidden, other=0.0)[None, :]
         hidden = tl.where(hidden < 0, 0.0, hidden)
+        # of units that are not there: else the NaN of an inf in x times the 0 of a mask
+        hidden = tl.where((units < n_hidden)[None, :], hidden, 0.0)
         w2_mask = (units < n_hidden)[:, None] & (inner < n_inner)[None, :]
         w2 = tl.load(w2_ptr + inner[None, :] * n_hidden + units[:, None], mask=w2_mask, other=0.0)
         y = tl.dot(hidden, w2, y, input_precision="ieee")

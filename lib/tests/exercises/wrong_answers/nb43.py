@@ -128,6 +128,7 @@ def _residual_kernel(
         hidden = tl.dot(x, w1, input_precision="ieee")
         hidden += tl.load(b1_ptr + units, mask=units < n_hidden, other=0.0)[None, :]
         hidden = tl.where(hidden < 0, 0.0, hidden)
+        hidden = tl.where((units < n_hidden)[None, :], hidden, 0.0)
         w2 = tl.load(w2_ptr + inner[:, None] * n_hidden + units[None, :], mask=w_mask, other=0.0)
         y = tl.dot(hidden, tl.trans(w2), y, input_precision="ieee")
         if EVERY_TILE:
@@ -160,6 +161,14 @@ residual_mlp__slices_of_h_race_for_y = solution(
     "    for start in [tl.program_id(1) * BLOCK_H]:",
     "residual_kernel[(triton.cdiv(m, 16),)]", "residual_kernel[(triton.cdiv(m, 16), triton.cdiv(h, 32))]",
 ).residual_mlp  # fmt: skip
+
+
+residual_mlp__0_times_infinity = solution(
+    "43_whole_mlp", "tl.where((units < n_hidden)[None, :], hidden, 0.0)", "hidden"
+).residual_mlp
+residual_mlp__all_units_in_one_tile = solution(
+    "43_whole_mlp", "BLOCK_H=32", "BLOCK_H=max(16, triton.next_power_of_2(h))"
+).residual_mlp
 
 
 def residual_mlp__no_residual(*inputs):
