@@ -211,8 +211,12 @@ def check_many(answer):
         eager = partial(_many_eager, scale=scale)
         expect_op(lambda *args, s=scale: answer(*args, s), eager, _many, shapes=SIZES)
     inputs = _many((40, 33, 21, 5), torch.float32)
-    expect_launches(lambda: answer(*inputs, 0.5), exactly=1)
-    expect_float32_products(lambda: answer(*inputs, 0.5))
-    products = _products(lambda: answer(*inputs, 0.5))
+    call = partial(answer, *inputs, 0.5)
+    expect_launches(call, exactly=1)
+    expect_float32_products(call)
+    products = _products(call)
     if products:
         raise Wrong(f"all products belong in the kernel; PyTorch ran {products[0][0]}")
+    expect_kernels_alone_calculate(call)
+    smallest = min(t.nbytes for t in inputs[:4])  # of x, W, A and B
+    expect_no_pass(call, smallest, "at (M, K, N, r) = (40, 33, 21, 5)")

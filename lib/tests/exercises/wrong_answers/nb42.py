@@ -258,3 +258,44 @@ def lora_many__u_by_pytorch(x, weight, lora_a, lora_b, bias, adapter, scale):
     z = _many(x, weight, 0 * lora_a, lora_b, bias, adapter, scale, "relu")
     u = torch.einsum("mk,mrk->mr", x, lora_a[rows])
     return torch.relu(z + scale * torch.einsum("mr,mnr->mn", u, lora_b[rows]))
+
+
+@triton.jit
+def _with_delta_kernel(
+    x_ptr, w_ptr, bias_ptr, delta_ptr, y_ptr, n_rows, n_cols, n_inner,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    n_tiles = tl.cdiv(n_cols, BLOCK_N)
+    rows = (tl.program_id(0) // n_tiles) * BLOCK_M + tl.arange(0, BLOCK_M)
+    cols = (tl.program_id(0) % n_tiles) * BLOCK_N + tl.arange(0, BLOCK_N)
+    row_mask, col_mask = (rows < n_rows)[:, None], (cols < n_cols)[None, :]
+    total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for k in range(0, n_inner, BLOCK_K):
+        inner = k + tl.arange(0, BLOCK_K)
+        inside = inner < n_inner
+        x_mask, w_mask = row_mask & inside[None, :], inside[:, None] & col_mask
+        x = tl.load(x_ptr + rows[:, None] * n_inner + inner[None, :], mask=x_mask, other=0.0)
+        w = tl.load(w_ptr + cols[None, :] * n_inner + inner[:, None], mask=w_mask, other=0.0)
+        total = tl.dot(x, w, total, input_precision="ieee")
+    offsets, mask = rows[:, None] * n_cols + cols[None, :], row_mask & col_mask
+    total += tl.load(bias_ptr + cols, mask=cols < n_cols, other=0.0).to(tl.float32)[None, :]
+    total += tl.load(delta_ptr + offsets, mask=mask, other=0.0)
+    tl.store(y_ptr + offsets, tl.where(total < 0, 0.0, total), mask=mask)
+
+
+def lora_many__delta_by_sums_of_pytorch(x, weight, lora_a, lora_b, bias, adapter, scale):
+    """No product by PyTorch in name: it multiplies and sums."""
+    (m, k), n = x.shape, weight.shape[0]
+    rows = adapter.long().repeat_interleave(16)[:m]
+    u = (x.float()[:, None] * lora_a[rows].float()).sum(-1)
+    delta, y = scale * (u[:, None] * lora_b[rows].float()).sum(-1), x.new_empty(m, n)
+    grid = (triton.cdiv(m, 32) * triton.cdiv(n, 32),)
+    blocks = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 32}
+    _with_delta_kernel[grid](x, weight, bias, delta, y, m, n, k, **blocks)
+    return y
+
+
+def lora_many__a_copy_of_a_and_b_for_each_group(x, weight, lora_a, lora_b, bias, adapter, scale):
+    each = adapter.long()
+    groups = torch.arange(len(adapter), dtype=torch.int32, device=x.device)
+    return _right.lora_many(x, weight, lora_a[each], lora_b[each], bias, groups, scale)
