@@ -81,11 +81,12 @@ def _flags_of(packed):
 
 @contextlib.contextmanager
 def _stays_on_the_gpu(seed):
-    """Wrong if Python reads the value of the tensor `seed` meanwhile."""
+    """Wrong if Python reads the value of the tensor `seed`, or of a view of it, meanwhile."""
+    memory = seed.untyped_storage().data_ptr()
 
     def watched(name, read):
         def method(tensor, *args):
-            if tensor is seed:
+            if tensor.untyped_storage().data_ptr() == memory:
                 raise Wrong(f"seed.{name}() waits for the GPU: hand the tensor to the kernel")
             return read(tensor, *args)
 
@@ -105,17 +106,19 @@ def _cause(answer, n=512, p=0.5, seed=2**40 + 7):
     if got == [min(word, 2**32 - 1 - word) / 2**31 >= p for word in words]:
         return ". They are tl.rand's, a call for each element: a call of tl.randint4x serves eight"
     mistakes = (
+        (1, -1, "The highest bit of a byte stands for its first element: begin with the lowest"),
         (7, 10, "Philox runs ten rounds, Triton's default: give tl.randint4x a 7"),
         ("abcd", "acbd", "Your words stand in the order a, c, b, d: join (a, c) with (b, d)"),
         (1, -1, "The upper half of a word comes before the lower one"),
         (True, False, "True stands for dropped, and should for kept"),
     )
     for made in itertools.product((False, True), repeat=len(mistakes)):
-        rounds, order, step, keep_flag = (m[wrong] for m, wrong in zip(mistakes, made))
+        bit, rounds, order, step, keep_flag = (m[wrong] for m, wrong in zip(mistakes, made))
         calls = (_philox(i, seed, rounds) for i in range(n // 8))
         words = (call["abcd".index(letter)] for call in calls for letter in order)
         lanes = (half for word in words for half in (word & 0xFFFF, word >> 16)[::step])
-        if got == [(bits >= 65536 * p) == keep_flag for bits in lanes]:
+        flags = [(bits >= 65536 * p) == keep_flag for bits in lanes]
+        if got == [flag for i in range(0, n, 8) for flag in flags[i : i + 8][::bit]]:
             return "".join(f". {m[2]}" for m, wrong in zip(mistakes, made) if wrong)
     return ""
 
@@ -160,7 +163,9 @@ def check_dropped_gate_backward(answer):
         )
     small = _three((17, 33), torch.float32)
     expect_launches(lambda: answer(*small, 0.5, _tensor(7)), exactly=1)
-    expect_kernels_alone_calculate(lambda: answer(*small, 0.5, _tensor(7)))
+    seed = _tensor(7)
+    with _stays_on_the_gpu(seed):
+        expect_kernels_alone_calculate(lambda: answer(*small, 0.5, seed))
 
 
 def _expect_gradients(answer):
@@ -240,10 +245,15 @@ def check_drop_path(answer):
             long = {"shapes": ((700, 3), (3, 3000)), "dtypes": (torch.float32,)}
             expect_op(version, eager, _two, **long)
             x, branch = _two((8, 8), torch.float32)
-            branch[~keep_mask((8,), p, seed, x.device)] = float("nan")
+            branch[:, 0] = float("nan")
+            got, keep = attempted(version(x, branch)).isnan(), keep_mask((8,), p, seed, x.device)
             expect(
-                torch.equal(attempted(version(x, branch)).isnan(), eager(x, branch).isnan()),
+                not got[~keep].any(),
                 "a dropped row whose branch holds NaN should be x: 0 · NaN is NaN, so choose",
+            )
+            expect(
+                torch.equal(got, eager(x, branch).isnan()),
+                "a kept row should be NaN where its branch is NaN, and nowhere else",
             )
             _expect_one_kernel(answer, p, _tensor(seed))
     p, seed = 13107 / 65536, 3176  # row 7 draws the threshold itself

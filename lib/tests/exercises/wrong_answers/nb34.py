@@ -113,6 +113,11 @@ def keep_bits__seed_read_as_an_int(n_elements, p, seed, block_size):
     return _packed(_flags(n_elements, p, again, block_size))
 
 
+def keep_bits__seed_read_by_its_element(n_elements, p, seed, block_size):
+    again = torch.tensor([seed[0].item()], device=seed.device)
+    return solution("34_bias_gelu_dropout_add").keep_bits(n_elements, p, again, block_size)
+
+
 def keep_bits__no_kernel(n_elements, p, seed, block_size):
     return _packed(keep_mask((n_elements,), p, seed, seed.device))
 
@@ -159,6 +164,11 @@ dropped_gate_backward__by_place_in_the_tile = _dropped_gate(
     "tl.load(seed_ptr), first // 8 + tl.arange(0, BLOCK_SIZE // 8), 7",
     "tl.load(seed_ptr) + tl.program_id(0), tl.arange(0, BLOCK_SIZE // 8), 7",
 )
+
+
+def dropped_gate_backward__seed_read_by_python(dy, x, gate, p, seed):
+    again = torch.tensor([seed.item()], device=seed.device)
+    return solution("34_bias_gelu_dropout_add").dropped_gate_backward(dy, x, gate, p, again)
 
 
 def dropped_gate_backward__eager(dy, x, gate, p, seed):
@@ -275,3 +285,15 @@ drop_path__equal_to_the_threshold_dropped = solution(
 def drop_path__seed_read_by_python(x, branch, p, seed):
     again = torch.tensor([seed.item()], device=seed.device)
     return solution("34_bias_gelu_dropout_add").drop_path(x, branch, p, again)
+
+
+def drop_path__seed_read_by_its_element(x, branch, p, seed):
+    again = torch.tensor([seed[0].item()], device=seed.device)
+    return solution("34_bias_gelu_dropout_add").drop_path(x, branch, p, again)
+
+
+drop_path__nan_of_branch_is_zero = solution(
+    "34_bias_gelu_dropout_add",
+    "y += tl.where(keep, branch * scale, 0.0)",
+    "y += tl.where(branch == branch, branch, 0.0) * scale * keep",
+).drop_path
