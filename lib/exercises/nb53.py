@@ -76,7 +76,7 @@ def check_factors(answer):
         together = sum(f * _gradient(a, b, w) for a, b, f in parts) / len(sizes)  # as DDP does
         off = ((together - _gradient(x, y, w)).norm() / _gradient(x, y, w).norm()).item()
         expect(
-            off < 1e-9, f"sizes {sizes}: the averaged gradient is {off:.1%} off that of all rows"
+            off < 1e-6, f"sizes {sizes}: the averaged gradient is {off:.1%} off that of all rows"
         )
 
 
