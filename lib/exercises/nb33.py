@@ -113,6 +113,12 @@ _WRITTEN = {
     "nothing asks whether the tensors are on a GPU": lambda code, *_: re.search(
         r"is_cuda|kCUDA|DeviceType::CUDA", code
     ),
+    "x, delta and bias must be on one GPU, and not all of them are asked": lambda code, *_: (
+        _asks_all_for_their_device(code)
+    ),
+    "a size is kept in 32 bits on the host": lambda code, kernel, _: (
+        not _keeps_a_size_in_32_bits(code.replace(kernel, ""))
+    ),
     "there is still a double in the kernel, a type or a literal": lambda code, kernel, _: (
         not re.search(r"\bdouble\b|\d\.\d*(?![\df])", kernel)
     ),
@@ -126,6 +132,25 @@ _WRITTEN = {
         not _multiplies_in_32_bits(code, kernel)
     ),
 }
+
+
+def _asks_all_for_their_device(code):
+    """Whether x, delta and bias are asked by name; what asks under another name, as in a loop, may ask all."""
+    if re.search(r"checkAll\w*GPU", code):
+        return True
+    unguarded = re.sub(r"\w*Guard\b[^;]*;", "", code)
+    asked = re.findall(r"(\w+)\s*\.\s*(?:options\(\)\.)?(?:is_cuda|device|get_device)\(", unguarded)
+    names = {"x", "delta", "bias"}
+    return names <= set(asked) or not set(asked) <= names
+
+
+def _keeps_a_size_in_32_bits(host):
+    """Whether an int takes a size as it is; one that is bounded or divided first may fit."""
+    kept = re.findall(r"(?<!long )\b(?:int|int32_t|unsigned|uint32_t)\s+\w+\s*=([^;]*);", host)
+    return any(
+        re.search(r"\.(numel|size)\(", value) and not re.search(r"[/?]|>>|min|div|ceil", value)
+        for value in kept
+    )
 
 
 def _multiplies_in_32_bits(code, kernel):
@@ -194,7 +219,9 @@ def _expect_refusals(mended):
     x, delta, bias = torch.randn(6, 6), torch.randn(6, 6), torch.randn(6)
     for what, inputs in {
         "a bias of 5 numbers for 6 columns": (x, delta, bias[:5].clone()),
+        "a bias of 6×2 for 6 columns": (x, delta, torch.randn(6, 2)),
         "a delta of 5 rows for 6": (x, delta[:5].clone(), bias),
+        "a bias of 3 numbers for an x of 2×3×4": (*torch.randn(2, 2, 3, 4), torch.randn(3)),
         "an x that is a transposed view": (x.t(), delta, bias),
         "a delta that is a transposed view": (x, delta.t(), bias),
         "a bias that is every other number": (x, delta, torch.randn(12)[::2]),

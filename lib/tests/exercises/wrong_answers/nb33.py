@@ -131,6 +131,14 @@ mended_source__rounds_down = _mended.replace(
 mended_source__no_bounds_check = _mended.replace("if (col >= n_cols) return;", "")
 mended_source__any_strides = _mended.replace("x.is_contiguous() && delta.is_contiguous() && ", "")
 mended_source__any_device = _mended.replace("x.is_cuda() && ", "")
+mended_source__asks_x_alone = _mended.replace(
+    "x.is_cuda() && delta.device() == x.device() && bias.device() == x.device()", "x.is_cuda()"
+)
+mended_source__host_counts_in_an_int = _flat.replace(
+    "constexpr int64_t threads", "const int n = x.numel();\n  constexpr int64_t threads"
+).replace("x.numel(), x.size(1)", "n, x.size(1)")
+mended_source__bias_of_two_dimensions = _mended.replace("bias.dim() == 1 && ", "")
+mended_source__x_of_three_dimensions = _mended.replace("x.dim() == 2 && ", "")
 mended_source__any_delta = _mended.replace("delta.sizes() == x.sizes() && ", "")
 mended_source__no_kernel = "torch::Tensor lora_epilogue"
 
