@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -84,7 +85,7 @@ def test_the_hours_of_the_readme_are_the_sum_of_its_minutes():
     hours = (
         f"{round(sum(notebooks) / 60)} hours of reading and running, and {len(minutes)} exercises"
     )
-    assert len(notebooks) == 28
+    assert f"Its {len(notebooks)} notebooks" in README
     assert f"{hours} for {round(sum(minutes) / 60)} more" in " ".join(README.split())
 
 
@@ -152,6 +153,27 @@ def test_the_kernel_of_the_readme_runs_and_its_times_are_the_recorded_ones(tmp_p
     }
     times = re.findall(r"[\d,]+ µs", README)
     assert times == [us["eager"], us["triton"], us["compiled"]]
+
+
+def test_the_readme_names_the_versions_of_its_records():
+    records = (json.loads(path.read_text()) for path in results.FOLDER.glob("h200/*.json"))
+    versions = {(r["stamp"]["torch"], r["stamp"]["triton"]) for r in records if "stamp" in r}
+    ((pytorch, triton),) = versions
+    words = "recorded with torch {}.{} and triton {}.{}.".format(
+        *pytorch.split(".")[:2], *triton.split(".")[:2]
+    )
+    assert words in " ".join(README.split())
+
+
+def test_the_example_of_the_readme_runs_beside_a_copied_file(tmp_path):
+    ((before, after),) = re.findall(r'(?s)```python\n(import torch.*?)"cuda"(.*?)```', README)
+    shutil.copy(ROOT / "lib/ops/add_relu.py", tmp_path)
+    (tmp_path / "example.py").write_text(f'{before}"{machine.device()}"{after}')
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    env |= {} if machine.HAS_GPU else {"TRITON_INTERPRET": "1"}
+    command = [sys.executable, "example.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_the_times_of_the_page_on_ops_are_the_recorded_ones():
