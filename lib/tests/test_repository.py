@@ -178,12 +178,19 @@ def test_the_example_of_the_readme_runs_beside_a_copied_file(tmp_path):
 
 def test_the_times_of_the_page_on_ops_are_the_recorded_ones():
     page = " ".join((ROOT / "lib/ops/README.md").read_text().split())
-    us = {
-        row["version"]: f"{row['time_us']:,.0f}"
-        for row in results.load("fused_mlp")["rows"]
-        if (row["shape"], row["dtype"]) == ([65536, 512, 256, 1], "float32") and row["gradients"]
-    }
-    assert f"65,536 rows of 512-256-1 take {us['triton']} µs against {us['eager']}," in page
+
+    def us(op, *shape):
+        return {
+            row["version"]: f"{row['time_us']:,.0f}"
+            for row in results.load(op)["rows"]
+            if (row["shape"], row["dtype"]) == ([*shape], "float32") and row["gradients"]
+        }
+
+    mlp = us("fused_mlp", 65536, 512, 256, 1)
+    assert f"65,536 rows of 512-256-1 take {mlp['triton']} µs against {mlp['eager']}," in page
+    tables = us("embedding_hash", 65536, 26, 2600000, 128)
+    words = f"D = 128 take {tables['triton']} µs against {tables['compiled']} of torch.compile."
+    assert f"65,536 × 26 lookups with {words}" in page
 
 
 def test_the_dev_container_is_set_up_by_make():
