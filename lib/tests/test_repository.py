@@ -210,13 +210,16 @@ def test_the_dev_container_is_set_up_by_make():
 
 
 def test_the_plans_for_teachers_add_up():
-    plans = re.findall(r"(?m)^\| (\w.*?) \| (\[\d\d\].*?) \| (\d+) \| (.*?) \|$", TEACHING)
+    row = r"(?m)^\| (\w.*?) \| (\[\d\d\].*?) \| (\d+) \| (.*?) \| (\d+) \|$"
+    plans = re.findall(row, TEACHING)
     assert len(plans) == 7
-    for plan, notebooks, minutes, exercises in plans:
+    for plan, notebooks, minutes, exercises, more in plans:
         numbers = re.findall(r"\[(\d\d)\]", notebooks)
         assert sum(_minutes()[number] for number in numbers) == int(minutes), plan
-        for id in exercises.split(", "):
+        ids = exercises.split(", ")
+        for id in ids:
             assert id in all_exercises() and id[:2] in numbers, f"{plan}: {id}"
+        assert sum(all_exercises()[id].minutes for id in ids) == int(more), plan
 
 
 def test_a_plan_holds_what_its_notebooks_need_or_says_what_to_skip():
