@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -84,7 +85,7 @@ def test_the_hours_of_the_readme_are_the_sum_of_its_minutes():
     hours = (
         f"{round(sum(notebooks) / 60)} hours of reading and running, and {len(minutes)} exercises"
     )
-    assert len(notebooks) == 28
+    assert f"Its {len(notebooks)} notebooks" in README
     assert f"{hours} for {round(sum(minutes) / 60)} more" in " ".join(README.split())
 
 
@@ -154,14 +155,42 @@ def test_the_kernel_of_the_readme_runs_and_its_times_are_the_recorded_ones(tmp_p
     assert times == [us["eager"], us["triton"], us["compiled"]]
 
 
+def test_the_readme_names_the_versions_of_its_records():
+    records = (json.loads(path.read_text()) for path in results.FOLDER.glob("h200/*.json"))
+    versions = {(r["stamp"]["torch"], r["stamp"]["triton"]) for r in records if "stamp" in r}
+    ((pytorch, triton),) = versions
+    words = "recorded with torch {}.{} and triton {}.{}.".format(
+        *pytorch.split(".")[:2], *triton.split(".")[:2]
+    )
+    assert words in " ".join(README.split())
+
+
+def test_the_example_of_the_readme_runs_beside_a_copied_file(tmp_path):
+    ((before, after),) = re.findall(r'(?s)```python\n(import torch.*?)"cuda"(.*?)```', README)
+    shutil.copy(ROOT / "lib/ops/add_relu.py", tmp_path)
+    (tmp_path / "example.py").write_text(f'{before}"{machine.device()}"{after}')
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    env |= {} if machine.HAS_GPU else {"TRITON_INTERPRET": "1"}
+    command = [sys.executable, "example.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
 def test_the_times_of_the_page_on_ops_are_the_recorded_ones():
     page = " ".join((ROOT / "lib/ops/README.md").read_text().split())
-    us = {
-        row["version"]: f"{row['time_us']:,.0f}"
-        for row in results.load("fused_mlp")["rows"]
-        if (row["shape"], row["dtype"]) == ([65536, 512, 256, 1], "float32") and row["gradients"]
-    }
-    assert f"65,536 rows of 512-256-1 take {us['triton']} µs against {us['eager']}," in page
+
+    def us(op, *shape):
+        return {
+            row["version"]: f"{row['time_us']:,.0f}"
+            for row in results.load(op)["rows"]
+            if (row["shape"], row["dtype"]) == ([*shape], "float32") and row["gradients"]
+        }
+
+    mlp = us("fused_mlp", 65536, 512, 256, 1)
+    assert f"65,536 rows of 512-256-1 take {mlp['triton']} µs against {mlp['eager']}," in page
+    tables = us("embedding_hash", 65536, 26, 2600000, 128)
+    words = f"D = 128 take {tables['triton']} µs against {tables['compiled']} of torch.compile."
+    assert f"65,536 × 26 lookups with {words}" in page
 
 
 def test_the_dev_container_is_set_up_by_make():
@@ -181,13 +210,16 @@ def test_the_dev_container_is_set_up_by_make():
 
 
 def test_the_plans_for_teachers_add_up():
-    plans = re.findall(r"(?m)^\| (\w.*?) \| (\[\d\d\].*?) \| (\d+) \| (.*?) \|$", TEACHING)
+    row = r"(?m)^\| (\w.*?) \| (\[\d\d\].*?) \| (\d+) \| (.*?) \| (\d+) \|$"
+    plans = re.findall(row, TEACHING)
     assert len(plans) == 7
-    for plan, notebooks, minutes, exercises in plans:
+    for plan, notebooks, minutes, exercises, more in plans:
         numbers = re.findall(r"\[(\d\d)\]", notebooks)
         assert sum(_minutes()[number] for number in numbers) == int(minutes), plan
-        for id in exercises.split(", "):
+        ids = exercises.split(", ")
+        for id in ids:
             assert id in all_exercises() and id[:2] in numbers, f"{plan}: {id}"
+        assert sum(all_exercises()[id].minutes for id in ids) == int(more), plan
 
 
 def test_a_plan_holds_what_its_notebooks_need_or_says_what_to_skip():

@@ -127,13 +127,16 @@ def test_copied_into_an_empty_folder_they_do_it_too(tmp_path):
 
 
 def test_the_page_runs(tmp_path):
-    """Every piece of Python in lib/ops/README.md, from top to bottom, with the files beside it."""
+    """Every piece of Python in lib/ops/README.md, each on its own, with the files beside it."""
     pieces = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     assert len(pieces) >= 5
     before = 'import lib, sys, torch; sys.path.insert(0, "lib/ops")\n'
     before += f'torch.set_default_device("{machine.device()}")\n'
     done = subprocess.run(
-        [sys.executable, "-c", before + "\n".join(pieces)], cwd=ROOT, capture_output=True, text=True
+        [sys.executable, "-c", f"{before}for piece in {pieces!r}:\n    exec(piece, {{}})"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr[-2000:]
 
