@@ -82,11 +82,12 @@ def check_bias_gradient(answer):
     def eager(dy, y):
         return torch.where(y > 0, dy, 0).sum(0)
 
-    expect_op(answer, eager, inputs, shapes=(*SHAPES, (1000, 3)))
+    # more rows than a block of 1,024, which an answer may take to be all
+    expect_op(answer, eager, inputs, shapes=(*SHAPES, (1100, 3)))
     expect_launches(lambda: answer(*inputs((5, 7), torch.float32)))
     dy, y = inputs((129, 70), torch.float32)
     expect_no_pass(lambda: answer(dy, y), dy.nbytes, "at shape (129, 70)")
-    for shape in ((5, 7), (129, 70), (1000, 3)):
+    for shape in ((5, 7), (129, 70), (1100, 3)):
         dy, y = inputs(shape, torch.float32)
         dy += y / 3  # sums of whole numbers are the same in any order
         expect_fixed_order(answer, (dy, y), f"at {shape[0]}×{shape[1]}")
@@ -107,15 +108,22 @@ def check_fixed_source(source):
         with case(at):
             y = attempted(fixed.add_relu(x, bias))
             check_against_float64(lambda x, b, y=y: y, add_relu_eager, x, bias, name=at)
-    _expect_launch_check(source)
+    _expect_check_and_stream(source)
 
 
-def _expect_launch_check(source):
+def _expect_check_and_stream(source):
     code = re.sub(r"//[^\n]*|/\*.*?\*/", "", source, flags=re.S)
-    behind = code.rpartition(">>>")[2]
+    before, _, behind = code.rpartition(">>>")
     expect(
         "LAUNCH_CHECK" in behind or "cudaGetLastError" in behind,
         "no launch check behind the launch",
+    )
+    given, found = before.rpartition("<<<")[2], 1
+    while found:  # dim3(a, b) is one argument
+        given, found = re.subn(r"\([^()]*\)", "", given)
+    expect(
+        given.count(",") == 3 and "getCurrentCUDAStream" in before,
+        "the launch does not name PyTorch's current stream, so it may overtake PyTorch's work",
     )
 
 
@@ -142,7 +150,7 @@ def check_build(build):
         y[0, 0] = 0.0
         _expect_dx(built, f"at {shape[0]}×{shape[1]}", torch.randn(shape), y)
     _expect_dx(built, "with a NaN in y", torch.ones(1, 3), torch.tensor([[NAN, 0.0, 1.0]]))
-    _expect_launch_check(given["cuda"])
+    _expect_check_and_stream(given["cuda"])
 
 
 def _text(sources):

@@ -86,6 +86,26 @@ def bias_gradient__first_tile_only(dy, y):
 
 
 @triton.jit
+def _one_tile_kernel(
+    dy_ptr, y_ptr, dbias_ptr, n_rows, n_cols, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
+):
+    rows, cols = tl.arange(0, BLOCK_M), tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    mask = (rows < n_rows)[:, None] & (cols < n_cols)[None, :]
+    offsets = rows[:, None] * n_cols + cols[None, :]
+    dy = tl.load(dy_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+    y = tl.load(y_ptr + offsets, mask=mask, other=0.0)
+    total = tl.sum(tl.where(y > 0, dy, 0.0), axis=0)
+    tl.store(dbias_ptr + cols, total, mask=cols < n_cols)
+
+
+def bias_gradient__first_1024_rows(dy, y):
+    dbias = torch.empty(y.shape[1], dtype=y.dtype, device=y.device)
+    grid = (triton.cdiv(y.shape[1], 64),)
+    _one_tile_kernel[grid](dy, y, dbias, *y.shape, BLOCK_M=1024, BLOCK_N=64)
+    return dbias
+
+
+@triton.jit
 def _racing_kernel(
     dy_ptr, y_ptr, dbias_ptr, n_rows, n_cols, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
 ):
@@ -150,6 +170,9 @@ fixed_source__no_launch_check = _fixed.replace("C10_CUDA_KERNEL_LAUNCH_CHECK();"
 fixed_source__check_before_launch = fixed_source__no_launch_check.replace(
     "add_relu_kernel<<<", "C10_CUDA_KERNEL_LAUNCH_CHECK();\n  add_relu_kernel<<<"
 )
+_STREAM = ", 0, c10::cuda::getCurrentCUDAStream()"
+fixed_source__no_stream = _fixed.replace(_STREAM, "")
+fixed_source__default_stream = _fixed.replace(_STREAM, ", 0, 0")
 fixed_source__check_in_a_comment = _fixed.replace("C10_CUDA_KERNEL", "// C10_CUDA_KERNEL")
 
 
@@ -167,6 +190,7 @@ build__rounds_down = _build("(n + threads - 1) / threads", "n / threads")
 build__nan_stops_dy = _build("y[i] <= 0.f ? 0.f : dy[i]", "y[i] > 0.f ? dy[i] : 0.f")
 build__zero_passes = _build("y[i] <= 0.f", "y[i] < 0.f")
 build__no_launch_check = _build("C10_CUDA_KERNEL_LAUNCH_CHECK();", "")
+build__no_stream = _build(_STREAM, "")
 build__not_declared = _build("", "", declaration="")
 
 
