@@ -80,6 +80,10 @@ def carried__default_eps(block, branch, stream, cos, sin):
     return block.mlp(y), h
 
 
+def carried__stream_first(block, branch, stream, cos, sin):
+    return solution("52_transformer_block").carried(block, branch, stream, cos, sin)[::-1]
+
+
 def carried__summed(block, branch, stream, cos, sin):
     y, h = add_rms_norm_triton(branch, stream, block.norm1.weight, block.norm1.eps)
     y = block.attention(y, cos, sin)
@@ -121,6 +125,14 @@ def next_fusion__never_stops(rows, gbps, tflops, noise_us):
     return _choose(
         rows, lambda row: row["calls"] * (row["us"] - _least_us(row, gbps, tflops)), -1e9
     )
+
+
+def next_fusion__noise_against_all(rows, gbps, tflops, noise_us):
+    def saving_us(row):
+        return row["calls"] * (row["us"] - _least_us(row, gbps, tflops))
+
+    worth_it = sum(max(saving_us(row), 0) for row in rows) > noise_us
+    return max(rows, key=saving_us)["name"] if worth_it else None
 
 
 def next_fusion__as_a_share(rows, gbps, tflops, noise_us):
