@@ -170,9 +170,9 @@ def check_planted(edit):
     expect(why is None, f"the tests find it: {why}")
     expect(
         _refuses(_strict_tests, op),
-        "our stricter tests do not find it either, with odd shapes of up to 300 rows and 10,000 columns, views of"
-        " x and dy, 16 bits, large numbers, NaN, rows of -inf, scales of 0 and below, rows far apart, and two"
-        " kinds of second backward pass: plant one that shows there",
+        "our stricter tests do not find it either, with odd shapes of up to 300 rows and 10,000 columns, views"
+        " of x and dy, 16 bits, large numbers, NaN, rows of -inf, scales of 0 and below, rows far apart, and"
+        " two kinds of second backward pass: plant one that shows there",
     )
 
 
