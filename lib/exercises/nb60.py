@@ -125,6 +125,11 @@ _HARD_INPUTS = (
     (lambda: torch.randn(300, 3), 0.5),
     (lambda: torch.randn(2, 10_000), 0.5),
     (lambda: torch.tensor([[1.0, torch.nan, 2.0], [-torch.inf, 0.0, 1.0]]), 0.5),
+    (lambda: torch.full((2, 3), -torch.inf), 0.5),
+    (lambda: torch.randn(5, 3) - 1e30, 1.0),
+    (lambda: torch.randn(1, 37), 0.5),
+    (lambda: torch.randn(37, 1), 0.5),
+    (lambda: torch.randn(5, 7), 0.0),
 )
 
 
@@ -135,15 +140,20 @@ def _strict_tests(op):
     eager = row_softmax.row_softmax_eager
     leaf = torch.randn(3, 5, requires_grad=True)
     expect_second_derivative(lambda x: op(x, 0.5), lambda x: eager(x, 0.5), leaf)
-    for make, scale in (*_HARD_INPUTS, (lambda: far_apart(torch.randn(3, 5).half()), 0.5)):
+    far = (lambda: far_apart(torch.randn(3, 5).half()), 0.5)
+    for make, scale in (*_HARD_INPUTS, far):
         torch.manual_seed(0)
         x = make().detach().requires_grad_()
         check_against_float64(op, eager, x, scale)
         check_against_float64(sums(op), sums(eager), x, scale)
         y = op(x, scale)
         dy = torch.randn(y.shape).to(y.dtype)
-        first, second = (torch.autograd.grad(y, x, dy, retain_graph=True)[0] for _ in range(2))
-        torch.testing.assert_close(first, second, rtol=0, atol=0, equal_nan=True)
+        again = [dy, dy.t().contiguous().t(), *([far_apart(dy)] if make is far[0] else [])]
+        first, *others = (
+            torch.autograd.grad(y, x, grad, retain_graph=True)[0] for grad in [dy, *again]
+        )
+        for other in others:  # the same numbers in any layout give the same
+            torch.testing.assert_close(first, other, rtol=0, atol=0, equal_nan=True)
 
 
 @exercise("60.2", "A mistake that they do not find", minutes=15, level=2)
@@ -160,9 +170,9 @@ def check_planted(edit):
     expect(why is None, f"the tests find it: {why}")
     expect(
         _refuses(_strict_tests, op),
-        "our stricter tests do not find it either, with odd shapes of up to 300 rows and 10,000 columns, views,"
-        " 16 bits, large numbers, NaN, negative scales, rows far apart, and two kinds of second backward pass:"
-        " plant one that shows there",
+        "our stricter tests do not find it either, with odd shapes of up to 300 rows and 10,000 columns, views"
+        " of x and dy, 16 bits, large numbers, NaN, rows of -inf, scales of 0 and below, rows far apart, and"
+        " two kinds of second backward pass: plant one that shows there",
     )
 
 

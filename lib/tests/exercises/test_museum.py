@@ -199,6 +199,29 @@ def test_the_op_of_the_exercises_passes_all_tests_that_it_is_put_to():
     assert all(nb60.killed_by(nb60._strict_tests).values())
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("*dy.stride()", "dy.stride(0), 1"),
+        ('-float("inf"))\n    e =', "-1e4)\n    e ="),
+        ('-float("inf"))\n    e =', "-1e30)\n    e ="),
+        ("tl.max(z, axis=0)", "tl.maximum(tl.max(z, axis=0), -1e6)"),
+        (
+            "row of dy.\n    row, cols = tl.program_id(0).to(tl.int64),",
+            "row of dy.\n    row, cols = tl.program_id(0),",
+        ),
+        ("ctx.scale = scale", "ctx.scale = scale or 1"),
+        ("_RowSoftmax.apply(x, scale)", "_RowSoftmax.apply(x, scale) if len(x) != 1 else x"),
+        (
+            "_RowSoftmax.apply(x, scale)",
+            "_RowSoftmax.apply(x, scale) if x.shape[1] != 1 else 0 * x",
+        ),
+    ],
+)
+def test_a_mistake_that_only_the_strict_tests_find_may_be_planted(old, new):
+    nb60.check_planted((old, new))
+
+
 def test_an_unknown_exhibit_says_which_there_are():
     with pytest.raises(ValueError, match="from 1 to 25"):
         museum.look(26)
