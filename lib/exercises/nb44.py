@@ -122,7 +122,7 @@ def _expect_ended(answer, at, n_tiles, n_steps, n_slots):
 @exercise("44.3", "Stages that fit", minutes=10, level=2)
 def check_stages(answer):
     sizes = ((64, 64, 64), (128, 128, 64), (128, 256, 64), (128, 256, 32), (256, 128, 128))
-    sizes += ((128, 128, 32), (256, 256, 64), (64, 16, 32), (128, 16, 32))
+    sizes += ((128, 128, 32), (256, 256, 64), (64, 16, 32), (128, 16, 32), (64, 32, 16))
     for block_m, block_n, block_k in sizes:
         for gate in (False, True):
             out = block_m * block_n * (1 if gate else 2)

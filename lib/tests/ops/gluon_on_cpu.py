@@ -194,6 +194,9 @@ class _Language:
     def minimum(self, a, b):
         return min(a, b)
 
+    def exp2(self, values):
+        return torch.exp2(values)
+
     def NVMMADistributedLayout(self, *version, **how):
         return None
 
@@ -306,6 +309,9 @@ class _Language:
         return deps[0]
 
 
+_IMPORTED_ALONE = ("fence_async_shared", "warpgroup_mma", "warpgroup_mma_wait")
+
+
 def run(kernel, words, grid, *arguments, seed=0, **constants):
     """kernel[grid](*arguments, **constants), program after program; words: in place of some of its globals."""
     for program in range(grid[0]):
@@ -313,8 +319,10 @@ def run(kernel, words, grid, *arguments, seed=0, **constants):
         known = dict(kernel.fn.__globals__)
         for name, value in kernel.fn.__globals__.items():
             if isinstance(getattr(value, "fn", None), types.FunctionType):
-                known[name] = types.FunctionType(value.fn.__code__, known, name)
-        known |= dict.fromkeys(("gl", "tl", "hopper", "mbarrier", "tma"), language) | words
+                defaults = value.fn.__defaults__
+                known[name] = types.FunctionType(value.fn.__code__, known, name, defaults)
+        known |= dict.fromkeys(("gl", "tl", "hopper", "mbarrier", "tma"), language)
+        known |= {name: getattr(language, name) for name in _IMPORTED_ALONE} | words
         given = [_as_the_kernel_sees_it(a) for a in arguments]
         known[kernel.fn.__name__](*given, **constants)
 
