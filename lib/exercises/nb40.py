@@ -48,7 +48,7 @@ def check_bytes_requested(answer):
     for m, n, k, block_m, block_n, s in cases:
         of_a, of_b = m * k * -(-n // block_n), k * n * -(-m // block_m)
         what = f"M = {m}, N = {n}, K = {k}, tiles of {block_m}×{block_n}, {s} bytes an element"
-        what += " (how many programs load one element of a, and how many one of b?)"
+        what += " (how many programs load one element of a, how many one of b, and how many store one of y?)"
         with case(what):
             got = answer(m, n, k, block_m, block_n, s)
         expect_number(got, (of_a + of_b + m * n) * s, what, rel=1e-12)
