@@ -10,6 +10,7 @@ from lib.profiling import traffic_table
 
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 _DIM = 16
 
@@ -38,8 +39,6 @@ def _(options):
 
 
 # --- 12.2 ----------------------------------------------------------------------------------------------
-
-_SIZE = 8
 
 
 class _Watched(torch.nn.Module):
@@ -73,9 +72,9 @@ def _loss(model, dense, sparse, labels, size):
     return F.binary_cross_entropy_with_logits(model(dense, sparse), labels)
 
 
-def _loss_and_gradients(fn, model, batch):
+def _loss_and_gradients(fn, model, batch, size):
     model.zero_grad(set_to_none=True)
-    loss = attempted(fn(model, *batch, _SIZE))
+    loss = attempted(fn(model, *batch, size))
     expect(
         isinstance(loss, torch.Tensor) and loss.numel() == 1,
         f"should return the loss, a tensor with one number, got {type(loss).__name__}",
@@ -88,17 +87,17 @@ def _loss_and_gradients(fn, model, batch):
 
 @exercise("12.2", "Pad the last batch", minutes=15, level=2)
 def _(padded_loss):
-    for n_rows in (_SIZE, 1, 3, _SIZE - 1):
-        at = f"real rows: {n_rows}, size: {_SIZE}"
+    for n_rows, size in ((8, 8), (1, 8), (3, 8), (7, 8), (3, 5)):
+        at = f"real rows: {n_rows}, size: {size}"
         model, batch = _Watched(_small_model()), _batch(n_rows)
         before = [t.clone() for t in batch]
-        want = _loss_and_gradients(_loss, model, batch)
+        want = _loss_and_gradients(_loss, model, batch, size)
         model.seen.clear()
         with case(at):
-            got = _loss_and_gradients(padded_loss, model, batch)
+            got = _loss_and_gradients(padded_loss, model, batch, size)
         expect(
-            model.seen == [_SIZE],
-            f"{at}: the model should be called once, with {_SIZE} rows; "
+            model.seen == [size],
+            f"{at}: the model should be called once, with {size} rows; "
             f"it was called with {model.seen or 'none'}",
         )
         for name in want:
@@ -152,7 +151,9 @@ def _(answer):
         f"the values are right, but {few} ops for 2 tables become {many} for 26; one lookup serves all",
     )
     arch = _arch((7,) * 26)
-    _check_moves(answer(copy.deepcopy(arch)))
+    module = answer(copy.deepcopy(arch))
+    _check_copies_nothing(module)
+    _check_moves(module)  # last: it stays there
     module = answer(arch).requires_grad_(False)
     rows = torch.zeros(64, 26, dtype=torch.int64)
     kernels = inductor.kernels(inductor.output_code(module, rows))
@@ -212,6 +213,26 @@ def _check_moves(module):
     except Exception as error:
         message = next(iter(str(error).splitlines()), "")[:200]
         expect(False, f"moved to another device it fails: {type(error).__name__}: {message}")
+
+
+class _HostData(TorchDispatchMode):
+    """Notes whether a tensor is made of Python's numbers."""
+
+    seen = False
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen |= func is torch.ops.aten.lift_fresh.default
+        return func(*args, **kwargs or {})
+
+
+def _check_copies_nothing(module):
+    rows = torch.zeros(2, 26, dtype=torch.int64)
+    with torch.no_grad(), _HostData() as mode:
+        module(rows)
+    expect(
+        not mode.seen,
+        "forward makes a tensor of Python's numbers: on a GPU that is a copy from the host in each call",
+    )
 
 
 def _attributes(module):

@@ -77,6 +77,12 @@ def padded_loss__logits_masked_by_zero(model, dense, sparse, labels, size):
     return losses.sum() / n_rows
 
 
+def padded_loss__to_eight_rows(model, dense, sparse, labels, size):
+    n_rows = len(labels)
+    dense, sparse, _ = _pad(dense, sparse, labels, 8)
+    return F.binary_cross_entropy_with_logits(model(dense, sparse)[:n_rows], labels)
+
+
 # --- 12.3 OneTable
 
 
@@ -169,3 +175,14 @@ class OneTable__flat(_Base):
 class OneTable__trained_without_gradient(_Base):
     def forward(self, rows):
         return F.embedding(rows + self.starts, self.weight.detach())
+
+
+class OneTable__starts_copied_in_each_call(_Base):
+    def __init__(self, sparse_arch):
+        super().__init__(sparse_arch)
+        self.list_of_starts = self.starts.tolist()
+
+    def forward(self, rows):
+        return F.embedding(
+            rows + torch.tensor(self.list_of_starts, device=rows.device), self.weight
+        )
