@@ -1,6 +1,6 @@
-"""The README's pictures: versions of ops as a share of the ceiling, from the recorded results.
+"""The README's pictures and table: versions of ops as a share of the ceiling, from the recorded results.
 
-python -m lib.measure.scoreboard      writes data/results/scoreboard.png and three_ops.png
+python -m lib.measure.scoreboard      writes data/results/scoreboard.png and three_ops.png, prints the table
 
 Each file holds its numbers as text too, so a test can tell whether it shows today's records.
 """
@@ -79,6 +79,18 @@ def three_ops_text():
     return f"Bar chart, % of the ceiling on an H200, bfloat16, forward and backward. {ops}."
 
 
+def table_cells(op):
+    """The README's cells for an op, bfloat16: shape, eager / compiled / Triton forward, then both passes."""
+    groups = shares(op)
+    letters = op.letters.replace("...", "M").replace(" ", "×")
+    shape = f"{letters} = {'×'.join(map(str, op.bench_shapes[0]))}".removeprefix("M = ")
+    percent = (
+        " / ".join(groups["bfloat16", gradients][v][1] for v in ("eager", "compiled", "triton"))
+        for gradients in (False, True)
+    )
+    return " | ".join([shape, *percent])
+
+
 def _three():
     return {name: shares(registry.OPS[name], s)["bfloat16", True] for name, s in THREE.items()}
 
@@ -141,3 +153,5 @@ def _save(figure, path, text):
 
 if __name__ == "__main__":
     print(draw() or results.NOT_RECORDED)
+    for op in registry.OPS.values():
+        print(op.name, "|", table_cells(op))

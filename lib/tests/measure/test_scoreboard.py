@@ -34,6 +34,13 @@ def test_the_readme_says_what_its_picture_shows():
         assert text.format(min(percent), max(percent)) in README
 
 
+@pytest.mark.parametrize("op", registry.OPS.values(), ids=lambda op: op.name)
+def test_the_readmes_table_shows_the_records(op):
+    lines = (ROOT / "README.md").read_text().splitlines()
+    (row,) = [line for line in lines if line.startswith(f"| [{op.name}](lib/ops/")]
+    assert row.endswith(f" | {scoreboard.table_cells(op)} |")
+
+
 def test_the_readmes_picture_has_no_unsteady_time():
     assert "~" not in scoreboard.three_ops_text()
 
