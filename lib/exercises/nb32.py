@@ -48,6 +48,15 @@ def _far_below_zero(shape, dtype):
     return (x - 200,)
 
 
+def _expect_no_zero_joins(answer, eager, make, shape):
+    try:
+        expect_op(answer, eager, make, shapes=(shape,), dtypes=(torch.float32,))
+    except Wrong as difference:
+        raise Wrong(
+            f"{difference}; all scores are far below 0: what else joins the maximum?"
+        ) from None
+
+
 def _expect_maximum_first(answer, eager, shape):
     """Near 10⁴ max + log Σ has lost the digits of log Σ, which max subtracted first leaves alone."""
 
@@ -76,6 +85,7 @@ def check_log_softmax(answer):
 
     expect_op(answer, eager, _rows)
     expect_op(answer, eager, masked, shapes=((3, 5),))
+    _expect_no_zero_joins(answer, eager, _far_below_zero, (5, 7))
     _expect_maximum_first(answer, eager, (5, 7))
     (x,) = _rows((5, 7), torch.float32)
     expect_launches(lambda: answer(x), exactly=1)
@@ -89,6 +99,7 @@ def check_log_softmax_long(answer):
 
     expect_op(answer, eager, _rows, shapes=(*SHAPES, (3, 20000)))
     expect_op(answer, eager, _masked_rows, shapes=((3, 5), (3, 20000)))
+    _expect_no_zero_joins(answer, eager, _far_below_zero, (3, 50))
     _expect_maximum_first(answer, eager, (3, 5000))
     (x,) = _rows((2, 20000), torch.float32)
     expect_launches(lambda: answer(x), exactly=1)
@@ -174,6 +185,10 @@ def check_prefix_softmax(answer):
         x[_behind(x, lengths)] = NAN
         return x, lengths
 
+    def far_below_zero(shape, dtype):
+        (x,) = _far_below_zero(shape, dtype)
+        return x, torch.arange(1, shape[0] + 1, device=x.device)
+
     def eager(x, lengths):
         y = torch.softmax(x.masked_fill(_behind(x, lengths), -INF), dim=-1)
         return y.masked_fill(_behind(x, lengths), 0.0)
@@ -190,6 +205,7 @@ def check_prefix_softmax(answer):
             if hint and make is special:
                 hint += f", and the row begins with {x[row, 0]:g}"
             raise Wrong(f"{difference}{hint}") from None
+    _expect_no_zero_joins(answer, eager, far_below_zero, (5, 7))
     expect_launches(lambda: answer(*inputs((5, 7), torch.float32)), exactly=1)
     x, lengths = inputs((9, 200), torch.float32)
     expect_no_pass(lambda: answer(x, lengths), x.nbytes, "at shape (9, 200)")

@@ -64,6 +64,13 @@ log_softmax__maximum_and_logarithm_added_first = solution(
 ).log_softmax
 
 
+log_softmax__zero_joins_the_maximum = solution(
+    "32_softmax",
+    "shifted = x - tl.max(x, axis=0)",
+    "shifted = x - tl.max(tl.where(mask, x, 0.0), axis=0)",
+).log_softmax
+
+
 def _log_softmax_long(old, new):
     return solution("32_softmax", old, new).log_softmax_long
 
@@ -79,6 +86,14 @@ log_softmax_long__merged_without_maxima = _log_softmax_long(
 )
 log_softmax_long__maximum_and_logarithm_added_first = _log_softmax_long(
     "x - zero - log_total", "x - (zero + log_total)"
+)
+log_softmax_long__maxima_start_at_0 = _log_softmax_long(
+    'tops = tl.full((BLOCK_N,), -float("inf"), tl.float32)\n    sums',
+    "tops = tl.full((BLOCK_N,), 0.0, tl.float32)\n    sums",
+)
+log_softmax_long__zero_joins_the_maxima = _log_softmax_long(
+    "tl.maximum(tops, x)\n        zeros",
+    "tl.maximum(tops, tl.where(cols < n_cols, x, 0.0))\n        zeros",
 )
 log_softmax_long__tiles_of_16384_columns = _log_softmax_long("min(4096,", "min(16384,")
 log_softmax_long__one_tile_walked_twice = _log_softmax_long("min(4096,", "min(65536,")
@@ -223,6 +238,13 @@ prefix_softmax__zeros_for_inf_alone = solution(
     "    numerator = tl.where(top == -float('inf'), 0.0, numerator)\n"
     "    used = tl.where(top == -float('inf'), False, used)\n"
     "    y = tl.where(used,",
+).prefix_softmax
+
+
+prefix_softmax__zero_joins_the_maximum = solution(
+    "32_softmax",
+    "    numerator = tl.exp(x - tl.max(x, axis=0))\n    y = tl.where(used,",
+    "    numerator = tl.exp(x - tl.max(tl.where(used, x, 0.0), axis=0))\n    y = tl.where(used,",
 ).prefix_softmax
 
 
