@@ -183,7 +183,13 @@ def _expect_gradients(answer):
             dy, x, gate = _three(shape, dtype)
             return dy[:1, :1].expand(shape), x, gate
 
+        def transposed(shape, dtype):
+            dy, x, gate = _three(shape, dtype)
+            return dy.t().contiguous().t(), x, gate
+
         expect_op(version, eager, _three, shapes=shapes if p else shapes[:3])
+        small = {"shapes": ((2, 3), (17, 33)), "dtypes": (torch.float32,)}
+        expect_op(version, eager, transposed, **small, what=", dy transposed in memory")
         try:
             expect_op(version, eager, of_a_sum, shapes=((2, 3), (17, 33)))
         except Wrong as difference:

@@ -151,6 +151,10 @@ dropped_gate_backward__threshold_rounded_down = _dropped_gate(
     "seed, n, round(65536 * p), 1 / (1 - p))", "seed, n, int(65536 * p), 1 / (1 - p))"
 )
 dropped_gate_backward__strides_of_dy_ignored = _dropped_gate("(dy.contiguous(), x", "(dy, x")
+dropped_gate_backward__gradients_in_dy_s_layout = _dropped_gate(
+    "dx, dgate, n = torch.empty_like(x), torch.empty_like(gate),",
+    "dx, dgate, n = torch.empty_like(dy), torch.empty_like(dy),",
+)
 dropped_gate_backward__gradients_swapped = _dropped_gate("return dx, dgate", "return dgate, dx")
 dropped_gate_backward__dgate_not_dropped = _dropped_gate("dz * x, mask", "dy * scale * x, mask")
 dropped_gate_backward__mask_turned_round = _dropped_gate(
