@@ -153,10 +153,15 @@ def check_dw2_parts(answer):
     expect_op(answer, _dw2_parts, inputs, shapes=shapes, dtypes=(torch.float32,))
     expect_op(answer, _dw2_parts, with_nan, shapes=shapes[1:2], dtypes=(torch.float32,))
     # 1 row of 16 is there: the others' 0 · inf is NaN
-    name = "at (M, K, H, N) = (1, 1, 1, 16), b1 = inf, hidden relu(b1) in the 15 rows that pad the tile"
     dz2, x, w1, b1 = inputs((1, 1, 1, 16), torch.float32)
-    with case(name):
-        check_against_float64(answer, _dw2_parts, dz2, x, w1, b1 + float("inf"), name=name)
+    infinity, pads = float("inf"), "hidden in the 15 rows that pad the tile is"
+    for what, weights in (
+        (f"b1 = inf, {pads} relu(b1)", (w1, b1 + infinity)),
+        (f"w1 = inf, {pads} NaN, of 0 · inf", (w1 + infinity, b1)),
+    ):
+        name = f"at (M, K, H, N) = (1, 1, 1, 16), {what}"
+        with case(name):
+            check_against_float64(answer, _dw2_parts, dz2, x, *weights, name=name)
     small = inputs((100, 7, 150, 3), torch.float32)
     expect_launches(lambda: answer(*small), exactly=1)
     expect_kernels_alone_calculate(lambda: answer(*small))

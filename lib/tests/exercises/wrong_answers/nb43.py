@@ -89,12 +89,18 @@ def dw2_parts__the_sum_alone(dz2, x, w1, b1):
     return _right.dw2_parts(dz2, x, w1, b1).sum(0)
 
 
-def _dw2(old, new):
-    return solution("43_whole_mlp", old, new).dw2_parts
+def _dw2(*changes):
+    return solution("43_whole_mlp", *changes).dw2_parts
 
 
 dw2_parts__rows_that_are_not_there = _dw2("& (rows < n_rows)[None, :]", "& (rows >= 0)[None, :]")
 dw2_parts__0_times_infinity = _dw2("tl.where((rows < n_rows)[:, None], hidden, 0.0)", "hidden")
+dw2_parts__guards_the_bias_alone = _dw2(
+    "hidden += tl.load(b1_ptr + units, mask=units < n_hidden, other=0.0)[None, :]\n    hidden = tl.where(h",
+    "b1 = tl.load(b1_ptr + units, mask=units < n_hidden, other=0.0)[None, :]\n"
+    "    hidden += tl.where((rows < n_rows)[:, None], b1, 0.0)\n    hidden = tl.where(h",
+    "    hidden = tl.where((rows < n_rows)[:, None], hidden, 0.0)\n", "",
+)  # fmt: skip
 dw2_parts__hidden_of_0_counts = _dw2("hidden < 0, 0.0, hidden", "hidden <= 0, -1.0, hidden")
 dw2_parts__bias_by_row = _dw2(
     "b1_ptr + units, mask=units < n_hidden, other=0.0)[None, :]",
