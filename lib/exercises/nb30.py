@@ -79,11 +79,17 @@ def check_bias_gradient(answer):
         y[0, 0] = 0.0
         return torch.ones_like(x) + x.abs().round(), y
 
+    def with_inf(shape, dtype):
+        dy, y = inputs(shape, dtype)
+        dy[0, 0] = torch.inf  # inf * 0 is NaN
+        return dy, y
+
     def eager(dy, y):
         return torch.where(y > 0, dy, 0).sum(0)
 
     # more rows than a block of 1,024, which an answer may take to be all
     expect_op(answer, eager, inputs, shapes=(*SHAPES, (1100, 3)))
+    expect_op(answer, eager, with_inf, shapes=((2, 3),), what=", an inf in dy where y is 0")
     expect_launches(lambda: answer(*inputs((5, 7), torch.float32)))
     dy, y = inputs((129, 70), torch.float32)
     expect_no_pass(lambda: answer(dy, y), dy.nbytes, "at shape (129, 70)")
@@ -93,7 +99,7 @@ def check_bias_gradient(answer):
         expect_fixed_order(answer, (dy, y), f"at {shape[0]}×{shape[1]}")
 
 
-@exercise("30.4", "A launch that covers everything", minutes=15, level=3)
+@exercise("30.4", "A launch that covers everything", minutes=15, level=2)
 def check_fixed_source(source):
     from lib.ops.add_relu import add_relu_eager
 
@@ -150,6 +156,8 @@ def check_build(build):
         y[0, 0] = 0.0
         _expect_dx(built, f"at {shape[0]}×{shape[1]}", torch.randn(shape), y)
     _expect_dx(built, "with a NaN in y", torch.ones(1, 3), torch.tensor([[NAN, 0.0, 1.0]]))
+    dy = torch.tensor([[torch.inf, 1.0, 1.0]])
+    _expect_dx(built, "with an inf in dy", dy, torch.tensor([[0.0, 0.0, 1.0]]))
     _expect_check_and_stream(given["cuda"])
 
 

@@ -145,6 +145,23 @@ def bias_gradient__atomics_in_any_order(dy, y):
     return dbias.to(y.dtype)
 
 
+@triton.jit
+def _product_kernel(dy_ptr, y_ptr, dbias_ptr, n_rows, n_cols, BLOCK_N: tl.constexpr):
+    cols = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    total = tl.zeros((BLOCK_N,), dtype=tl.float32)
+    for row in range(n_rows):
+        dy = tl.load(dy_ptr + row * n_cols + cols, mask=cols < n_cols, other=0.0).to(tl.float32)
+        y = tl.load(y_ptr + row * n_cols + cols, mask=cols < n_cols, other=0.0)
+        total += dy * (y > 0).to(tl.float32)
+    tl.store(dbias_ptr + cols, total, mask=cols < n_cols)
+
+
+def bias_gradient__inf_times_zero(dy, y):
+    dbias = torch.empty(y.shape[1], dtype=y.dtype, device=y.device)
+    _product_kernel[(triton.cdiv(y.shape[1], 64),)](dy, y, dbias, *y.shape, BLOCK_N=64)
+    return dbias
+
+
 def bias_gradient__low_precision_sum(dy, y):
     total = torch.zeros_like(dy[0])
     for row in torch.where(y > 0, dy, 0):
@@ -188,6 +205,7 @@ def _build(old, new, declaration="torch::Tensor add_relu_dx(torch::Tensor dy, to
 build__no_bounds_check = _build("if (i < n) ", "")
 build__rounds_down = _build("(n + threads - 1) / threads", "n / threads")
 build__nan_stops_dy = _build("y[i] <= 0.f ? 0.f : dy[i]", "y[i] > 0.f ? dy[i] : 0.f")
+build__inf_times_zero = _build("y[i] <= 0.f ? 0.f : dy[i]", "dy[i] * !(y[i] <= 0.f)")
 build__zero_passes = _build("y[i] <= 0.f", "y[i] < 0.f")
 build__no_launch_check = _build("C10_CUDA_KERNEL_LAUNCH_CHECK();", "")
 build__no_stream = _build(_STREAM, "")
