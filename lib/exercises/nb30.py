@@ -124,9 +124,9 @@ def _expect_check_and_stream(source):
         "LAUNCH_CHECK" in behind or "cudaGetLastError" in behind,
         "no launch check behind the launch",
     )
-    given, found = before.rpartition("<<<")[2], 1
-    while found:  # dim3(a, b) is one argument
-        given, found = re.subn(r"\([^()]*\)", "", given)
+    given, n_removed = before.rpartition("<<<")[2], 1
+    while n_removed:  # dim3(a, b) is one argument
+        given, n_removed = re.subn(r"\([^()]*\)", "", given)
     expect(
         given.count(",") == 3 and "getCurrentCUDAStream" in before,
         "the launch does not name PyTorch's current stream, so it may overtake PyTorch's work",

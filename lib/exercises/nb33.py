@@ -146,10 +146,10 @@ def _asks_all_for_their_device(code):
 
 def _keeps_a_size_in_32_bits(host):
     """Whether an int takes a size as it is; one that is bounded or divided first may fit."""
-    kept = re.findall(r"(?<!long )\b(?:int|int32_t|unsigned|uint32_t)\s+\w+\s*=([^;]*);", host)
+    values = re.findall(r"(?<!long )\b(?:int|int32_t|unsigned|uint32_t)\s+\w+\s*=([^;]*);", host)
     return any(
         re.search(r"\.(numel|size)\(", value) and not re.search(r"[/?]|>>|min|div|ceil", value)
-        for value in kept
+        for value in values
     )
 
 
