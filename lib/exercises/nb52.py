@@ -132,12 +132,15 @@ def check_carried(answer):
     )
 
 
-def _expect_right(answer, inputs, n_blocks, at):
+def _expect_right(answer, inputs, n_blocks, at, again=True):
     try:
         check_against_float64(
             _run(answer, n_blocks), _run(_carried_eager, n_blocks), *inputs, name=at
         )
     except CheckError as error:
+        if again:  # one draw in a hundred rounds a right answer, too, past twice eager's error
+            inputs = [torch.randn_like(t).requires_grad_(t.requires_grad) for t in inputs]
+            return _expect_right(answer, inputs, n_blocks, at, again=False)
         where = str(error)
         for number, name in enumerate(("branch", "stream")):
             where = where.replace(f"output {number}", f"the {name} that is returned")
