@@ -155,6 +155,15 @@ def case(what):
         raise Wrong(f"{what}: {_raised(error)}") from None
 
 
+@contextlib.contextmanager
+def hinting(words):
+    """Wrong raised inside ends with these words."""
+    try:
+        yield
+    except Wrong as difference:
+        raise Wrong(f"{difference}; {words}") from None
+
+
 def expect(condition, message):
     """Raise Wrong(message) unless `condition` holds."""
     if not condition:

@@ -1,6 +1,5 @@
 """The repository around the code: versions pinned in one place, complete help, no paths of one machine."""
 
-import importlib.util
 import json
 import os
 import re
@@ -11,6 +10,7 @@ import tomllib
 
 from lib import machine, nogpu
 from lib.exercises import all_exercises
+from lib.measure.mutants import load
 from lib.recorded import results
 from lib.recorded.results import ROOT
 
@@ -134,13 +134,10 @@ def _needs(prose):
     return set(re.findall(r"\[(\d\d)", re.findall(r"\| Before this \|(.*)\|", prose)[0]))
 
 
-def test_the_kernel_of_the_readme_runs_and_its_times_are_the_recorded_ones(tmp_path):
+def test_the_kernel_of_the_readme_runs_and_its_times_are_the_recorded_ones():
     (text,) = re.findall(r"(?s)```python\n(def add_relu.*?)```", README)
-    path = tmp_path / "from_the_readme.py"  # a file, as Triton reads a kernel's source there
-    path.write_text(f"import torch\nimport triton\nimport triton.language as tl\n\n\n{text}")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    imports = "import torch\nimport triton\nimport triton.language as tl\n\n\n"
+    module = load("from_the_readme", f"{imports}{text}")
     x, bias = (torch.randn(size, device=machine.device()) for size in ((17, 781), (781,)))
     x[3, 5] = float("nan")
     y = torch.empty_like(x)

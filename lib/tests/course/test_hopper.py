@@ -1,8 +1,8 @@
 """The kernel with roles of notebook 44, run on the CPU so that each program takes several tiles."""
 
-import importlib.util
 from types import SimpleNamespace
 
+from lib.measure.mutants import Mutant, load, mutated
 from lib.recorded import notebooks
 from lib.tests.ops import gluon_on_cpu
 
@@ -20,15 +20,6 @@ def source():
     notebook = nbformat.read(notebooks.notebooks(44)[0], as_version=4)
     cells = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
     return "\n\n".join(cell for cell in cells if any(words in cell for words in KERNELS))
-
-
-def loaded(source, folder):
-    path = folder / "hopper.py"
-    path.write_text(source)
-    spec = importlib.util.spec_from_file_location("hopper", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def described(tensor, *block):
@@ -56,26 +47,23 @@ def is_right(module, gate, programs, seed, m=40, k=24, h=64):
 
 @pytest.mark.parametrize("programs", [12, 5, 1])
 @pytest.mark.parametrize("gate", [0, 1, 2])
-def test_it_is_right_for_several_tiles_a_program(source, tmp_path, gate, programs):
-    module = loaded(source, tmp_path)
+def test_it_is_right_for_several_tiles_a_program(source, gate, programs):
+    module = load("hopper", source)
     assert all(is_right(module, gate, programs, seed) for seed in SEEDS)
 
 
 _STORE = "        store_tile(y_desc, row, col, left, y_buf)\n"
-MISTAKES = {
-    "the ring begins anew": ("acc, count = multiply(", "acc, _ = multiply("),
-    "the buffer is written too early": (f"        tma.store_wait(0)\n{_STORE}", _STORE),
-    "a tile's last slot is not freed": (
-        "    mbarrier.arrive(empty.index((count - 1) % STAGES), count=1)\n    return", "    return",
-    ),
-}  # fmt: skip
+_FREED = "    mbarrier.arrive(empty.index((count - 1) % STAGES), count=1)\n    return"
+MISTAKES = (
+    Mutant("acc, count = multiply(", "acc, _ = multiply(", "the ring begins anew"),
+    Mutant(f"        tma.store_wait(0)\n{_STORE}", _STORE, "the buffer is written too early"),
+    Mutant(_FREED, "    return", "a tile's last slot is not freed"),
+)
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_mistakes_show_with_several_tiles_alone(source, tmp_path, mistake):
-    old, new = MISTAKES[mistake]
-    assert source.count(old) == 1
-    module = loaded(source.replace(old, new), tmp_path)
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.why)
+def test_mistakes_show_with_several_tiles_alone(source, mistake):
+    module = load("hopper", mutated(source, mistake))
 
     def passes(programs):
         try:

@@ -1,13 +1,7 @@
 """Plausible wrong answers to the exercises of each notebook: each must be rejected."""
 
-import importlib.util
-import itertools
-import tempfile
-from pathlib import Path
-
+from lib.measure.mutants import load
 from lib.recorded.results import ROOT
-
-_folder, _numbers = tempfile.TemporaryDirectory(), itertools.count()
 
 
 def solution(notebook, *changes):
@@ -16,10 +10,4 @@ def solution(notebook, *changes):
     for old, new in zip(changes[::2], changes[1::2], strict=True):
         assert old in text, old
         text = text.replace(old, new)
-    # a file, as Triton reads a kernel's source there
-    path = Path(_folder.name) / f"solution_{next(_numbers)}_{notebook}.py"
-    path.write_text(text)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load(f"solution_{notebook}", text)

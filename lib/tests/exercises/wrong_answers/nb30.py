@@ -85,24 +85,8 @@ def bias_gradient__first_tile_only(dy, y):
     return _right.bias_gradient(dy[:64].contiguous(), y[:64].contiguous())
 
 
-@triton.jit
-def _one_tile_kernel(
-    dy_ptr, y_ptr, dbias_ptr, n_rows, n_cols, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
-):
-    rows, cols = tl.arange(0, BLOCK_M), tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    mask = (rows < n_rows)[:, None] & (cols < n_cols)[None, :]
-    offsets = rows[:, None] * n_cols + cols[None, :]
-    dy = tl.load(dy_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
-    y = tl.load(y_ptr + offsets, mask=mask, other=0.0)
-    total = tl.sum(tl.where(y > 0, dy, 0.0), axis=0)
-    tl.store(dbias_ptr + cols, total, mask=cols < n_cols)
-
-
 def bias_gradient__first_1024_rows(dy, y):
-    dbias = torch.empty(y.shape[1], dtype=y.dtype, device=y.device)
-    grid = (triton.cdiv(y.shape[1], 64),)
-    _one_tile_kernel[grid](dy, y, dbias, *y.shape, BLOCK_M=1024, BLOCK_N=64)
-    return dbias
+    return _right.bias_gradient(dy[:1024], y[:1024])
 
 
 @triton.jit
@@ -145,21 +129,9 @@ def bias_gradient__atomics_in_any_order(dy, y):
     return dbias.to(y.dtype)
 
 
-@triton.jit
-def _product_kernel(dy_ptr, y_ptr, dbias_ptr, n_rows, n_cols, BLOCK_N: tl.constexpr):
-    cols = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    total = tl.zeros((BLOCK_N,), dtype=tl.float32)
-    for row in range(n_rows):
-        dy = tl.load(dy_ptr + row * n_cols + cols, mask=cols < n_cols, other=0.0).to(tl.float32)
-        y = tl.load(y_ptr + row * n_cols + cols, mask=cols < n_cols, other=0.0)
-        total += dy * (y > 0).to(tl.float32)
-    tl.store(dbias_ptr + cols, total, mask=cols < n_cols)
-
-
-def bias_gradient__inf_times_zero(dy, y):
-    dbias = torch.empty(y.shape[1], dtype=y.dtype, device=y.device)
-    _product_kernel[(triton.cdiv(y.shape[1], 64),)](dy, y, dbias, *y.shape, BLOCK_N=64)
-    return dbias
+bias_gradient__inf_times_zero = solution(
+    "30_add_relu", "tl.where(y > 0, dy, 0.0)", "dy * (y > 0).to(tl.float32)"
+).bias_gradient
 
 
 def bias_gradient__low_precision_sum(dy, y):

@@ -160,21 +160,22 @@ def residual_mlp__eager(x, w1, b1, w2, b2):
     return x + F.linear(torch.relu(F.linear(x, w1, b1)), w2, b2)
 
 
-residual_mlp__slices_of_h_race_for_y = solution(
-    "43_whole_mlp",
+def _residual_mlp(*changes):
+    return solution("43_whole_mlp", *changes).residual_mlp
+
+
+residual_mlp__slices_of_h_race_for_y = _residual_mlp(
     "other=0.0)[None, :]\n    for start in range(0, n_hidden, BLOCK_H):",
     "other=0.0)[None, :]\n    if tl.program_id(1) > 0:\n        y = tl.load(y_ptr + offsets, mask=mask)\n"
     "    for start in [tl.program_id(1) * BLOCK_H]:",
     "residual_kernel[(triton.cdiv(m, 16),)]", "residual_kernel[(triton.cdiv(m, 16), triton.cdiv(h, 32))]",
-).residual_mlp  # fmt: skip
-
-
-residual_mlp__0_times_infinity = solution(
-    "43_whole_mlp", "tl.where((units < n_hidden)[None, :], hidden, 0.0)", "hidden"
-).residual_mlp
-residual_mlp__all_units_in_one_tile = solution(
-    "43_whole_mlp", "BLOCK_H=32", "BLOCK_H=max(16, triton.next_power_of_2(h))"
-).residual_mlp
+)  # fmt: skip
+residual_mlp__0_times_infinity = _residual_mlp(
+    "tl.where((units < n_hidden)[None, :], hidden, 0.0)", "hidden"
+)
+residual_mlp__all_units_in_one_tile = _residual_mlp(
+    "BLOCK_H=32", "BLOCK_H=max(16, triton.next_power_of_2(h))"
+)
 
 
 def residual_mlp__no_residual(*inputs):
