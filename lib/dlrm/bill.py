@@ -170,30 +170,6 @@ def flat(rows):
 # --- pictures ------------------------------------------------------------------------------------------------
 
 
-def draw_steps(axes, rows):
-    """Host and GPU µs of each step, a panel for each pass; rows have pass, step, 'host µs' and 'GPU µs'."""
-    for ax, what in zip(axes, dict.fromkeys(row["pass"] for row in rows)):
-        mine = [row for row in rows if row["pass"] == what]
-        for shift, side, style in ((-0.2, "host µs", "////"), (0.2, "GPU µs", "")):
-            us = [row[side] for row in mine]
-            places = [k + shift for k in range(len(mine))]
-            colour = "white" if style else "#8fb0d3"
-            bars = ax.barh(
-                places, us, 0.38, color=colour, edgecolor="black", hatch=style, label=side
-            )
-            ax.bar_label(bars, [f" {u:,.0f}" for u in us], fontsize=8)
-        ax.set_yticks(range(len(mine)), [row["step"] for row in mine])
-        ax.set(title=what, xlabel="µs")
-        ax.locator_params(axis="x", nbins=4)
-        ax.xaxis.set_major_formatter("{x:,.0f}")
-        ax.margins(x=0.2)
-    axes[0].invert_yaxis()
-    axes[-1].legend(loc="lower right", fontsize="small")
-    return "; ".join(
-        f"{r['pass']}, {r['step']}: host {r['host µs']:,.0f}, GPU {r['GPU µs']:,.0f}" for r in rows
-    )
-
-
 def draw_ladder(ax, rows):
     """µs over rows of a batch, log-log; rows have 'rows' and a column for each version."""
     names = [name for name in rows[0] if name not in ("pass", "rows")]
