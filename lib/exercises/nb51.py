@@ -115,7 +115,7 @@ def _load(at, module, state):
 def _expect_lookups(at, module, arch, num_rows):
     sizes = torch.tensor(num_rows)
     ids = torch.tensor(
-        [[-1] * len(num_rows), [n - 2 for n in num_rows], [10**9 + 7] * len(num_rows)]
+        [[k] * len(num_rows) for k in (-1, -2, -6, 10**9 + 7)] + [[n - 2 for n in num_rows]]
     )
     got, want = attempted(module(ids)), arch((ids + 1) % sizes)
     expect(isinstance(got, torch.Tensor), f"{at}: should give a tensor, got {type(got).__name__}")

@@ -121,6 +121,11 @@ class OneWeight__sizes_not_compared(_Base):
     pass
 
 
+class OneWeight__fmod(_Base):
+    def forward(self, ids):
+        return self.weight[torch.fmod(ids + 1, self.sizes) + self.starts]
+
+
 class OneWeight__longer_tables_cut_off(_Base):
     @staticmethod
     def join(module, state, prefix, *_):
