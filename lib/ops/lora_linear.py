@@ -15,8 +15,8 @@ Traffic   Beyond what the products read, for elements of s bytes: MNs, y alone. 
           scales one, adds them and activates, 1 + 1 + 2 + 3 + 2 = 9MNs; cuBLAS adding in place, 5MNs.
 Design    cuBLAS computes u = x Aᵀ. With so few columns it is a pass over x, as memory-bound as a copy, and
           cuBLAS has kernels that split K where M is small. Inside the other kernel, each of the N / BLOCK_N
-          programs of a row of tiles would compute u again, on tensor cores that may take as long for 16 columns as
-          for 64. Then one kernel sums x Wᵀ over K, adds one short product, (s u) Bᵀ, to the same sums, and
+          programs of a row of tiles would compute u again, on tensor cores that may take as long for 16 columns
+          as for 64. Then one kernel sums x Wᵀ over K, adds one short product, (s u) Bᵀ, to the same sums, and
           applies bias, activation and the only rounding in registers. On Hopper one program per SM goes from
           tile to tile (a persistent kernel), and TMA moves x, W and y.
 Backward  One kernel computes dz = dy·act'(z) and sums it over rows to db; a second adds up the partial sums.
