@@ -156,12 +156,12 @@ def case(what):
 
 
 @contextlib.contextmanager
-def hinting(words):
-    """Wrong raised inside ends with these words."""
+def hinting(after="", before=""):
+    """Wrong raised inside has these words around its message."""
     try:
         yield
     except Wrong as difference:
-        raise Wrong(f"{difference}; {words}") from None
+        raise Wrong(f"{before}{difference}{after}") from None
 
 
 def expect(condition, message):

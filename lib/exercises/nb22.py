@@ -24,7 +24,7 @@ from lib.nogpu.compile_only import (
     programs_on_sm,
     signature_of,
 )
-from lib.nogpu.cuda_toolkit import demangled, find_nvcc, nvcc_check
+from lib.nogpu.cuda_toolkit import find_nvcc, nvcc_check
 from lib.nogpu.interpreter import interpreted_launches
 
 import torch
@@ -43,12 +43,6 @@ def cuda_sass(source, arch="sm_90"):
         ):
             result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
     return result.stdout
-
-
-def sass_by_kernel(source, arch="sm_90"):
-    """{"gelu": SASS, "scale<float, true>": SASS}: by the names that one writes before <<<>>>."""
-    parts = re.split(r"\n\.text\.(\S+):", cuda_sass(source, arch))
-    return {demangled(symbol, find_nvcc()): text for symbol, text in zip(parts[1::2], parts[2::2])}
 
 
 def double_instructions(sass):

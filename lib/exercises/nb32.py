@@ -50,7 +50,7 @@ def _far_below_zero(shape, dtype):
 
 
 def _expect_no_zero_joins(answer, eager, make, shape):
-    with hinting("all scores are far below 0: what else joins the maximum?"):
+    with hinting("; all scores are far below 0: what else joins the maximum?"):
         expect_op(answer, eager, make, shapes=(shape,), dtypes=(torch.float32,))
 
 
@@ -61,7 +61,7 @@ def _expect_maximum_first(answer, eager, shape):
         (x,) = _rows(shape, dtype, scale=1.0)
         return (x + 1e4,)
 
-    with hinting("all scores are near 10000: subtract the maximum first, then log Σ"):
+    with hinting("; all scores are near 10000: subtract the maximum first, then log Σ"):
         expect_op(answer, eager, far_above_zero, shapes=(shape,), dtypes=(torch.float32,))
 
 

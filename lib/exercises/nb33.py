@@ -1,11 +1,20 @@
 """Exercises of notebook 33, lora_epilogue."""
 
-import contextlib
 import functools
 import re
 
 from lib import machine
-from lib.exercises import Skip, Wrong, attempted, case, exercise, expect, expect_launches, expect_op
+from lib.exercises import (
+    Skip,
+    Wrong,
+    attempted,
+    case,
+    exercise,
+    expect,
+    expect_launches,
+    expect_op,
+    hinting,
+)
 from lib.exercises.watch import expect_no_pass, expect_no_race
 from lib.measure import registry
 from lib.measure.check import check_against_float64
@@ -34,15 +43,6 @@ def _with_nan(shape, dtype):
     return x, delta, bias
 
 
-@contextlib.contextmanager
-def _naming(arguments):
-    """Wrong raised inside says for which arguments."""
-    try:
-        yield
-    except Wrong as why:
-        raise Wrong(f"{arguments}: {why}") from None
-
-
 @exercise("33.1", "Change a line: leaky ReLU", minutes=8, level=1)
 def check_leaky_relu(answer):
     for scale, slope in ((0.5, 0.1), (1, 0), (-2.0, 1.5)):
@@ -53,7 +53,7 @@ def check_leaky_relu(answer):
         def version(x, delta, bias, scale=scale, slope=slope):
             return answer(x, delta, bias, scale, slope)
 
-        with _naming(f"scale = {scale}, slope = {slope}"):
+        with hinting(before=f"scale = {scale}, slope = {slope}: "):
             expect_op(version, eager, _detached)
             expect_op(version, eager, _with_nan, shapes=((2, 3),))
             x, delta, bias = _detached((17, 33), torch.float32)
@@ -246,7 +246,7 @@ def check_squared_relu(answer):
         def version(x, delta, bias, scale=scale):
             return answer(x, delta, bias, scale)
 
-        with _naming(f"scale = {scale}"):
+        with hinting(before=f"scale = {scale}: "):
             # bfloat16 without gradients, because eager's may be exact by luck on few numbers
             expect_op(version, eager, _tensors, dtypes=(torch.float32,))
             expect_op(version, eager, _detached, dtypes=(torch.bfloat16,))

@@ -191,7 +191,7 @@ def _expect_gradients(answer):
         expect_op(version, eager, _three, shapes=shapes if p else shapes[:3])
         small = {"shapes": ((2, 3), (17, 33)), "dtypes": (torch.float32,)}
         expect_op(version, eager, transposed, **small, what=", dy transposed in memory")
-        with hinting("dy has strides (0, 0) here, as y.sum().backward() sends it"):
+        with hinting("; dy has strides (0, 0) here, as y.sum().backward() sends it"):
             expect_op(version, eager, of_a_sum, shapes=((2, 3), (17, 33)))
 
 

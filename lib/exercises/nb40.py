@@ -14,6 +14,7 @@ from lib.exercises import (
     expect_number,
     expect_op,
     far_apart,
+    hinting,
     plural,
     too_many_or_few,
 )
@@ -277,10 +278,8 @@ def check_cosine_similarity(answer):
         (alike, "numbers near 1.2", ((3, 5, 8192),), both[1:]),
     )
     for make_inputs, what, sizes, dtypes in special:
-        try:
+        with hinting(before=f"{what} here: "):
             expect_op(answer, _cosine, make_inputs, shapes=sizes, dtypes=dtypes)
-        except Wrong as wrong:
-            raise Wrong(f"{what} here: {wrong}") from None
     _expect_nothing_undefined(answer, _cosine, inputs((17, 33, 20), torch.float32))
     x, c = inputs((16, 16, 100), torch.float32)
     expect_launches(lambda: answer(x, c), exactly=1)

@@ -83,7 +83,7 @@ def check_factors(answer):
 # --- for the notebook ------------------------------------------------------------------------------------
 
 
-def shares(num_rows, world_size):
+def shares(num_rows, world_size, most=None):
     """Rows on each rank when whole tables are placed by sharded.place."""
-    owners = sharded.place(num_rows, world_size)
+    owners = sharded.place(num_rows, world_size, most)
     return [sum(n for n, r in zip(num_rows, owners) if r == rank) for rank in range(world_size)]
