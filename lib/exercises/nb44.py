@@ -1,7 +1,17 @@
-"""Exercises of notebook 44: slots and phases, a program that hangs, what fits into shared memory."""
+"""Exercises of notebook 44: slots and phases, a program that hangs, stages that fit, a ring that stays."""
+
+import re
 
 from lib.course import mbarriers
-from lib.exercises import Wrong, attempted, case, exercise, expect, plural
+from lib.exercises import NotAttempted, Wrong, attempted, case, exercise, expect, plural
+from lib.measure.check import check_against_float64
+from lib.nogpu import gluon
+from lib.nogpu.compile_only import compile_for, signature_of
+
+import torch
+import torch.nn.functional as F
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 # --- 44.1 ------------------------------------------------------------------------------------------------
 
@@ -27,6 +37,10 @@ def check_place(answer):
                 got, (slot, turn % 2, 1 - turn % 2), ideas,
             ):  # fmt: skip
                 whole = isinstance(g, int) and not isinstance(g, bool)
+                bit = what == "the slot" or g in (0, 1)
+                expect(
+                    bit, f"{at}: {what} is not {g!r}; a phase is the lowest bit of a count, 0 or 1"
+                )
                 expect(whole and g == want, f"{at}: {what} is not {g!r}; {idea}")
 
 
@@ -143,3 +157,74 @@ def check_stages(answer):
                 needed + stage > there,
                 f"{at}: {got} stages and the output tile need {needed:,} bytes of {there:,}; another fits",
             )
+
+
+# --- 44.4 ------------------------------------------------------------------------------------------------
+
+
+def _described(tensor, *block):
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    return TensorDescriptor.from_tensor(tensor, list(block), layout)
+
+
+def _arguments(x, w, y):
+    descriptors = _described(x, 128, 64), _described(w, 256, 64), _described(y, 128, 256)
+    return *descriptors, *y.shape, x.shape[1]
+
+
+@exercise("44.4", "A ring that stays", minutes=30, level=3)
+def check_stays(kernel):
+    def in_model(seed, programs):
+        def version(x, w):
+            y = torch.full((x.shape[0], w.shape[0]), float("nan"), dtype=x.dtype)
+            log[:] = gluon.run(kernel, (programs,), *_arguments(x, w, y), seed=seed, STAGES=3)
+            if not log:
+                raise NotAttempted
+            return y
+
+        log = []
+        return version, log
+
+    # tiles are 128 × 256, steps 64 along K: one tile, then several for a program, then parts of tiles
+    for m, n, k, programs in (
+        (128, 256, 64, 1), (128, 256, 320, 1), (128, 512, 64, 1), (256, 512, 192, 3), (256, 512, 192, 1),
+        (200, 776, 328, 2), (200, 776, 328, 6), (384, 256, 128, 1),
+    ):  # fmt: skip
+        for seed in range(6):
+            torch.manual_seed(seed)
+            x, w = torch.randn(m, k).bfloat16(), (torch.randn(n, k) / k**0.5).bfloat16()
+            at = f"{m} × {n} × {k}, {plural(programs, 'program')}, order {seed}"
+            version, log = in_model(seed, programs)
+            with case(at):
+                check_against_float64(version, F.linear, x, w, name=at)
+    _expect_it_runs_ahead(in_model)
+    _expect_it_compiles(kernel)
+
+
+def _expect_it_runs_ahead(in_model):
+    """Wrong unless a product is left in flight, and loads of the next tile are asked for before a store."""
+    version, log = in_model(0, 1)
+    version(
+        *(torch.zeros(n, 320, dtype=torch.bfloat16) for n in (256, 256))
+    )  # two tiles of five steps
+    in_flight = max(detail for what, detail in log if what == "multiply")
+    expect(in_flight > 0, "no product starts while another is under way; leave one in flight")
+    store = [what for what, _ in log].index("store")
+    early = sum(what == "load" for what, _ in log[:store]) - 2 * 5
+    expect(
+        early > 0,
+        "two tiles for one program: before the first is stored, no load of the second is asked for; "
+        "count steps over all tiles",
+    )
+
+
+def _expect_it_compiles(kernel):
+    sample = [torch.empty(512, 512, dtype=torch.bfloat16) for _ in range(3)]
+    with case("right in the model, but for a Hopper GPU"):
+        signature = signature_of(kernel, *_arguments(*sample), STAGES=3)
+        compiled = compile_for(kernel, signature, arch=90, num_warps=8)
+    waits = [int(n) for n in re.findall(r"wgmma\.wait_group\.sync\.aligned\s+(\d)", compiled.ptx)]
+    expect(
+        max(waits, default=0) > 0,
+        "compiled for a Hopper GPU, each product is waited for at once; leave one in flight",
+    )

@@ -3,8 +3,8 @@
 from types import SimpleNamespace
 
 from lib.measure.mutants import Mutant, load, mutated
+from lib.nogpu import gluon
 from lib.recorded import notebooks
-from lib.tests.ops import gluon_on_cpu
 
 import nbformat
 import pytest
@@ -34,8 +34,8 @@ def is_right(module, gate, programs, seed, m=40, k=24, h=64):
     x, w = torch.randn(m, k).bfloat16(), (torch.randn(2 * h, k) / k**0.5).bfloat16()
     y = torch.full((m, h if gate else 2 * h), float("nan"), dtype=torch.bfloat16)
     tensors = described(x, 8, 16), described(w.view(2, h, k), 2, 16, 16), described(y, 8, 16)
-    gluon_on_cpu.run(
-        module.roles_kernel, {}, (programs,), *tensors, m, h, k,
+    gluon.run(
+        module.roles_kernel, (programs,), *tensors, m, h, k,
         seed=seed, GATE=gate, GROUP=2, STAGES=STAGES,
     )  # fmt: skip
     want = F.linear(x.double(), w.double())
@@ -68,7 +68,7 @@ def test_mistakes_show_with_several_tiles_alone(source, mistake):
     def passes(programs):
         try:
             return all(is_right(module, 1, programs, seed) for seed in SEEDS)
-        except gluon_on_cpu.Deadlock:
+        except gluon.Deadlock:
             return False
 
     assert passes(12) and not passes(3)

@@ -13,12 +13,13 @@ from unittest import mock
 from lib import machine
 from lib.measure import launch_diff, registry
 from lib.measure.check import check_against_float64
+from lib.nogpu import gluon
 from lib.nogpu.compile_only import compile_for, instruction_mix
 from lib.nogpu.fake_gpu import fake_gpu
 from lib.nogpu.memory import count_traffic
 from lib.ops import linear_glu
 from lib.ops.linear_glu import Plan, Tile, linear_glu_eager
-from lib.tests.ops import battery, cases, gluon_on_cpu
+from lib.tests.ops import battery, cases
 from lib.tests.ops.test_add_relu import StandIn, on_gpu
 
 import pytest
@@ -569,7 +570,7 @@ def by_gluon(module, m, k, h, bias=True, dtype=torch.bfloat16, gating=GEGLU, pla
     def run(kernel, grid, tensors, *sizes, num_warps, **constants):
         launches.append((grid, sizes, constants))
         words = {"_gated": lambda a, b, act: a * linear_glu._ACTIVATIONS[act](b)}
-        gluon_on_cpu.run(kernel, words, grid, *tensors, *sizes, seed=seed, **constants)
+        gluon.run(kernel, grid, *tensors, *sizes, seed=seed, words=words, **constants)
 
     words = vars(module) | {"_run": run}
     stand_in = types.FunctionType(module._launch_gluon.__code__, words)

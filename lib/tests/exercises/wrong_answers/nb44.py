@@ -70,3 +70,42 @@ stages__no_barriers = solution(_NAME, " + 2 * 8)", ")").stages
 stages__one_barrier = solution(_NAME, " + 2 * 8)", " + 8)").stages
 stages__gate_as_wide = solution(_NAME, "(block_n // 2 if gate else block_n)", "block_n").stages
 stages__all_228_kb = solution(_NAME, "227", "228").stages
+
+
+def _stays(*changes):
+    return solution(_NAME, *changes).stays_kernel
+
+
+_BEFORE_STORE = "        tma.store_wait(0)  # of the tile before: y_buf is free\n"
+_ZEROS = "        acc = gl.zeros((BLOCK_M, BLOCK_N), gl.float32, SUMS)\n"
+_TILES = "    for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):\n"
+_ASK = "w_desc, x_bufs, w_bufs, full, STAGES)\n"
+_FILL = f"    for turn in gl.static_range(STAGES):\n        ask(turn, total, steps, tiles_n, x_desc, {_ASK}"
+_AHEAD = (
+    "            if count > 0:  # the product before is over, perhaps the last of the tile before\n"
+    "                ahead = count - 1 + STAGES\n"
+    f"                ask(ahead, total, steps, tiles_n, x_desc, {_ASK}"
+)
+stays_kernel__the_phase_begins_anew = _stays(
+    "(count // STAGES) & 1", "(count % steps // STAGES) & 1"
+)
+stays_kernel__the_phase_never_wraps = _stays("(count // STAGES) & 1", "count // STAGES")
+stays_kernel__frees_the_slot_in_flight = _stays(
+    "if count > 0:", "if count >= 0:", "ahead = count - 1 + STAGES", "ahead = count + STAGES"
+)
+stays_kernel__the_buffer_is_written_too_early = _stays(_BEFORE_STORE, "")
+stays_kernel__ends_while_it_stores = _stays("    tma.store_wait(0)\n", "")
+stays_kernel__no_fence = _stays("        fence_async_shared()\n", "")
+stays_kernel__loads_beyond_its_last_step = _stays("turn < total", "turn >= 0")
+stays_kernel__one_tile = _stays(
+    _TILES, "    for tile in range(gl.program_id(0), gl.program_id(0) + 1):\n"
+)
+stays_kernel__a_tiles_first_step_asks_for_nothing = _stays("if count > 0:", "if count % steps > 0:")
+stays_kernel__adds_to_the_tile_before = _stays(_TILES + _ZEROS, _ZEROS[4:] + _TILES)
+stays_kernel__nothing_in_flight = _stays("warpgroup_mma_wait(1,", "warpgroup_mma_wait(0,")
+stays_kernel__sums_of_half_the_warps = _stays("[8, 1], [16", "[4, 1], [16")
+stays_kernel__fills_the_ring_anew = _stays(
+    _FILL, "", _AHEAD, _AHEAD.replace("count > 0", "count % steps > 0").replace("(ahead, total", "(ahead, end"),
+    _TILES, f"{_TILES}        end = count + steps\n        for i in gl.static_range(STAGES):\n"
+    f"            ask(count + i, end, steps, tiles_n, x_desc, {_ASK}",
+)  # fmt: skip

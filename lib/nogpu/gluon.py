@@ -1,15 +1,16 @@
-"""Runs a warp-specialised Gluon kernel without a GPU: its roles are threads, one of which goes on at a time.
+"""A model of Gluon: runs a kernel for Hopper on the CPU, its roles as threads of which one goes on at a time.
 
-    run(kernel, words, grid, *arguments, seed=0, **constants)
+    run(kernel, grid, *arguments, seed=0, **constants)
 
 Gluon has no interpreter. But its kernels are Python, and here their words mean something else: shared memory
 is a torch tensor; a load by TMA lands some turns later, and leaves NaN until then; an asynchronous product
 reads its operands some turns later, and a store by TMA its buffer. seed draws who goes on, and when. So a slot
 that is freed too early, or a buffer that is written too early, gives wrong numbers, and a barrier that never
-completes raises Deadlock. Not checked: layouts, registers, and all else that only the compiler sees.
+completes raises Deadlock. Not modelled: layouts, registers, and all else that only the compiler sees.
 """
 
 import functools
+import itertools
 import random
 import threading
 import types
@@ -19,7 +20,11 @@ import torch
 
 
 class Deadlock(Exception):
-    """Nobody can go on."""
+    """Nobody can go on; the message says which role waits for what."""
+
+
+class Misuse(Exception):
+    """The kernel does what goes wrong on a GPU without a word."""
 
 
 class _Scheduler:
@@ -29,30 +34,40 @@ class _Scheduler:
         self.draw, self.turn = random.Random(seed), threading.Condition()
         self.late = seed % 2 == 1  # events come as late as can be: when everybody waits for one
         self.waiting, self.events, self.running, self.error = {}, [], None, None
-        self.role = threading.local()
+        self.role, self.threads, self.ended = threading.local(), [], set()
 
-    def run(self, functions):
-        """Run all of these to their ends."""
-        self.waiting = {role: lambda: True for role in range(len(functions))}
-        threads = [
-            threading.Thread(target=self._body, args=pair, daemon=True)
-            for pair in enumerate(functions)
-        ]
-        for thread in threads:
-            thread.start()
+    def run(self, function):
+        """Run this to its end, as role 0, and what it starts by `fork`."""
+        self._start([function])
         with self.turn:
             self._next()
-        for thread in threads:
+        for thread in self.threads:  # it grows
             thread.join()
         if self.error:
             raise self.error
-        for event in self.events:
+        for event in list(self.events):
             event()
 
-    def pause(self, may_go=lambda: True):
-        """Let others go on, until may_go."""
+    def fork(self, functions):
+        """Run these to their ends: the first as the role that calls, the others as new ones."""
         with self.turn:
-            self.waiting[self.role.number] = may_go
+            self._start(functions[1:])
+        functions[0]()
+        self.pause(lambda: len(self.ended) == len(self.threads) - 1, "the others to end")
+
+    def _start(self, functions):
+        for function in functions:
+            number = len(self.threads)
+            self.waiting[number] = lambda: True, "its start"
+            self.threads.append(
+                threading.Thread(target=self._body, args=(number, function), daemon=True)
+            )
+            self.threads[-1].start()
+
+    def pause(self, may_go=lambda: True, what="its turn"):
+        """Let others go on, until may_go; what: is waited for."""
+        with self.turn:
+            self.waiting[self.role.number] = may_go, what
             self._next()
             self._wait()
 
@@ -66,10 +81,13 @@ class _Scheduler:
     def _next(self):
         self.running = None
         while self.running is None and self.waiting and not self.error:
-            ready = [role for role, may_go in self.waiting.items() if may_go()]
+            ready = [role for role, (may_go, _) in self.waiting.items() if may_go()]
             choices = ready if ready and self.late else ready + self.events
             if not choices:
-                self.error = Deadlock(f"{len(self.waiting)} roles wait for ever")
+                roles = [
+                    f"role {role} waits for {what}" for role, (_, what) in self.waiting.items()
+                ]
+                self.error = Deadlock(f"nobody can go on: {'; '.join(roles)}")
                 break
             choice = self.draw.choice(choices)
             if choice in ready:
@@ -88,6 +106,7 @@ class _Scheduler:
         except Exception as error:
             self.error = self.error or error
         with self.turn:
+            self.ended.add(number)
             self._next()
 
 
@@ -128,7 +147,8 @@ class _Memory:
 
 
 class _Barrier:
-    def __init__(self):
+    def __init__(self, name):
+        self.name = name
         self.count = self.arrived = self.bytes = self.completed = 0
 
     def step(self):
@@ -174,25 +194,45 @@ class _Language:
     constexpr = staticmethod(lambda value: value)
     static_range = range
 
-    def __init__(self, scheduler, program, n_programs):
-        self.scheduler, self.program, self.n_programs = scheduler, program, n_programs
-        self.dirty, self.products, self.stores = set(), {}, {}
+    def __init__(self, scheduler, program, grid, log):
+        self.scheduler, self.program, self.grid, self.log = scheduler, program, grid, log
+        self.dirty, self.loads, self.products, self.stores = set(), [], {}, {}
+        self.n_rings = 0
+
+    def __getattr__(self, name):
+        raise AttributeError(f"the model of Gluon in lib/nogpu/gluon.py has no {name}")
+
+    def end_role(self):
+        """Shared memory is another program's, once this one has ended."""
+        if self.stores.get(self.scheduler.role.number):
+            raise Misuse("the kernel ends while TMA reads a buffer; wait for the stores first")
+
+    def end_program(self):
+        """The same, of what the whole program asked for."""
+        self.end_role()
+        if self.loads:
+            raise Misuse(
+                f"the kernel ends with loads under way that nobody waited for: {len(self.loads)}"
+            )
 
     # --- gl
     def MBarrierLayout(self):
         return None
 
     def program_id(self, axis):
-        return self.program
+        return self.program[axis]
 
     def num_programs(self, axis):
-        return self.n_programs
+        return self.grid[axis]
 
     def cdiv(self, a, b):
         return -(-a // b)
 
     def minimum(self, a, b):
         return min(a, b)
+
+    def maximum(self, a, b):
+        return torch.maximum(torch.as_tensor(a), torch.as_tensor(b))
 
     def exp2(self, values):
         return torch.exp2(values)
@@ -218,17 +258,20 @@ class _Language:
 
     def allocate_shared_memory(self, dtype, shape, layout):
         if dtype == torch.int64:
-            return _Barriers(_Barrier() for _ in range(shape[0])) if len(shape) > 1 else _Barrier()
+            self.n_rings += 1
+            named = (
+                _Barrier(f"mbarrier {i} of allocation {self.n_rings}") for i in range(shape[0])
+            )
+            return _Barriers(named) if len(shape) > 1 else next(named)
         flat = torch.full((torch.Size(shape).numel(),), float("nan"), dtype=dtype)
         return _Memory(flat, flat.view(*shape), self.dirty)
 
     def warp_specialize(self, functions, worker_warps, worker_registers):
         def role(function, args):
             function(*args)
-            # shared memory is another program's, once this one has ended
-            assert not self.stores.get(self.scheduler.role.number), "ended while TMA reads"
+            self.end_role()
 
-        self.scheduler.run([functools.partial(role, *pair) for pair in functions])
+        self.scheduler.fork([functools.partial(role, *pair) for pair in functions])
 
     # --- mbarrier
     def init(self, bar, count):
@@ -247,14 +290,20 @@ class _Language:
             bar.step()
 
     def wait(self, bar, phase, pred=True):
+        if phase not in (0, 1):
+            raise Misuse(
+                f"a barrier counts phases in one bit, so phase must be 0 or 1, not {phase}"
+            )
         if pred:
-            self.scheduler.pause(lambda: bar.completed % 2 != phase)
+            what = f"phase {phase} of {bar.name}, which has completed {bar.completed}"
+            self.scheduler.pause(lambda: bar.completed % 2 != phase, what)
 
     # --- TMA
     def async_copy_global_to_shared(self, desc, at, bar, memory, pred=True):
         if not pred:
             return
-        assert memory.shape == desc.block_type.shape
+        _expect_shape(memory, desc)
+        self.log.append(("load", tuple(at)))
         memory.view.fill_(float("nan"))
 
         def land():
@@ -263,15 +312,21 @@ class _Language:
             memory.view[inside] = piece
             bar.bytes -= desc.block_type.nbytes
             bar.step()
+            self.loads.remove(land)
 
+        self.loads.append(land)
         self.scheduler.events.append(land)
 
     def fence_async_shared(self):
         self.dirty.clear()
 
     def async_copy_shared_to_global(self, desc, at, memory):
-        assert memory.view.data_ptr() not in self.dirty, "no fence before TMA reads"
-        assert memory.shape == desc.block_type.shape
+        if memory.view.data_ptr() in self.dirty:
+            raise Misuse(
+                "TMA may miss what the threads wrote; fence_async_shared comes before a store by TMA"
+            )
+        _expect_shape(memory, desc)
+        self.log.append(("store", tuple(at)))
 
         def store():
             piece, inside = desc.piece(at)
@@ -285,7 +340,7 @@ class _Language:
 
     def store_wait(self, pendings):
         mine = self.stores.setdefault(self.scheduler.role.number, [])
-        self.scheduler.pause(lambda: len(mine) <= pendings)
+        self.scheduler.pause(lambda: len(mine) <= pendings, "its stores")
 
     # --- wgmma
     def warpgroup_mma(self, a, b, acc, use_acc=True, is_async=False):
@@ -299,32 +354,63 @@ class _Language:
             product = a.view.float() @ b.view.float()
             acc.copy_(acc + product if use_acc else product)
 
+        self.log.append(("multiply", len(mine)))
         mine.append(multiply)
         self.scheduler.events.append(multiply)
-        return acc
+        return acc if is_async else self.warpgroup_mma_wait(0, (acc,))
 
     def warpgroup_mma_wait(self, pendings, deps):
         mine = self.products.setdefault(self.scheduler.role.number, [])
-        self.scheduler.pause(lambda: len(mine) <= pendings)
+        self.scheduler.pause(lambda: len(mine) <= pendings, "its products")
         return deps[0]
 
 
 _IMPORTED_ALONE = ("fence_async_shared", "warpgroup_mma", "warpgroup_mma_wait")
 
 
-def run(kernel, words, grid, *arguments, seed=0, **constants):
-    """kernel[grid](*arguments, **constants), program after program; words: in place of some of its globals."""
-    for program in range(grid[0]):
-        language = _Language(_Scheduler(seed + program), program, grid[0])
-        known = dict(kernel.fn.__globals__)
-        for name, value in kernel.fn.__globals__.items():
-            if isinstance(getattr(value, "fn", None), types.FunctionType):
-                defaults = value.fn.__defaults__
-                known[name] = types.FunctionType(value.fn.__code__, known, name, defaults)
-        known |= dict.fromkeys(("gl", "tl", "hopper", "mbarrier", "tma"), language)
-        known |= {name: getattr(language, name) for name in _IMPORTED_ALONE} | words
+def run(kernel, grid, *arguments, seed=0, words=None, **constants):
+    """kernel[grid](*arguments, **constants) on the CPU, program after program; it stores in its tensors.
+
+    kernel: of @gluon.jit. grid: programs along one axis or more. arguments: numbers, tensors on the CPU, and
+    TensorDescriptors of such. seed: of the order in which things happen; with odd ones loads and products
+    end as late as can be. words: in place of some of the kernel's globals. Returns what was asked for, in
+    order: ("load", place), ("multiply", products of that role under way), ("store", place).
+    Raises Deadlock and Misuse.
+    """
+    log = []
+    for number, program in enumerate(itertools.product(*map(range, grid))):
+        scheduler = _Scheduler(seed + number)
+        language = _Language(scheduler, program, grid, log)
+        body = _known_here(kernel, language, words or {})[kernel.fn.__name__]
         given = [_as_the_kernel_sees_it(a) for a in arguments]
-        known[kernel.fn.__name__](*given, **constants)
+
+        def whole(body=body, given=given, language=language):
+            body(*given, **constants)
+            language.end_program()
+
+        scheduler.run(whole)
+    return log
+
+
+def _known_here(kernel, language, words):
+    """The globals of the kernel with Gluon's words replaced, for it and for the functions that it calls."""
+    known = dict(kernel.fn.__globals__)
+    for name, value in kernel.fn.__globals__.items():
+        if isinstance(getattr(value, "fn", None), types.FunctionType):
+            defaults = value.fn.__defaults__
+            known[name] = types.FunctionType(value.fn.__code__, known, name, defaults)
+    known |= dict.fromkeys(("gl", "tl", "hopper", "mbarrier", "tma"), language)
+    known |= {
+        name: getattr(language, name) for name in _IMPORTED_ALONE
+    } | words  # in place: its functions' own
+    return known
+
+
+def _expect_shape(memory, desc):
+    if memory.shape != desc.block_type.shape:
+        raise Misuse(
+            f"a descriptor of blocks of {desc.block_type.shape} meets a buffer of {memory.shape}"
+        )
 
 
 def _as_the_kernel_sees_it(argument):
