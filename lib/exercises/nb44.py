@@ -1,4 +1,4 @@
-"""Exercises of notebook 44: slots and phases, a program that hangs, stages that fit, a ring that stays."""
+"""Exercises of notebook 44: slots and phases, a program that hangs, a ring that stays."""
 
 import re
 
@@ -133,35 +133,6 @@ def _expect_ended(answer, at, n_tiles, n_steps, n_slots):
 # --- 44.3 ------------------------------------------------------------------------------------------------
 
 
-@exercise("44.3", "Stages that fit", minutes=10, level=2)
-def check_stages(answer):
-    sizes = ((64, 64, 64), (128, 128, 64), (128, 256, 64), (128, 256, 32), (256, 128, 128))
-    sizes += ((128, 128, 32), (256, 256, 64), (64, 16, 32), (128, 16, 32), (64, 32, 16))
-    for block_m, block_n, block_k in sizes:
-        for gate in (False, True):
-            out = block_m * block_n * (1 if gate else 2)
-            stage = (block_m + block_n) * block_k * 2 + 16
-            kind = "gated" if gate else "bare"
-            at = f"a {kind} tile of {block_m} × {block_n}, step {block_k}"
-            with case(at):
-                got = attempted(answer(block_m, block_n, block_k, gate))
-            whole = isinstance(got, int) and not isinstance(got, bool)
-            expect(whole, f"{at}: should be a whole number of stages, got {got!r}")
-            needed, there = got * stage + out, 227 * 1024
-            expect(
-                needed <= there,
-                f"{at}: {got} stages and the output tile need {needed:,} bytes, and {there:,} are there; "
-                "count the output tile, both tiles of a stage and its two barriers",
-            )
-            expect(
-                needed + stage > there,
-                f"{at}: {got} stages and the output tile need {needed:,} bytes of {there:,}; another fits",
-            )
-
-
-# --- 44.4 ------------------------------------------------------------------------------------------------
-
-
 def _described(tensor, *block):
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     return TensorDescriptor.from_tensor(tensor, list(block), layout)
@@ -172,7 +143,7 @@ def _arguments(x, w, y):
     return *descriptors, *y.shape, x.shape[1]
 
 
-@exercise("44.4", "A ring that stays", minutes=30, level=3)
+@exercise("44.3", "A ring that stays", minutes=30, level=3)
 def check_stays(kernel):
     def in_model(seed, programs):
         def version(x, w):

@@ -38,13 +38,7 @@ def consumer(n_tiles, n_steps, full, empty):
             yield arrive(empty[(count - late) % len(full)])
 
 
-# %% 44.3 the output tile once, the rest divided among stages
-def stages(block_m, block_n, block_k, gate):
-    out = block_m * (block_n // 2 if gate else block_n) * 2
-    return (227 * 1024 - out) // ((block_m + block_n) * block_k * 2 + 2 * 8)
-
-
-# %% 44.4 steps are counted over all tiles: loads of the next tile are asked for before this one is stored
+# %% 44.3 steps are counted over all tiles: loads of the next tile are asked for before this one is stored
 @gluon.jit
 def ask(turn, total, steps, tiles_n, x_desc, w_desc, x_bufs, w_bufs, full, STAGES: gl.constexpr):
     tile = gl.program_id(0) + turn // steps * gl.num_programs(0)

@@ -1,4 +1,4 @@
-"""The model of Gluon: what goes wrong on a GPU has a name here. Right kernels: test_hopper.py and 44.4."""
+"""The model of Gluon: what goes wrong on a GPU has a name here. Right kernels: test_hopper.py and 44.3."""
 
 from lib.nogpu import gluon as model
 from lib.tests.exercises.wrong_answers import nb44

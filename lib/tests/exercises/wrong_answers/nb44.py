@@ -65,11 +65,6 @@ consumer__phase_of_the_step_in_the_tile = solution(
     _NAME, "count // len(full) % 2", "step // len(full) % 2"
 ).consumer
 consumer__nothing_in_flight = solution(_NAME, "finish(2)", "finish(0)").consumer
-stages__no_output_tile = solution(_NAME, "(227 * 1024 - out)", "(227 * 1024)").stages
-stages__no_barriers = solution(_NAME, " + 2 * 8)", ")").stages
-stages__one_barrier = solution(_NAME, " + 2 * 8)", " + 8)").stages
-stages__gate_as_wide = solution(_NAME, "(block_n // 2 if gate else block_n)", "block_n").stages
-stages__all_228_kb = solution(_NAME, "227", "228").stages
 
 
 def _stays(*changes):
