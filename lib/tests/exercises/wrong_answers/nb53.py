@@ -1,17 +1,8 @@
 """Plausible wrong answers to the exercises of notebook 53, named <answer>__<why>: each must be rejected."""
 
+from lib.tests.exercises.wrong_answers import solution
 
-def sent__to_myself_as_well(n_tables, n_mine, b, dim, world_size):
-    return b * n_tables * 8, world_size * b * n_mine * dim * 4, b * n_tables * dim * 4
-
-
-def sent__int32_ids(n_tables, n_mine, b, dim, world_size):
-    others = n_tables - n_mine
-    return b * others * 4, (world_size - 1) * b * n_mine * dim * 4, b * others * dim * 4
-
-
-def sent__one_number(n_tables, n_mine, b, dim, world_size):
-    return b * (n_tables - n_mine) * 8
+import torch
 
 
 def owner__blocks_by_ceil(row, n_rows, world_size):
@@ -37,3 +28,40 @@ def factors__shares(sizes):
 
 def factors__the_other_way(sizes):
     return [sum(sizes) / b / len(sizes) for b in sizes]
+
+
+def _lookup(*changes):
+    return solution("53_scale_out", *changes).lookup
+
+
+lookup__in_the_order_of_arrival = _lookup(
+    "y[owner.argsort(stable=True)] = arrived", "y[:] = arrived"
+)
+lookup__the_order_itself = _lookup(
+    "y = torch.empty_like(arrived)\n    y[owner.argsort(stable=True)] = arrived",
+    "y = arrived[owner.argsort(stable=True)]",
+)
+lookup__an_order_that_is_not_stable = _lookup(
+    "argsort(stable=True)", "argsort(stable=True).flip(0)"
+)
+lookup__the_number_in_the_table = _lookup(" // world_size for rank", " for rank")
+lookup__in_blocks = _lookup("owner = asked % world_size", "owner = asked // world_size")
+
+
+def lookup__gathers_the_table(shard, asked, world_size, exchange):
+    parts = exchange([shard] * world_size)
+    exchange([shard[:0]] * world_size)
+    return torch.stack([parts[row % world_size][row // world_size] for row in asked.tolist()])
+
+
+def lookup__sends_everything_to_everybody(shard, asked, world_size, exchange):
+    wanted = exchange([asked] * world_size)
+    ranks = [(rows // world_size).clamp(max=len(shard) - 1) for rows in wanted]
+    answers = exchange([shard[rows] for rows in ranks])
+    return torch.stack([answers[row % world_size][i] for i, row in enumerate(asked.tolist())])
+
+
+def lookup__waits_for_nobody(shard, asked, world_size, exchange):
+    if len(asked) == 0:
+        return shard[:0]
+    return solution("53_scale_out").lookup(shard, asked, world_size, exchange)
