@@ -216,6 +216,11 @@ def _many(x, weight, lora_a, lora_b, bias, adapter, scale, flaw, block_m=16):
 lora_many__tf32 = solution("42_lora", 'input_precision="ieee"', 'input_precision="tf32"').lora_many
 
 
+lora_many__zero_where_torch_has_nan = solution(
+    "42_lora", "tl.where(total < 0, 0.0, total)", "tl.maximum(total, 0.0)"
+).lora_many
+
+
 def lora_many__the_first_adapter_for_all(*inputs):
     return _many(*inputs, "first")
 
