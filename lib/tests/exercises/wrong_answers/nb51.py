@@ -126,6 +126,28 @@ class OneWeight__fmod(_Base):
         return self.weight[torch.fmod(ids + 1, self.sizes) + self.starts]
 
 
+class OneWeight__a_missing_table_is_a_key_error(_Base):
+    @staticmethod
+    def join(module, state, prefix, *_):
+        names = [f"{prefix}tables.{k}.weight" for k in range(len(module.num_rows))]
+        if f"{prefix}weight" not in state:
+            tables = [state.pop(name) for name in names]
+            if [len(table) for table in tables] != list(module.num_rows):
+                raise RuntimeError("tables of another size")
+            state[f"{prefix}weight"] = torch.cat(tables)
+
+
+class OneWeight__another_size_is_a_value_error(_Base):
+    @staticmethod
+    def join(module, state, prefix, *_):
+        names = [f"{prefix}tables.{k}.weight" for k in range(len(module.num_rows))]
+        if all(name in state for name in names):
+            tables = [state.pop(name) for name in names]
+            if [len(table) for table in tables] != list(module.num_rows):
+                raise ValueError("tables of another size")
+            state[f"{prefix}weight"] = torch.cat(tables)
+
+
 class OneWeight__longer_tables_cut_off(_Base):
     @staticmethod
     def join(module, state, prefix, *_):
