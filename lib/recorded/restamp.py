@@ -152,6 +152,16 @@ def _code_cells(notebook):
     return [cell.source for cell in notebook.cells if cell.cell_type == "code"]
 
 
+def number(notebook):
+    """Number the code cells from 1, as a run does, where cells were cut or added."""
+    cells = (cell for cell in notebook.cells if cell.cell_type == "code")
+    for count, cell in enumerate(cells, 1):
+        cell.execution_count = count
+        for output in cell.outputs:
+            if output.output_type == "execute_result":
+                output.execution_count = count
+
+
 def restamp_notebook(path, ref, renames, edits=""):
     """Write the hash of a notebook whose cells are those at `ref`; returns whether they are."""
     notebook = nbformat.read(path, as_version=4)
@@ -162,6 +172,7 @@ def restamp_notebook(path, ref, renames, edits=""):
     if not _still_holds(old, new, renames, edits):
         return False
     _new_hash(notebook.metadata[notebooks.KEY], "code_hash", notebooks.code_hash(notebook))
+    number(notebook)
     path.write_text(nbformat.writes(notebook) + "\n")
     return True
 

@@ -101,6 +101,12 @@ def test_length(path):
     assert sum(bool(line.strip()) for line in code.splitlines()) <= 450
 
 
+@each
+def test_code_cells_are_numbered_as_a_run_numbers_them(path):
+    cells = [c for c in read(path).cells if c.cell_type == "code"]
+    assert [c.execution_count for c in cells] == list(range(1, len(cells) + 1))
+
+
 def names_of_lib(source):
     """What a cell takes from lib: a module counts as one name, `from lib.x import a, b` as two."""
     for node in ast.walk(ast.parse(source)):
