@@ -26,6 +26,8 @@ def check_owner(answer):
             dense = rows == list(range(len(rows)))
             has = f"{at}: rank {rank} has the rows {rows[:5]}"
             expect(dense, f"{has}; they have to begin at 0 and leave no gap")
+        in_order = sorted(map(tuple, places)) == list(map(tuple, places))
+        expect(in_order, f"{at}: earlier ranks hold earlier rows, but the places are {places[:5]}")
         sizes = [len(rows) for rows in held]
         expect(
             max(sizes) - min(sizes) <= 1,
@@ -138,6 +140,8 @@ def _expect_lookup(answer, world_size, n_rows, asked, at):
         right = torch.equal(y, table[rows])
         expect(right, f"{at}: rank {rank} got other rows, or in another order")
     calls = len(ranks.sent)
+    if world_size == 1 and calls == 0:
+        return  # one rank has nobody to ask
     expect(calls == 2, f"{at}: exchange is called {plural(calls, 'time')}, not twice")
     numbers, answers = ranks.sent
     for asker in range(world_size):

@@ -3,9 +3,13 @@
 import torch
 
 
-# %% 53.1 like cards that are dealt
+# %% 53.1 blocks of n // W rows, and one more on each of the first n % W ranks
 def owner(row, n_rows, world_size):
-    return row % world_size, row // world_size
+    size, longer = divmod(n_rows, world_size)
+    if row < longer * (size + 1):
+        return divmod(row, size + 1)
+    rank, place = divmod(row - longer * (size + 1), size)
+    return longer + rank, place
 
 
 # %% 53.2 a mean over b rows weighs as much as its rows; DDP divides by the number of ranks

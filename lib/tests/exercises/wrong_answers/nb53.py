@@ -14,6 +14,10 @@ def owner__the_row_as_it_was(row, n_rows, world_size):
     return row % world_size, row
 
 
+def owner__dealt_like_cards(row, n_rows, world_size):
+    return row % world_size, row // world_size
+
+
 def owner__all_on_one(row, n_rows, world_size):
     return 0, row
 
