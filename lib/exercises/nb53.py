@@ -146,12 +146,12 @@ def _expect_lookup(answer, world_size, n_rows, asked, at):
     numbers, answers = ranks.sent
     for asker in range(world_size):
         for owner in range(world_size):
-            wanted = int((asked[asker] % world_size == owner).sum())
+            needed = int((asked[asker] % world_size == owner).sum())
             for n, sent in (
                 (numbers[asker][owner], f"{asker} sends rank {owner} {{}} numbers"),
                 (answers[owner][asker], f"{owner} sends rank {asker} {{}} rows"),
             ):
-                expect(n <= wanted, f"{at}: rank {sent.format(n)}, where {wanted} would do")
+                expect(n <= needed, f"{at}: rank {sent.format(n)}, where {needed} would do")
 
 
 # --- for the notebook ------------------------------------------------------------------------------------

@@ -20,8 +20,8 @@ def factors(sizes):
 # %% 53.3 what arrives is ordered by owner, so the answers are put back to where they were asked for
 def lookup(shard, asked, world_size, exchange):
     owner = asked % world_size
-    wanted = exchange([asked[owner == rank] // world_size for rank in range(world_size)])
-    arrived = torch.cat(exchange([shard[rows] for rows in wanted]))
+    numbers = exchange([asked[owner == rank] // world_size for rank in range(world_size)])
+    arrived = torch.cat(exchange([shard[rows] for rows in numbers]))
     y = torch.empty_like(arrived)
     y[owner.argsort(stable=True)] = arrived
     return y
