@@ -130,6 +130,10 @@ dz_and_du__drops_dy_where_y_is_nan = _dz_and_du(
 )
 dz_and_du__du_of_dy = _dz_and_du("tl.dot(dz, b, du", "tl.dot(dy, b, du")
 dz_and_du__tf32 = _dz_and_du('tl.dot(dz, b, du, input_precision="ieee")', "tl.dot(dz, b, du)")
+dz_and_du__rounds_the_sum_on_the_way = _dz_and_du(
+    'tl.dot(dz, b, du, input_precision="ieee")',
+    'tl.dot(dz, b, du, input_precision="ieee").to(dy.dtype).to(tl.float32)',
+)
 dz_and_du__copies_dy = _dz_and_du(
     "dz, du = torch.empty_like(y)", "dy, dz, du = dy.contiguous(), torch.empty_like(y)"
 )
