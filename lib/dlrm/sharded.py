@@ -45,7 +45,7 @@ sent_bytes = collections.Counter()  # what this rank has sent to others: ids, em
 def place(num_rows, world_size, most=None):
     """The rank of each table, so that ranks have about as many rows: the largest table first.
 
-    num_rows: rows of each table. At most 4/3 of the best possible largest share (Graham, 1969).
+    num_rows: rows of each table. Without `most`, at most 4/3 of the best largest share (Graham, 1969).
     most: how many tables a rank may have, as each costs a lookup for every row of the batch.
     """
     if world_size < 1:
