@@ -1,12 +1,12 @@
 """What stands in for a GPU when there is none: one file per idea.
 
     interpreter   Triton kernels run on CPU tensors, program by program, through NumPy.
-    gluon         A model of Gluon runs its kernels on the CPU, with loads and products that end late.
     memory        Every load and store of an interpreted kernel is checked and its bytes are counted.
     inductor      torch.compile writes the Triton code of a GPU that is not here.
     compile_only  A Triton or CUDA kernel compiled to PTX and SASS for a GPU that is not here.
     one_call      Attention and rms_norm as the one call that each is on a GPU, for counting and output code.
     cuda          A CUDA C++ source built and run on the CPU, with a checker.
+    gluon         A kernel in Gluon, the level below Triton, is run by a model on the CPU.
 
 With a GPU the same calls use it.
 """
