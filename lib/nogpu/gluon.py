@@ -400,9 +400,8 @@ def _known_here(kernel, language, words):
             defaults = value.fn.__defaults__
             known[name] = types.FunctionType(value.fn.__code__, known, name, defaults)
     known |= dict.fromkeys(("gl", "tl", "hopper", "mbarrier", "tma"), language)
-    known |= {
-        name: getattr(language, name) for name in _IMPORTED_ALONE
-    } | words  # in place: its functions' own
+    # in place, because the functions above look names up here
+    known |= {name: getattr(language, name) for name in _IMPORTED_ALONE} | words
     return known
 
 
