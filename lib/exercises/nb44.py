@@ -133,13 +133,15 @@ def _expect_ended(answer, at, n_tiles, n_steps, n_slots):
 # --- 44.3 ------------------------------------------------------------------------------------------------
 
 
-def _described(tensor, *block):
+def described(tensor, *block):
+    """A TensorDescriptor of a 16-bit matrix, in blocks of this shape."""
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     return TensorDescriptor.from_tensor(tensor, list(block), layout)
 
 
-def _arguments(x, w, y):
-    descriptors = _described(x, 128, 64), _described(w, 256, 64), _described(y, 128, 256)
+def arguments_of(x, w, y):
+    """What 44.3's kernel gets before its constants: descriptors, and the sizes M, N, K."""
+    descriptors = described(x, 128, 64), described(w, 256, 64), described(y, 128, 256)
     return *descriptors, *y.shape, x.shape[1]
 
 
@@ -148,7 +150,7 @@ def check_stays(kernel):
     def in_model(seed, programs):
         def version(x, w):
             y = torch.full((x.shape[0], w.shape[0]), float("nan"), dtype=x.dtype)
-            log[:] = gluon.run(kernel, (programs,), *_arguments(x, w, y), seed=seed, STAGES=3)
+            log[:] = gluon.run(kernel, (programs,), *arguments_of(x, w, y), seed=seed, STAGES=3)
             if not log:
                 raise NotAttempted
             return y
@@ -192,7 +194,7 @@ def _expect_it_runs_ahead(in_model):
 def _expect_it_compiles(kernel):
     sample = [torch.empty(512, 512, dtype=torch.bfloat16) for _ in range(3)]
     with case("right in the model, but for a Hopper GPU"):
-        signature = signature_of(kernel, *_arguments(*sample), STAGES=3)
+        signature = signature_of(kernel, *arguments_of(*sample), STAGES=3)
         compiled = compile_for(kernel, signature, arch=90, num_warps=8)
     waits = [int(n) for n in re.findall(r"wgmma\.wait_group\.sync\.aligned\s+(\d)", compiled.ptx)]
     expect(

@@ -231,9 +231,6 @@ class _Language:
     def minimum(self, a, b):
         return min(a, b)
 
-    def maximum(self, a, b):
-        return torch.maximum(torch.as_tensor(a), torch.as_tensor(b))
-
     def exp2(self, values):
         return torch.exp2(values)
 

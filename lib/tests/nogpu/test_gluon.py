@@ -1,5 +1,6 @@
 """The model of Gluon: what goes wrong on a GPU has a name here. Right kernels: test_hopper.py and 44.3."""
 
+from lib.exercises.nb44 import arguments_of, described
 from lib.nogpu import gluon as model
 from lib.tests.exercises.wrong_answers import nb44
 
@@ -8,13 +9,6 @@ import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-
-
-def described(tensor, *block):
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    return TensorDescriptor.from_tensor(tensor, list(block), layout)
-
 
 ONE_TILE, FOUR_TILES = (128, 256, 64), (256, 512, 192)
 
@@ -32,9 +26,8 @@ ONE_TILE, FOUR_TILES = (128, 256, 64), (256, 512, 192)
 def test_a_mistake_has_a_name(mistake, sizes, seed, error, words):
     kernel, (m, n, k) = getattr(nb44, f"stays_kernel__{mistake}"), sizes
     x, w, y = (torch.zeros(*shape, dtype=torch.bfloat16) for shape in ((m, k), (n, k), (m, n)))
-    arguments = described(x, 128, 64), described(w, 256, 64), described(y, 128, 256), m, n, k
     with pytest.raises(error, match=words):
-        model.run(kernel, (1,), *arguments, seed=seed, STAGES=3)
+        model.run(kernel, (1,), *arguments_of(x, w, y), seed=seed, STAGES=3)
 
 
 @gluon.jit

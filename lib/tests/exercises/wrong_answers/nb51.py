@@ -121,6 +121,14 @@ class OneWeight__sizes_not_compared(_Base):
     pass
 
 
+def _joined(module, state, names, error):
+    """The tables in one tensor; `error` where one has another size."""
+    tables = [state.pop(name) for name in names]
+    if [len(table) for table in tables] != list(module.num_rows):
+        raise error("tables of another size")
+    return torch.cat(tables)
+
+
 class OneWeight__fmod(_Base):
     def forward(self, ids):
         return self.weight[torch.fmod(ids + 1, self.sizes) + self.starts]
@@ -131,10 +139,7 @@ class OneWeight__a_missing_table_is_a_key_error(_Base):
     def join(module, state, prefix, *_):
         names = [f"{prefix}tables.{k}.weight" for k in range(len(module.num_rows))]
         if f"{prefix}weight" not in state:
-            tables = [state.pop(name) for name in names]
-            if [len(table) for table in tables] != list(module.num_rows):
-                raise RuntimeError("tables of another size")
-            state[f"{prefix}weight"] = torch.cat(tables)
+            state[f"{prefix}weight"] = _joined(module, state, names, RuntimeError)
 
 
 class OneWeight__another_size_is_a_value_error(_Base):
@@ -142,10 +147,7 @@ class OneWeight__another_size_is_a_value_error(_Base):
     def join(module, state, prefix, *_):
         names = [f"{prefix}tables.{k}.weight" for k in range(len(module.num_rows))]
         if all(name in state for name in names):
-            tables = [state.pop(name) for name in names]
-            if [len(table) for table in tables] != list(module.num_rows):
-                raise ValueError("tables of another size")
-            state[f"{prefix}weight"] = torch.cat(tables)
+            state[f"{prefix}weight"] = _joined(module, state, names, ValueError)
 
 
 class OneWeight__longer_tables_cut_off(_Base):
