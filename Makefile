@@ -25,6 +25,9 @@ export PYTHONUNBUFFERED := 1
 # Notebooks of the reader's own choice: make run NB=30
 NB ?=
 OP ?=
+TO ?=
+LEAN ?=
+FORCE ?=
 REF ?= HEAD
 LAB ?=
 # Two workers suit two cores; more need memory for the C++ compiler.
@@ -33,7 +36,7 @@ JOBS ?= 2
 PYTEST = OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) --dist worksteal
 NOTEBOOKS = $(sort $(wildcard notebooks/[0-9]*.ipynb))
 
-.PHONY: help lab test test-all test-gpu sanitize launch-diff run record bench sweep text notebooks progress clean
+.PHONY: help lab copy test test-all test-gpu sanitize launch-diff run record bench sweep text notebooks progress clean
 .DEFAULT_GOAL := help
 
 help:  ## print this help
@@ -57,6 +60,9 @@ lab: $(READY)  ## open the course in JupyterLab; extra options in LAB="--no-brow
 	@# Containers run as root, and Jupyter asks to be told so.
 	$(PY) -m jupyter lab --ServerApp.root_dir="$(CURDIR)" $(if $(filter 0,$(shell id -u)),--allow-root) \
 		--LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb $(LAB)
+
+copy:  ## an op to take along, in one file: make copy OP=gelu TO=folder [LEAN=1] [FORCE=1]
+	@python3 -m lib.standalone $(OP) $(if $(TO),--to "$(TO)") $(if $(LEAN),--lean) $(if $(FORCE),--force)
 
 test: $(READY)  ## lint, the quick tests, every notebook executed; no GPU needed, some eight minutes on two cores
 	$(PY) -m ruff check .

@@ -5,6 +5,9 @@ interpreter (`lib.nogpu`), so that every kernel of the course runs on the CPU. T
 once, when it is first imported, which is why `lib` has to come first.
 """
 
-from lib import nogpu
+import importlib.util
 
-nogpu.install()
+if importlib.util.find_spec("torch"):  # lib.standalone does without
+    from lib import nogpu
+
+    nogpu.install()

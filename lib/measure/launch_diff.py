@@ -24,6 +24,7 @@ from lib.measure.bench import detached, leaves, outputs
 from lib.nogpu.compile_only import Signature, compile_for, signature_of
 from lib.nogpu.fake_gpu import fake_gpu
 from lib.recorded import results
+from lib.standalone import standalone
 
 import torch
 import triton
@@ -114,13 +115,18 @@ def _module_at(ref, op, folder):
 
 
 def _loaded_at(ref, name, folder):
-    text = results.text_at(ref, name.replace(".", "/") + ".py")
+    folder_at, _, stem = name.replace(".", "/").rpartition("/")
+
+    def read(stem):
+        return results.text_at(ref, f"{folder_at}/{stem}.py")
+
+    text = standalone(stem, read) if folder_at == "lib/ops" else read(stem)
     return _load(text, Path(folder, f"{name.split('.')[-1]}_at_ref.py"))
 
 
 def _load(text, path):
-    """A module from its text, with kernels to compile."""
-    path.write_text(text)
+    """A module from its text, with kernels to compile and names of its own in torch.library."""
+    path.write_text(text.replace('"fused_kernels::', f'"{path.stem}::'))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module

@@ -408,7 +408,7 @@ def swapped(fn, old_type, new_type):
 
     Triton decides at import whether @triton.jit gives a JITFunction (to compile) or an InterpretedFunction.
     Compiling with no GPU, or interpreting with one, needs the other kind for the kernel's helpers too. Kernels
-    read a global named _INTERPRETED to avoid what the interpreter lacks; inside, it has the value that holds.
+    read a global named INTERPRETED to avoid what the interpreter lacks; inside, it has the value that holds.
     """
     undo, replacements, visited = [], {}, set()
     interpreted = tl.constexpr(new_type is upstream.InterpretedFunction)
@@ -419,7 +419,7 @@ def swapped(fn, old_type, new_type):
             continue
         visited.add(id(space))
         for name, value in list(space.items()):
-            if name == "_INTERPRETED":
+            if name in ("INTERPRETED", "_INTERPRETED"):
                 undo.append((space, name, value))
                 space[name] = interpreted
             if type(value) is not old_type:

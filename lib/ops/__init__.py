@@ -1,1 +1,1 @@
-"""The kernels: one file per op, each imports only torch, triton and the standard library. Copy them."""
+"""The kernels: one file per op, on the shared _host.py and _device.py. `make copy` writes one to take along."""

@@ -14,6 +14,7 @@ import subprocess
 from pathlib import Path
 
 from lib import machine
+from lib.standalone import standalone
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "data" / "results"
@@ -35,8 +36,16 @@ def text_at(ref, path):
 
 
 def source_hash(paths):
-    """Twelve hex digits of the code in `paths` (relative to the project), whatever those paths are called."""
-    return code_hash(text for path in paths for text in code_in(path, (ROOT / path).read_text()))
+    """Twelve hex digits of the code in `paths` (relative to the project), whatever those paths are called.
+
+    Of an op this is what `make copy` writes: what it uses of the shared files counts, and nothing else of them.
+    """
+    return code_hash(text for path in paths for text in code_in(path, _whole(Path(path))))
+
+
+def _whole(path):
+    is_op = path.parent == Path("lib/ops") and path.suffix == ".py"
+    return standalone(path.stem) if is_op else (ROOT / path).read_text()
 
 
 def code_in(path, text):

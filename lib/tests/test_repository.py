@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -13,6 +12,7 @@ from lib.exercises import all_exercises
 from lib.measure.mutants import load
 from lib.recorded import results
 from lib.recorded.results import ROOT
+from lib.standalone import standalone
 
 import nbformat
 import pytest
@@ -164,7 +164,7 @@ def test_the_readme_names_the_versions_of_its_records():
 
 def test_the_example_of_the_readme_runs_beside_a_copied_file(tmp_path):
     ((before, after),) = re.findall(r'(?s)```python\n(import torch.*?)"cuda"(.*?)```', README)
-    shutil.copy(ROOT / "lib/ops/add_relu.py", tmp_path)
+    (tmp_path / "add_relu.py").write_text(standalone("add_relu"))
     (tmp_path / "example.py").write_text(f'{before}"{machine.device()}"{after}')
     env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     env |= {} if machine.HAS_GPU else {"TRITON_INTERPRET": "1"}

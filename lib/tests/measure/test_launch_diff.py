@@ -4,6 +4,7 @@ from lib import machine
 from lib.measure import launch_diff, registry
 from lib.nogpu.fake_gpu import fake_gpu
 from lib.recorded import results
+from lib.standalone import standalone
 
 import pytest
 import torch
@@ -41,7 +42,7 @@ def test_the_registry_of_this_process_is_left_alone(ops):
     ("old", "new", "difference"),
     [
         ("# One 16-byte load in each of 128 threads", "# the same", ""),
-        ("_tile(n_cols, 2048 if", "_tile(n_cols, 4096 if", "before"),
+        ("tile_of(n_cols, 2048 if", "tile_of(n_cols, 4096 if", "before"),
         ("tl.where(z < 0, 0.0, z)", "tl.maximum(z, 0.0)", "PTX"),
     ],
 )
@@ -49,7 +50,7 @@ def test_another_tile_and_another_instruction_are_differences(ops, old, new, dif
     op = ops.find("add_relu")
     few = {"bench_shapes": ((64, 4096),), "odd_shapes": (), "dtypes": (torch.float32,)}
     op = launch_diff.dataclasses.replace(op, versions={"triton": op.versions["triton"]}, **few)
-    text = (results.ROOT / "lib/ops/add_relu.py").read_text()
+    text = standalone("add_relu")
     assert text.count(old) == 1
     module = launch_diff._load(text.replace(old, new), tmp_path / "add_relu_changed.py")
     sentences, _ = launch_diff.differences(op, launch_diff._with_module(op, module))

@@ -8,6 +8,7 @@ import contextlib
 import functools
 import itertools
 import re
+from types import SimpleNamespace
 from unittest import mock
 
 from lib import machine
@@ -37,9 +38,22 @@ def inputs_of(op, shape=None, dtype=torch.float32):
     return list(op.checked_inputs(shape or odd(op), dtype, machine.device()))
 
 
+def host_of(module):
+    """What holds the shared functions that an op calls: lib.ops._host, or the op itself where it is a copy."""
+    return getattr(module, "host", module)
+
+
+def cuda_calls(module, forward):
+    """Inside, `forward` stands for that of the module's .cu."""
+    built = SimpleNamespace(forward=forward)
+    return mock.patch.object(host_of(module), "load_cuda", return_value=built)
+
+
 def check_strips(module, call, several):
     """`call`, in bfloat16, sums rows in several strips or in one: kept in float32, or the gradient itself."""
-    with mock.patch.object(module, "_sum_rows", wraps=module._sum_rows) as summed:
+    host = host_of(module)
+    name = "sum_rows" if hasattr(host, "sum_rows") else "_sum_rows"
+    with mock.patch.object(host, name, wraps=getattr(host, name)) as summed:
         call()
     (partial, _), _ = summed.call_args
     dtype = torch.float32 if several else torch.bfloat16

@@ -1,23 +1,19 @@
 """What is particular to add_relu: traffic, launches, the shape of its CUDA code."""
 
-import contextlib
-import inspect
 import re
-from types import SimpleNamespace
-from unittest import mock
 
 from lib import machine
 from lib.measure import registry
 from lib.nogpu import cuda
 from lib.nogpu.compile_only import compile_for, instruction_mix, signature_of
 from lib.nogpu.memory import count_traffic
+from lib.ops import _host as host
 from lib.ops import add_relu
 from lib.recorded.results import ROOT
-from lib.tests.ops import cases
+from lib.tests.ops import battery, cases
 
 import pytest
 import torch
-import triton
 import triton.language as tl
 
 OP = registry.find("add_relu")
@@ -87,8 +83,6 @@ def test_the_cuda_source_uses_no_double_by_accident():
 
 
 def test_the_cuda_kernel_is_clean_under_the_checker():
-    from lib.nogpu import cuda
-
     if machine.HAS_GPU or cuda.why_no_cuda():
         pytest.skip("the checker belongs to the CPU build")
     source = (ROOT / "lib/ops/add_relu.cu").read_text()
@@ -120,12 +114,9 @@ def test_cuda_is_given_wide_rows_and_those_left_over(module, n_rows):
         shapes.append(tuple(x.shape))
         y.copy_(add_relu.add_relu_eager(x, bias))
 
-    cuda_stand_in = mock.patch.object(
-        module, "_cuda", return_value=SimpleNamespace(forward=forward)
-    )
-    with cuda_stand_in, cases.empty_is_nan():
-        y = module._forward_cuda(half, spread)
-        same = module._forward_cuda(across, spread)
+    with battery.cuda_calls(module, forward), cases.empty_is_nan():
+        y = module.add_relu_cuda(half, spread)
+        same = module.add_relu_cuda(across, spread)
     assert torch.equal(y, add_relu.add_relu_eager(half, bias)) and torch.equal(same, y)
     left_over = [(n_rows - 64, 3)] * (n_rows > 64)
     assert shapes == [(4, 48), *left_over, (n_rows, 3)]  # where there are gaps, none are folded
@@ -134,7 +125,7 @@ def test_cuda_is_given_wide_rows_and_those_left_over(module, n_rows):
 def test_the_cuda_code_says_what_is_wrong():
     if cuda.why_no_cuda():
         pytest.skip(cuda.why_no_cuda())
-    forward = add_relu._cuda().forward
+    forward = host.load_cuda(add_relu.__file__).forward
     x, bias = (t.detach() for t in inputs((4, 8)))
     for bad, message in [
         ((x, bias[:3], x), "must be"),
@@ -144,111 +135,6 @@ def test_the_cuda_code_says_what_is_wrong():
     ]:
         with pytest.raises(ValueError, match=message):
             forward(*bad)
-
-
-class StandIn:
-    """A kernel that notes how it is launched, and what was compiled."""
-
-    def __init__(self):
-        self.fn, self.signature = object(), inspect.signature(self.compute)
-        self.arg_names, self.log = list(self.signature.parameters), []
-
-    def run(self):
-        """Never called."""
-
-    @staticmethod
-    def compute(x_ptr, y_ptr, n, BLOCK, SCALE=1.0):
-        """Never called."""
-
-    def __getitem__(self, grid):
-        def launch(*args, **options):
-            self.log.append(("looked up", grid, args, options))
-            return SimpleNamespace(run=self.again, function="code", packed_metadata="how")
-
-        return launch
-
-    def again(self, *args):
-        self.log.append(("again", args))
-
-
-@contextlib.contextmanager
-def on_gpu(index):
-    """Inside, the current GPU is `index`; -1 is what a CPU tensor says of its own."""
-    driver = SimpleNamespace(active=SimpleNamespace(get_current_stream=lambda gpu: f"of {gpu}"))
-    with (
-        mock.patch.object(torch.cuda, "current_device", return_value=index),
-        mock.patch.object(triton.runtime, "driver", driver),
-    ):
-        yield
-
-
-def test_a_launch_made_before_is_not_looked_up_again(module):
-    kernel, x, y = StandIn(), torch.zeros(64), torch.zeros(64)
-    with on_gpu(-1):
-        for t in (x, torch.zeros(64)):
-            module._run(kernel, (4,), (t, y), 64, BLOCK=16, num_warps=2)
-    (_, grid, args, options), (way, again) = kernel.log
-    assert (grid, args[2:], options) == ((4,), (64,), {"BLOCK": 16, "num_warps": 2})
-    assert way == "again"
-    assert again[:8] == (4, 1, 1, "of -1", "code", "how", None, None)
-    tensors, rest = again[9:11], again[11:]
-    assert rest == (64, 16, 1.0)  # in the kernel's order, defaults too
-    assert tensors[0] is not x and tensors[1] is y
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"grid": (5,)}, {"n": 65}, {"options": {"BLOCK": 32}}, {"options": {"BLOCK": 16, "SCALE": 2.0}},
-        {"dtype": torch.float16}, {"dtype": None}, {"offset": 1}, {"gpu": 1},
-    ],
-    ids=["grid", "size", "constant", "default", "dtype", "no tensor", "misaligned", "another GPU"],
-)  # fmt: skip
-def test_another_launch_is_looked_up(module, changed):
-    kernel = StandIn()
-    first = {
-        "grid": (4,), "n": 64, "options": {"BLOCK": 16}, "dtype": torch.float32, "offset": 0, "gpu": -1
-    }  # fmt: skip
-    for how in (first, first | changed):
-        y = how["dtype"] and torch.zeros(65, dtype=how["dtype"])[how["offset"] :]
-        with on_gpu(how["gpu"]):
-            module._run(kernel, how["grid"], (torch.zeros(64), y), how["n"], **how["options"])
-    assert [entry[0] for entry in kernel.log] == ["looked up", "looked up"]
-
-
-def test_sizes_that_never_come_again_do_not_fill_the_memory(module):
-    x = torch.zeros(64)
-    with on_gpu(-1):
-        for n in range(5000):
-            module._run(StandIn(), (4,), (x, x), n, BLOCK=16)
-    assert len(module._launched) <= 4096
-
-
-def test_what_watches_launches_sees_those_made_before(module):
-    kernel, x = StandIn(), torch.zeros(64)
-    with on_gpu(-1):
-        module._run(kernel, (4,), (x, x), 64, BLOCK=16)
-        with mock.patch.object(StandIn, "run"):
-            module._run(kernel, (4,), (x, x), 64, BLOCK=16)
-    assert [entry[0] for entry in kernel.log] == ["looked up", "looked up"]
-
-
-@pytest.mark.parametrize("hooks", ["launch_enter_hook", "launch_exit_hook"])
-def test_hooks_hear_of_launches_made_before(module, hooks):
-    kernel, x, chain = StandIn(), torch.zeros(64), getattr(triton.knobs.runtime, hooks)
-    with on_gpu(-1):
-        module._run(kernel, (4,), (x, x), 64, BLOCK=16)
-        with mock.patch.object(chain, "calls", [print]):
-            module._run(kernel, (4,), (x, x), 64, BLOCK=16)
-    assert [entry[0] for entry in kernel.log] == ["looked up", "looked up"]
-
-
-def test_other_versions_of_triton_are_given_nothing_of_their_own(module):
-    kernel, x = StandIn(), torch.zeros(64)
-    with on_gpu(-1), mock.patch.object(triton, "__version__", "9.6.0"):
-        for _ in range(2):
-            module._run(kernel, (4,), (x, x), 64, BLOCK=16)
-    assert [entry[0] for entry in kernel.log] == ["looked up", "looked up"]
 
 
 def test_sums_of_folded_rows_are_rounded_once(module):

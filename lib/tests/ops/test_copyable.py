@@ -1,4 +1,4 @@
-"""The copy promise: a file of lib/ops, alone in an empty folder, imports and works."""
+"""The copy promise: what `make copy` writes, and the files as they are, work in an empty folder."""
 
 import ast
 import importlib
@@ -10,7 +10,9 @@ import tomllib
 
 from lib import machine
 from lib.measure import registry
+from lib.ops import _host
 from lib.recorded.results import ROOT
+from lib.standalone import standalone
 from lib.tests.ops.cases import release
 
 import numpy as np
@@ -26,7 +28,7 @@ ALLOWED = {"torch", "triton", *sys.stdlib_module_names}
 
 @files
 def test_imports_only_torch_triton_and_the_standard_library(path):
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(ast.parse(standalone(path.stem))):
         names = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -152,7 +154,7 @@ def test_copies_run_alone_one_after_another(tmp_path):
     for path in FILES:
         folder = tmp_path / path.stem
         folder.mkdir()
-        shutil.copy(path, folder)
+        (folder / path.name).write_text(standalone(path.stem))
         scripts[str(folder)] = _script(path, machine.device())
     done = _run(tmp_path, ALL_IN_ONE.format(scripts=scripts), **INTERPRETED)
     expected = "".join(f"{path.stem} ran\n" for path in FILES)
@@ -162,7 +164,7 @@ def test_copies_run_alone_one_after_another(tmp_path):
 @files
 @interpreter_loops
 def test_copied_alone_it_runs_forward_and_backward(path, tmp_path):
-    shutil.copy(path, tmp_path)
+    (tmp_path / path.name).write_text(standalone(path.stem))
     done = _run(tmp_path, _script(path, machine.device()), **INTERPRETED)
     assert done.stdout.strip() == "ran", done.stderr[-2000:]
 
@@ -177,8 +179,8 @@ import torch, {name}
 @pytest.mark.parametrize("path", CUDA_FILES, ids=lambda p: p.stem)
 @pytest.mark.skipif(machine.HAS_GPU, reason="there is a GPU")
 def test_cuda_copied_alone_with_no_gpu_says_what_to_do(path, tmp_path):
-    for file in (path, path.with_suffix(".cu")):
-        shutil.copy(file, tmp_path)
+    (tmp_path / path.name).write_text(standalone(path.stem))
+    shutil.copy(path.with_suffix(".cu"), tmp_path)
     specs = list(registry.find(path.stem).tensors.values())[: 2 if path.stem == "matmul" else 3]
     n_rows = specs.count("N")
     script = CUDA_SCRIPT.format(name=path.stem, n_matrices=len(specs) - n_rows, n_rows=n_rows)
@@ -195,17 +197,18 @@ def test_the_lock_of_a_build_that_was_killed_is_no_obstacle(path, tmp_path, monk
     lock.parent.mkdir()
     lock.touch()
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    monkeypatch.setattr(module, "_ON_CPU", False)
+    moved = not hasattr(module, "_cuda")
+    monkeypatch.setattr(*((_host, "ON_CPU") if moved else (module, "_ON_CPU")), False)
     monkeypatch.setattr(cpp_extension, "load_inline", lambda *_, **__: seen.append(lock.exists()))
     seen = []
-    module._cuda.__wrapped__()
+    _host.load_cuda.__wrapped__(path) if moved else module._cuda.__wrapped__()
     assert seen == [False]
 
 
 @files
 def test_copied_alone_with_no_gpu_it_says_what_to_do(path, tmp_path):
     """No interpreter, no GPU: a ValueError in a sentence, not a segfault."""
-    shutil.copy(path, tmp_path)
+    (tmp_path / path.name).write_text(standalone(path.stem))
     done = _run(tmp_path, _script(path, "cpu"), CUDA_VISIBLE_DEVICES="")
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("ValueError") and "must be on a GPU" in last, done.stderr[-2000:]

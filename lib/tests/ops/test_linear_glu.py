@@ -20,12 +20,10 @@ from lib.nogpu.memory import count_traffic
 from lib.ops import linear_glu
 from lib.ops.linear_glu import Plan, Tile, linear_glu_eager
 from lib.tests.ops import battery, cases
-from lib.tests.ops.test_add_relu import StandIn, on_gpu
 
 import pytest
 import torch
 import torch.nn.functional as F
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 OP = registry.find("linear_glu")
 PLANS = {label: plan for label, (plan, _) in OP.plans.items()}
@@ -507,52 +505,6 @@ def test_a_weight_that_is_none_is_refused_in_a_sentence(module, name):
     ]:
         with pytest.raises(ValueError, match=f"{name}: .*{message}"):
             getattr(module, name)(*bad)
-
-
-# --- a launch made before ------------------------------------------------------------------------------------
-
-
-def launched_twice(module, first, second):
-    """What the kernel's log says of two launches."""
-    kernel = StandIn()
-    for how in (first, first | second):
-        x = torch.zeros(64, 64, dtype=how["dtype"])
-        bias = how["bias"] and torch.zeros(65, dtype=how["bias"])[how["offset"] :]
-        described = TensorDescriptor(x, x.shape, x.stride(), how["block"])
-        with on_gpu(how["gpu"]):
-            module._run(kernel, (4,), (described, bias), how["n"], BLOCK=16, num_warps=2)
-    return kernel.log
-
-
-# -1 is what a CPU tensor says of its GPU
-FIRST = {
-    "dtype": torch.float16,
-    "block": [16, 16],
-    "bias": torch.float16,
-    "offset": 0,
-    "n": 64,
-    "gpu": -1,
-}
-
-
-def test_a_launch_by_tma_made_before_is_not_looked_up_again(module):
-    (_, grid, first, options), (way, again) = launched_twice(module, FIRST, {})
-    assert (grid, first[2:], options) == ((4,), (64,), {"BLOCK": 16, "num_warps": 2})
-    (described, bias), rest = again[9:11], again[11:]
-    assert way == "again" and rest == (64, 16, 1.0)
-    assert described.block_shape == [16, 16] and described is not first[0] and bias is not first[1]
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"dtype": torch.bfloat16}, {"block": [16, 32]}, {"bias": None}, {"bias": torch.float32}, {"offset": 1},
-        {"n": 65}, {"gpu": 1},
-    ],
-    ids=str,
-)  # fmt: skip
-def test_another_launch_by_tma_is_looked_up(module, changed):
-    assert [entry[0] for entry in launched_twice(module, FIRST, changed)] == ["looked up"] * 2
 
 
 # --- in Gluon ------------------------------------------------------------------------------------------------

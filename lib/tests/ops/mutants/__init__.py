@@ -5,10 +5,11 @@
 says of each mutant what killed it, or that it is alive; --write keeps that in killers.json, and next time this
 check comes first: a mutant costs seconds then instead of minutes.
 
-A mutant is a piece of an op file and what to put in its place. The file is copied with the mistake, loaded
-under another name, and goes through the battery, and through the tests of lib/tests/ops/test_<op>.py that ask
-for the fixture `module`: what only this op has to get right. To add mutants: a file here, named as the op, with
-a list MUTANTS. Runs in the interpreter; on a GPU a mutant might write anywhere.
+A mutant is a piece of an op's file, or of one that it shares, and what to put in its place. What `make copy`
+writes of the op is loaded with the mistake, under another name. It goes through the battery, and through the
+tests of lib/tests/ops/test_<op>.py that ask for the fixture `module`: what only this op has to get right. To
+add mutants: a file here, named as the op, with a list MUTANTS. Runs in the interpreter; on a GPU a mutant might
+write anywhere.
 """
 
 import dataclasses
@@ -24,7 +25,7 @@ from pathlib import Path
 from lib.measure import registry
 from lib.measure.mutants import load as load_text
 from lib.measure.mutants import mutated
-from lib.recorded.results import ROOT
+from lib.standalone import read, standalone
 from lib.tests.ops import battery
 from lib.tests.ops.property import any_call
 
@@ -47,16 +48,27 @@ def mutants_of(name):
 
 
 def source_of(name, mutant=None):
-    """The text of an op file with the mistake in it, and with a torch.library namespace of its own."""
-    text = (ROOT / "lib" / "ops" / f"{name}.py").read_text()
-    if mutant is not None:
-        text = mutated(text, mutant)
-    return text.replace('"fused_kernels::', '"fused_kernels_mutants::')
+    """What `make copy` writes of an op with the mistake in it."""
+    stem = name if mutant is None or mutant.old in read(name) else shared_file(mutant)
+
+    def mutated_file(file):
+        return mutated(read(file), mutant) if mutant and file == stem else read(file)
+
+    return standalone(name, mutated_file)
+
+
+def shared_file(mutant):
+    """The stem of the shared file that has what the mutant changes."""
+    return "_device" if mutant.old in read("_device") else "_host"
+
+
+_numbers = itertools.count()
 
 
 def load(name, mutant=None):
-    """The module of an op file with the mistake in it."""
-    return load_text(name, source_of(name, mutant))
+    """The module of an op with the mistake in it, and with a torch.library namespace of its own."""
+    namespace = f'"fused_kernels_mutant_{next(_numbers)}::'
+    return load_text(name, source_of(name, mutant).replace('"fused_kernels::', namespace))
 
 
 def with_module(op, module):
@@ -112,10 +124,9 @@ def _battery(checks, ops):
 
 def _special(name, module):
     """The op's own tests that take a module, with all their parameters."""
-    if not (FOLDER.parent / f"test_{name}.py").exists():
-        return
-    tests = importlib.import_module(f"lib.tests.ops.test_{name}")
-    for test_name, test in list(vars(tests).items()):
+    stems = (f"test_{name}", "test_host") if name == "add_relu" else (f"test_{name}",)
+    modules = [importlib.import_module(f"lib.tests.ops.{stem}") for stem in stems]
+    for test_name, test in [pair for tests in modules for pair in vars(tests).items()]:
         if not test_name.startswith("test_") or "module" not in inspect.signature(test).parameters:
             continue
         marks = getattr(test, "pytestmark", [])

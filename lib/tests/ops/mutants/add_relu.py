@@ -1,12 +1,11 @@
-"""Mutants of lib/ops/add_relu.py."""
+"""Mutants of lib/ops/add_relu.py, and of what ops share and this one uses: launches and folded rows."""
 
 from lib.measure.mutants import Mutant
-from lib.tests.ops.mutants._shared import FOLD, FOLD_CUDA, RUN
 
 MUTANTS = [
     Mutant(
-        "    dtype = _dtype_of_sum(x.dtype, bias.dtype)\n    y = ",
-        "    dtype = x.dtype\n    y = ",
+        "    dtype = host.dtype_of_sum(x.dtype, bias.dtype)\n    return torch",
+        "    dtype = x.dtype\n    return torch",
         "mixed dtypes: y in that of x",
     ),
     Mutant(
@@ -49,12 +48,12 @@ MUTANTS = [
         "only the last rows summed",
     ),
     Mutant(
-        "    @_once\n",
+        "    @host.once\n",
         "    @staticmethod\n",
         "a second derivative that is wrong in silence",
     ),
     Mutant(
-        "strips, n_tiles = _cdiv(n_rows, rows_per_program),",
+        "strips, n_tiles = host.cdiv(n_rows, rows_per_program),",
         "strips, n_tiles = max(1, n_rows // rows_per_program),",
         "floor where ceil was meant: the last strip of rows forgotten",
     ),
@@ -64,8 +63,8 @@ MUTANTS = [
         "no gradient of the bias where x is empty",
     ),
     Mutant(
-        "alone = (strips * fold, y.shape[1]), strips * fold == 1",
-        "alone = (strips * fold, y.shape[1]), strips == 1",
+        "dtype if strips * fold == 1 else",
+        "dtype if strips == 1 else",
         "partial sums of folded rows in the dtype of dbias",
     ),
     Mutant(
@@ -83,7 +82,87 @@ MUTANTS = [
         "    pass",
         "CUDA: mixed dtypes as they are",
     ),
-    *RUN,
-    *FOLD,
-    *FOLD_CUDA,
+    # what is shared: run
+    Mutant(
+        "hooked or addresses % 16 else",
+        "hooked else",
+        "a kernel for aligned pointers launched on others",
+    ),
+    Mutant(
+        "*options.items(), *kinds)",
+        "*options.items())",
+        "a kernel for other dtypes launched",
+    ),
+    Mutant(
+        "*options.items(), *kinds)",
+        "*options, *kinds)",
+        "a kernel for other constants launched",
+    ),
+    Mutant(
+        "    if launch and torch.cuda.current_device() == gpu:\n",
+        "    if launch:\n",
+        "a launch on the current GPU, which is not the tensors'",
+    ),
+    Mutant(
+        "        given.apply_defaults()\n",
+        "",
+        "a launch without the kernel's defaults",
+    ),
+    Mutant(
+        'if compiled and triton.__version__[:3] in ("3.6", "3.7") and',
+        "if compiled and",
+        "the launcher of any version of Triton",
+    ),
+    Mutant(
+        "launch = None if hooked or",
+        "launch = None if",
+        "launches that hooks do not hear of",
+    ),
+    Mutant(
+        "launch_enter_hook.calls or hooks.launch_exit_hook.calls",
+        "launch_enter_hook.calls",
+        "launches whose end no hook hears of",
+    ),
+    Mutant(
+        "    how = kernel.fn, type(kernel).run",
+        "    how = (kernel.fn,)",
+        "launches that what watches them does not see",
+    ),
+    # folded rows
+    Mutant(
+        "bias_cols = cols.to(tl.int32) % (n_cols // FOLD)\n\n    x_ptrs",
+        "bias_cols = cols.to(tl.int32) % n_cols\n\n    x_ptrs",
+        "folded rows: a bias of the first row alone",
+    ),
+    Mutant(
+        "    return whole, last, (last >= whole) & (last < end) & (cols < n_cols)\n",
+        "    return whole, last, (last > whole) & (last < end) & (cols < n_cols)\n",
+        "folded rows: the first element behind the last whole 16 forgotten",
+    ),
+    Mutant(
+        "(last >= whole) & (last < end) & (cols < n_cols)\n",
+        "(last >= whole) & (cols < n_cols)\n",
+        "folded rows: written beyond the end",
+    ),
+    # folded_and_rest
+    Mutant(
+        "bias.repeat(fold)",
+        "bias.repeat_interleave(fold)",
+        "CUDA: folded rows with the bias in the wrong order",
+    ),
+    Mutant(
+        "    return folded + rest\n",
+        "    return folded\n",
+        "CUDA: the rows left over by folding forgotten",
+    ),
+    Mutant(
+        "m[:top].view(wide) for",
+        "m[n_rows - top :].view(wide) for",
+        "CUDA: the last rows folded",
+    ),
+    Mutant(
+        "else m[top:] for m in",
+        "else m[: n_rows - top] for m in",
+        "CUDA: the first rows again for those left over",
+    ),
 ]

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: MIT
+# Copyright (c) 2026 The Fused Kernels authors; Fused Kernels 0.1.0, lib/ops/_device.py
+"""What the kernels of several ops call: sums over rows, tiles of a product, functions of one number."""
+
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+
+
+def interpreted():
+    """Whether TRITON_INTERPRET=1 was set when Triton was imported: kernels then run on CPU tensors."""
+    if not hasattr(triton, "knobs"):
+        old = f"Triton {triton.__version__} is too old for these kernels"
+        raise ImportError(f"{old}, which need 3.6 or newer; upgrade PyTorch")
+    return triton.knobs.runtime.interpret
+
+
+INTERPRETED = tl.constexpr(interpreted())
+
+
+# --- rows ----------------------------------------------------------------------------------------------------
+
+
+@triton.jit(do_not_specialize=["n_rows"])
+def sum_rows_kernel(
+    partial_ptr, out_ptr, n_rows, n_cols, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
+):
+    # One program handles BLOCK_N columns of partial, (n_rows, n_cols), from top to bottom.
+    cols = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    total = tl.zeros((BLOCK_M, BLOCK_N), dtype=partial_ptr.dtype.element_ty)
+    for start in range(0, n_rows, BLOCK_M):
+        rows = start + tl.arange(0, BLOCK_M).to(tl.int64)
+        mask = (rows < n_rows)[:, None] & (cols < n_cols)[None, :]
+        total += tl.load(partial_ptr + rows[:, None] * n_cols + cols[None, :], mask=mask, other=0.0)
+    tl.store(out_ptr + cols, tl.sum(total, axis=0), mask=cols < n_cols)
+
+
+@triton.jit
+def fold_ends(n_rows, n_cols, cols, FOLD: tl.constexpr):
+    # FOLD consecutive rows count as one of n_cols. A mask that ends at a multiple of 16 leaves 16-byte loads
+    # whole. Returns where it ends, and offsets and mask of the fewer than 16 elements after it.
+    end = n_rows.to(tl.int64) * (n_cols // FOLD)
+    whole = end // 16 * 16
+    last = (n_rows // FOLD).to(tl.int64) * n_cols + cols
+    return whole, last, (last >= whole) & (last < end) & (cols < n_cols)
+
+
+# --- matrix products -----------------------------------------------------------------------------------------
+
+
+@triton.jit
+def dot(a, b, total, PRECISION: tl.constexpr = None, COMPUTE: tl.constexpr = tl.float32):
+    # total + a b. Triton's interpreter multiplies bfloat16 as the integers that hold its bits: there wider.
+    if INTERPRETED:
+        a, b = a.to(COMPUTE), b.to(COMPUTE)
+    return tl.dot(a, b, total, input_precision=PRECISION, out_dtype=COMPUTE)
+
+
+@triton.jit
+def place_of(
+    tile, n_rows, n_cols, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
+):
+    # Row and column, in tiles, of number `tile`: down GROUP rows, then a column on. So the tiles at work at one
+    # time are nearly a square of y, which needs the fewest rows of a and columns of b. GROUP 1: along the rows.
+    tiles_m, tiles_n = tl.cdiv(n_rows, BLOCK_M), tl.cdiv(n_cols, BLOCK_N)
+    first = tile // (GROUP * tiles_n) * GROUP
+    height = tl.minimum(tiles_m - first, GROUP)
+    tile = tile % (GROUP * tiles_n)
+    return first + tile % height, tile // height
+
+
+# --- functions of one number ---------------------------------------------------------------------------------
+
+
+@triton.jit
+def fast_exp(x):
+    # One approximate instruction, which makes 0 of results below 1e-38: tl.exp keeps those, at the price of
+    # three instructions an element more. Triton's interpreter has no libdevice.
+    return tl.exp(x) if x.dtype == tl.float64 or INTERPRETED else libdevice.fast_expf(x)
+
+
+@triton.jit
+def normal(z):
+    # Φ(z) and exp(-z²/2). (1 + erf(z/√2))/2 has lost its digits where Φ is near 0: in float32 it is a twentieth
+    # off at z = -5. Φ(-|z|) = exp(-z²/2)·p(t), t = 1/(1 + 0.3|z|), keeps them. p, of degree 8, fits by least
+    # squares with weights that even out the error, to 1.5e-7 of Φ for |z| up to 14; further out Φ is 0.
+    e = tl.exp2(-0.7213475204444817 * z * z)
+    if z.dtype == tl.float64:
+        cdf = 0.5 * (1.0 + tl.erf(0.7071067811865476 * z))  # float64 has digits to lose
+    else:
+        t = 1.0 / (1.0 + 0.3 * tl.abs(z))
+        p = 0.2063466079825968 + t * (-0.1571989730676126 + t * 0.035673758297739465)
+        p = 0.09991445642353258 + t * (0.1285584005903845 + t * (-0.053677435119704076 + t * p))
+        tail = e * (t * (0.11962930875828147 + t * (0.12075380295863522 + t * p)))
+        cdf = tl.where(z < 0, tail, 1.0 - tail)
+    return cdf, e
+
+
+@triton.jit
+def gelu(z):
+    # gelu(z) = z·Φ(z)
+    cdf, _ = normal(z)
+    return z * cdf
+
+
+@triton.jit
+def gelu_grad(z):
+    # gelu'(z) = Φ(z) + z·Φ'(z), Φ'(z) = exp(-z²/2)/√(2π)
+    cdf, e = normal(z)
+    return cdf + z * (0.3989422804014327 * e)
+
+
+@triton.jit
+def gelu_tanh(z):
+    # gelu(z) = z·sigmoid(2u), u = √(2/π)·(z + 0.044715 z³): no overflow, where tanh as (e²ᵘ-1)/(e²ᵘ+1) has one
+    return z / (1.0 + tl.exp(-1.5957691216057308 * z * (1.0 + 0.044715 * z * z)))
+
+
+@triton.jit
+def gelu_tanh_grad(z):
+    # s = sigmoid(2u); gelu'(z) = s + z·s·(1 - s)·2u'. By e = exp(-|2u|), which cannot overflow, and with
+    # s·(1 - s) = e/(1 + e)²: where s is nearly 1, 1 - s has lost its digits, and z·2u' multiplies what is left.
+    # Far out e is 0, and 2u' must not be infinite: 0·inf is NaN.
+    a = tl.minimum(tl.abs(z), 1e3)
+    e = tl.exp2(a * (-2.302208198144325 - 0.1029432395800235 * a * a))  # log₂ e is in the constants
+    t = 1.0 / (1.0 + e)
+    s = tl.where(z < 0, e * t, t)
+    return s + z * (e * t * t) * (1.5957691216057308 + 0.2140644488178008 * a * a)
+
+
+@triton.jit
+def activate(z, ACTIVATION: tl.constexpr):
+    if ACTIVATION == "relu":
+        z = tl.where(z < 0, 0.0, z)  # tl.maximum(z, 0) would turn NaN into 0
+    elif ACTIVATION == "gelu":
+        z = gelu(z)
+    elif ACTIVATION == "gelu_tanh":
+        z = gelu_tanh(z)
+    elif ACTIVATION == "silu":
+        z = z / (1.0 + tl.exp(-z))
+    elif ACTIVATION == "sigmoid":
+        z = 1.0 / (1.0 + tl.exp(-z))
+    return z
+
+
+@triton.jit
+def slope_times(dy, saved, ACTIVATION: tl.constexpr):
+    # dy·act'(z); saved is y for relu and sigmoid, z for the others
+    if ACTIVATION == "relu":
+        dy = tl.where(saved <= 0, 0.0, dy)  # a NaN in y lets dy through, as in torch.relu
+    elif ACTIVATION == "gelu":
+        dy = dy * gelu_grad(saved)
+    elif ACTIVATION == "gelu_tanh":
+        dy = dy * gelu_tanh_grad(saved)
+    elif ACTIVATION == "silu":
+        e = tl.exp(-tl.abs(saved))  # as in gelu_tanh_grad: s·(1 - s) = e/(1 + e)²
+        t = 1.0 / (1.0 + e)
+        dy = dy * (tl.where(saved < 0, e * t, t) + saved * (e * t * t))
+    elif ACTIVATION == "sigmoid":
+        dy = dy * (saved * (1.0 - saved))
+    return dy
+
+
+@triton.jit(do_not_specialize=["n_rows", "rows_per_program"])
+def dz_kernel(
+    dy_ptr, saved_ptr, dz_ptr, partial_ptr, n_rows, n_cols, stride_dym, stride_dyn, rows_per_program,
+    ACTIVATION: tl.constexpr, NUM_STAGES: tl.constexpr,
+    COMPUTE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    # One program handles rows_per_program rows of BLOCK_N columns, BLOCK_M rows at a time, and adds
+    # them up on the way: its row of partial, (programs down, n_cols), is its share of dbias.
+    n_tiles = tl.cdiv(n_cols, BLOCK_N)
+    pid_m, pid_n = tl.program_id(0) // n_tiles, tl.program_id(0) % n_tiles
+    cols = pid_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    total = tl.zeros((BLOCK_M, BLOCK_N), dtype=COMPUTE)
+    for start in tl.range(0, rows_per_program, BLOCK_M, num_stages=NUM_STAGES):
+        rows = pid_m.to(tl.int64) * rows_per_program + start + tl.arange(0, BLOCK_M)
+        mask = (rows < n_rows)[:, None] & (cols < n_cols)[None, :]
+        dy_offsets = rows[:, None] * stride_dym + cols[None, :] * stride_dyn
+        dz = tl.load(dy_ptr + dy_offsets, mask=mask, other=0.0).to(COMPUTE)
+        offsets = rows[:, None] * n_cols + cols[None, :]
+        if saved_ptr is not None:
+            saved = tl.load(saved_ptr + offsets, mask=mask, other=0.0).to(COMPUTE)
+            dz = slope_times(dz, saved, ACTIVATION)  # 0·act'(0) is 0 in a row that is not there
+        if dz_ptr is not None:
+            tl.store(dz_ptr + offsets, dz, mask=mask)
+        total += dz
+    if partial_ptr is not None:
+        sums = tl.sum(total, axis=0)
+        tl.store(partial_ptr + pid_m.to(tl.int64) * n_cols + cols, sums, mask=cols < n_cols)

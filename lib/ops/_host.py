@@ -1,0 +1,467 @@
+# SPDX-License-Identifier: MIT
+# Copyright (c) 2026 The Fused Kernels authors; Fused Kernels 0.1.0, lib/ops/_host.py
+"""What stands around the kernels of several ops: launches, checks, autograd, sums of rows, builds of CUDA.
+
+What is private to PyTorch or Triton is used in this file alone.
+"""
+
+import contextlib
+import functools
+import math
+import sys
+from pathlib import Path
+
+import torch
+import triton
+import triton.language as tl
+from torch.autograd import forward_ad
+
+if __package__:
+    from . import _device as device
+else:  # beside this file in a plain folder
+    import _device as device
+
+# With TRITON_INTERPRET=1 kernels run on CPU tensors; otherwise they need a GPU.
+ON_CPU = device.interpreted()
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+# These may be mixed: under autocast x has 16 bits, and a bias that is a parameter 32.
+MIXED = DTYPES[:3]
+
+
+# --- numbers -------------------------------------------------------------------------------------------------
+
+
+def cdiv(a, b):
+    return -(-a // b)  # triton.cdiv is the same, and costs 2 µs a call on the host
+
+
+def power_of_2(n):
+    return 1 << max(0, n - 1).bit_length()  # so is triton.next_power_of_2
+
+
+def compute_dtype(dtype):
+    return tl.float64 if dtype == torch.float64 else tl.float32
+
+
+def sum_dtype(dtype):
+    """That of partial sums in memory."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+@functools.cache
+def dtype_of_sum(*dtypes):
+    return functools.reduce(torch.promote_types, dtypes)
+
+
+@functools.cache
+def n_multiprocessors(gpu):
+    return 4 if ON_CPU else torch.cuda.get_device_properties(gpu).multi_processor_count
+
+
+@functools.cache
+def generation(gpu):
+    """The major number of the compute capability: 7 is Turing, 8 Ampere and Ada, 9 Hopper, 10 Blackwell."""
+    return 9 if ON_CPU else torch.cuda.get_device_capability(gpu)[0]
+
+
+# --- launches ------------------------------------------------------------------------------------------------
+
+launched = {}  # of each kind of launch, what runs its compiled kernel, and the arguments around the tensors
+
+
+def run(kernel, grid, tensors, *sizes, **options):
+    """kernel[grid](*tensors, *sizes, **options) on the tensors' GPU; the second time, without Triton's look-up.
+
+    Triton looks at every argument of every launch to find the kernel compiled for its like. A launch that
+    differs from an earlier one in nothing but memory finds it here, if pointers are aligned to 16 bytes.
+    """
+    first, hooks = getattr(tensors[0], "base", tensors[0]), triton.knobs.runtime
+    gpu, addresses, kinds = first.get_device(), 0, []
+    for t in tensors:
+        is_tensor = isinstance(t, torch.Tensor)  # else None or a TMA descriptor, which is aligned
+        addresses |= t.data_ptr() if is_tensor else 0
+        kinds.append(t.dtype if is_tensor else t and (t.base.dtype, *t.block_shape))
+    how = kernel.fn, type(kernel).run  # tools that watch launches put another `run` in its place
+    key = (*how, gpu, grid, sizes, *options.items(), *kinds)
+    hooked = hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls  # as profilers do
+    launch = None if hooked or addresses % 16 else launched.get(key)
+    if launch and torch.cuda.current_device() == gpu:
+        again, blocks, stream_of, handles, given = launch
+        again(*blocks, stream_of(gpu), *handles, *tensors, *given)
+        return
+    with torch.cuda.device_of(first):  # else the launch goes to the current GPU, not to theirs
+        compiled = kernel[grid](*tensors, *sizes, **options)
+    # Other versions go the ordinary way each time, and so does the interpreter, which compiles nothing.
+    if compiled and triton.__version__[:3] in ("3.6", "3.7") and addresses % 16 == 0:
+        named = {name: value for name, value in options.items() if name in kernel.arg_names}
+        given = kernel.signature.bind(*tensors, *sizes, **named)
+        given.apply_defaults()
+        if len(launched) >= 4096:
+            launched.clear()  # sizes that never come again
+        handles = compiled.function, compiled.packed_metadata, None, None, None  # no hooks
+        around = (*grid, 1, 1)[:3], triton.runtime.driver.active.get_current_stream, handles
+        launched[key] = compiled.run, *around, given.args[len(tensors) :]
+
+
+def sum_rows(partial, dtype):
+    """The sum over strips (row chunks), in one launch and in a fixed order: the same bits in every run."""
+    n_strips, n_cols = partial.shape
+    if n_strips == 1:
+        return partial.view(n_cols)  # in this dtype already
+    out = partial.new_empty(n_cols, dtype=dtype)
+    run(
+        device.sum_rows_kernel, (cdiv(n_cols, 32),), (partial, out), n_strips, n_cols,
+        BLOCK_M=64, BLOCK_N=32, num_warps=8,
+    )  # fmt: skip
+    return out
+
+
+# --- rows ----------------------------------------------------------------------------------------------------
+
+
+def rows_of(t):
+    """t as (M, N): itself, a view, or a copy where strides allow none. None stays None."""
+    return t if t is None or t.dim() == 2 else t.reshape(-1, t.shape[-1])
+
+
+@functools.cache
+def tile_of(n_cols, tile_bytes, row_bytes, dtype):
+    """BLOCK_M, BLOCK_N: a tile of tile_bytes, its rows row_bytes long unless x has fewer columns."""
+    block_n = min(power_of_2(n_cols), row_bytes // dtype.itemsize)
+    return tile_bytes // dtype.itemsize // block_n, block_n
+
+
+@functools.cache
+def rows_to_fold(n_cols):
+    """How many rows of n_cols elements, taken together, are a multiple of 16 elements long.
+
+    16 elements rather than 16 bytes: only of multiples of 16 does Triton know, for any size given at run time,
+    that masks and offsets leave 16-byte loads whole.
+    """
+    return 16 // math.gcd(n_cols, 16)
+
+
+def fold_of(*matrices):
+    """How many rows of these (M, N) matrices are taken as one; None among them is left out.
+
+    A width of 781, say, lets rows begin off any 16-byte boundary, and loads shrink to one element; 16 such rows
+    on end are 12496 elements, a good width. So contiguous rows are folded, and the last wide row may be a part;
+    unless they are few: of 32 rows as they are one program sums dbias.
+    """
+    n_rows, n_cols = matrices[0].shape
+    fold = rows_to_fold(n_cols)
+    folds = fold > 1 and n_rows >= 64 and all([m is None or m.is_contiguous() for m in matrices])
+    return fold if folds else 1
+
+
+def folded_and_rest(fold, bias, *matrices):
+    """(bias, matrices) of each launch: of folded rows, with the bias repeated, and of rows left over."""
+    n_rows, n_cols = matrices[0].shape
+    if fold == 1:
+        return [(bias, matrices)]
+    top, wide = n_rows // fold * fold, (n_rows // fold, n_cols * fold)
+    folded = [(bias.repeat(fold), [m if m is None else m[:top].view(wide) for m in matrices])]
+    rest = [(bias, [m if m is None else m[top:] for m in matrices])] if top < n_rows else []
+    return folded + rest
+
+
+# --- matrix products -----------------------------------------------------------------------------------------
+
+
+def kind_of(dtype, allow_tf32):
+    """What multiplies numbers of this dtype."""
+    if dtype == torch.float32:
+        return "tf32" if allow_tf32 else "tf32x3"
+    return "double" if dtype == torch.float64 else "half"
+
+
+def tma_reads(t):
+    """Whether TMA can read this matrix: rows without gaps in them, which begin on 16-byte boundaries."""
+    pitch, step = t.stride()
+    return step == 1 and pitch >= t.shape[1] and pitch * t.itemsize % 16 == t.data_ptr() % 16 == 0
+
+
+def for_cublas(t):
+    """t; a copy where rows or columns begin 2 GiB apart, at which cuBLAS reads memory that is not t's."""
+    return t.contiguous() if any(s * t.itemsize >= 2**31 for s in t.stride()) else t
+
+
+def autocast(*tensors):
+    """Under autocast the tensors in its dtype, as torch's own products take them."""
+    where = "cpu" if ON_CPU else "cuda"
+    if not torch.is_autocast_enabled(where):
+        return tensors
+    dtype = torch.get_autocast_dtype(where)
+    return [t.to(dtype) if getattr(t, "dtype", None) in MIXED else t for t in tensors]
+
+
+@functools.cache
+def plan_dz(n_cols, dtype):
+    """(BLOCK_M, BLOCK_N, strips): tiles of 8 KB, and as many strips as fill any GPU."""
+    block_n = min(128, power_of_2(n_cols))
+    # 8192 programs fill any GPU; at most 1024 strips keep the second sum short
+    strips = max(1, min(cdiv(8192, cdiv(n_cols, block_n)), 1024))
+    return 8192 // dtype.itemsize // block_n, block_n, strips
+
+
+def launch_dz(plan, dy, saved, dz, has_dbias, activation):
+    """Write dz unless it is None. Returns what each strip of rows adds to dbias, (strips, N), or None."""
+    n_rows, n_cols = dy.shape
+    block_m, block_n, strips = plan or plan_dz(n_cols, dy.dtype)
+    rows_per_program = cdiv(cdiv(n_rows, strips), block_m) * block_m
+    strips, n_tiles = cdiv(n_rows, rows_per_program), cdiv(n_cols, block_n)
+    wide = dy.dtype if strips == 1 else sum_dtype(dy.dtype)
+    partial = dy.new_empty((strips, n_cols), dtype=wide) if has_dbias else None
+    # Unaligned rows load one element per instruction; cp.async cannot pipeline that, so num_stages=1.
+    aligned = n_cols % 16 == 0 and dy.stride(1) == 1
+    run(
+        device.dz_kernel, (strips * n_tiles,), (dy, saved, dz, partial),
+        n_rows, n_cols, *dy.stride(), rows_per_program,
+        ACTIVATION=activation, NUM_STAGES=3 if aligned else 1, COMPUTE=compute_dtype(dy.dtype),
+        BLOCK_M=block_m, BLOCK_N=block_n, num_warps=8,
+    )  # fmt: skip
+    return partial
+
+
+def dz_of(dy, saved, activation, has_dz, has_dbias, plan=None):
+    """dz = dy·act'(z), dy itself for identity, and its sum over rows; each None unless asked for.
+
+    saved: y for relu and sigmoid, z for the other activations, None for identity.
+    """
+    dz = torch.empty_like(saved) if has_dz and saved is not None else None
+    result = dy if has_dz and saved is None else dz
+    if dy.numel() == 0 or not (has_dbias or dz is not None):
+        return result, dy.new_zeros(dy.shape[1]) if has_dbias else None
+    partial = launch_dz(plan, dy, saved, dz, has_dbias, activation)
+    return result, sum_rows(partial, dy.dtype) if has_dbias else None
+
+
+# --- memory --------------------------------------------------------------------------------------------------
+
+
+def steps_of(t):
+    """(step in bytes, size) of each dimension of several elements, the shortest step first."""
+    return sorted((step * t.itemsize, size) for step, size in zip(t.stride(), t.shape) if size > 1)
+
+
+def overlaps_itself(steps):
+    """Whether elements of these steps may be one: where a step is no longer than all shorter ones together."""
+    reach = 0
+    for step, size in steps:
+        if step <= reach:
+            return True
+        reach += step * (size - 1)
+    return False
+
+
+def shares_memory(a, b):
+    """Whether an element of a may be one of b; where that cannot be seen, the answer is yes.
+
+    Parts of one packed tensor are apart: in each of its rows the one ends before the other begins, and the
+    steps from row to row, which both have alike, are longer than both parts together.
+    """
+    a, b = sorted((a, b), key=lambda t: t.data_ptr())
+    gap, steps_a, steps_b, rows = b.data_ptr() - a.data_ptr(), steps_of(a), steps_of(b), []
+    while steps_a and steps_a[-1][0] > gap and steps_a[-1:] == steps_b[-1:]:
+        rows.insert(0, steps_a.pop())
+        steps_b.pop()
+    end_a, end_b = (
+        t.itemsize + sum(step * (size - 1) for step, size in steps)
+        for t, steps in ((a, steps_a), (b, steps_b))
+    )
+    return end_a > gap or overlaps_itself([(1, gap + end_b), *rows])
+
+
+# --- checks of arguments -------------------------------------------------------------------------------------
+
+
+def remembered(check):
+    """`check`, run for the first call of its kind: of these dtypes, devices, shapes and options."""
+    passed = set()
+
+    @functools.wraps(check)
+    def run_once(name, *arguments):
+        if torch.compiler.is_compiling():
+            return check(name, *arguments)
+        kind = tuple(
+            [
+                (a.dtype, a.device, a.shape) if isinstance(a, torch.Tensor) else (type(a), a)
+                for a in arguments
+            ]
+        )
+        try:
+            if kind in passed:
+                return None
+        except TypeError:  # a list, say: an error, and check has the words
+            return check(name, *arguments)
+        check(name, *arguments)
+        if len(passed) >= 4096:
+            passed.clear()  # sizes that never come again
+        return passed.add(kind)
+
+    return run_once
+
+
+def check_tensors(name, eager, mixed=(), **expected):
+    """Raise an error that says what is wrong with the tensors of a call of `name`, and what to do.
+
+    expected: label=(tensor, its sizes in letters), as x=(x, "... N"); the first one sets device and
+    dtype, but for dtypes that may be mixed.
+    """
+    (first, (x, _)), sizes = next(iter(expected.items())), {}
+    for label, (t, letters) in expected.items():
+        if not isinstance(t, torch.Tensor):
+            raise TypeError(f"{name}: {label} must be a torch.Tensor, got {type(t).__name__}")
+        if t.dtype not in DTYPES:
+            wrong = f"{label} must be a floating-point tensor, got {t.dtype}"
+            raise TypeError(f"{name}: {wrong}; use .float()")
+        if t.dtype != x.dtype and not {t.dtype, x.dtype} <= {*mixed}:
+            cast = f"cast one of them, as {label}.to({first}.dtype)"
+            raise TypeError(f"{name}: {first} is {x.dtype} and {label} {t.dtype}; {cast}")
+        if t.device != x.device:
+            where = f"{first} is on {x.device} and {label} on {t.device}"
+            raise ValueError(f"{name}: {where}; move both to one device")
+        names, known = letters.removeprefix("... ").split(), {**sizes}
+        shape = t.shape[max(0, t.dim() - len(names)) :] if letters[0] == "." else t.shape
+        same = [sizes.setdefault(n, size) == size for n, size in zip(names, shape)]
+        if len(shape) != len(names) or not all(same):
+            known = " and ".join(f"{n} = {known[n]}" for n in names if n in known)
+            want = f"{label} must be ({letters.replace(' ', ', ')}){known and ' with ' + known}"
+            beside = f" beside {first} {tuple(x.shape)}" if t is not x else ""
+            scalar = letters[0] == "." and t.dim() == 0
+            got = f"a scalar; use {label}.view(1)" if scalar else f"shape {tuple(t.shape)}{beside}"
+            raise ValueError(f"{name}: {want}, got {got}")
+    if x.device.type != ("cpu" if ON_CPU else "cuda"):
+        on = "the CPU: TRITON_INTERPRET=1 is set" if ON_CPU else "a GPU, or TRITON_INTERPRET=1 set"
+        raise ValueError(f"{name}: {first} must be on {on}, got {x.device}; use {eager} there")
+
+
+def check_same_shape(name, label, t, x):
+    """Raise an error unless t, called `label`, has the shape of x; lists and numbers are for check_tensors."""
+    a, b = (tuple(getattr(of, "shape", ())) for of in (x, t))
+    if a != b and () not in (a, b):
+        raise ValueError(f"{name}: {label} must have the shape of x, got x {a} and {label} {b}")
+
+
+# --- autograd ------------------------------------------------------------------------------------------------
+
+
+active_transforms = getattr(  # those of torch.func, functionalize among them
+    sys.modules.get("torch._functorch.pyfunctorch"),
+    "retrieve_all_functorch_interpreters",
+    tuple,
+)
+
+
+def is_transformed():
+    """Whether torch.func or forward-mode AD is at work, neither of which reaches into a kernel."""
+    return getattr(forward_ad, "_current_level", -1) >= 0 or active_transforms()
+
+
+def needs_autograd(*tensors):
+    """Whether to go through autograd: also under forward-mode AD and torch.func, so that it raises an error."""
+    backward = torch.is_grad_enabled() and any([t is not None and t.requires_grad for t in tensors])
+    return backward or not torch.compiler.is_compiling() and is_transformed()
+
+
+def call(name, eager, function, forward, tensors, *how):
+    """function.apply(*tensors, *how), which autograd sees; forward(*tensors, *how), where it need not.
+
+    Past autograd a call costs the host a third of its time less.
+    """
+    try:
+        return (function.apply if needs_autograd(*tensors) else forward)(*tensors, *how)
+    except RuntimeError as error:
+        if not is_transformed():
+            raise
+        reach = "torch.func (grad, jvp, vmap) and forward-mode AD do not reach into a kernel"
+        raise RuntimeError(f"{name}: {reach}; under them use {eager}") from error
+
+
+class Undifferentiable(torch.autograd.Function):
+    """Gradients as they are, and an error for whoever differentiates them."""
+
+    @staticmethod
+    def forward(ctx, backward, grads, *sources):
+        ctx.op = backward.__module__.rpartition(".")[2]
+        return grads
+
+    @staticmethod
+    def backward(ctx, *_):
+        raise RuntimeError(f"{ctx.op} has no second derivative; for one, use {ctx.op}_eager")
+
+
+def once(backward):
+    """A Function's backward that runs once: differentiating what it returns raises instead of being wrong."""
+    # The error lies on every path from the gradients to what they depend on. That of PyTorch's
+    # once_differentiable lies beside, where autograd.grad(..., inputs) does not pass.
+
+    def guarded(ctx, *dys):
+        if not torch.is_grad_enabled():  # the usual case: without create_graph=True
+            return backward(ctx, *dys)
+        with torch.no_grad():
+            grads = backward(ctx, *dys)
+        return Undifferentiable.apply(backward, grads, *dys, *ctx.saved_tensors)
+
+    return guarded
+
+
+# --- registration and CUDA ------------------------------------------------------------------------------------
+
+
+def custom_op(name):
+    """torch.library.custom_op(name, mutates_args=()); an ImportError where another module has this op.
+
+    PyTorch would let the later one answer for both.
+    """
+
+    def register(function):
+        same_name, here = f"<CustomOpDef({name})>", function.__module__
+        for other, module in list(sys.modules.items()):
+            its = getattr(module, "__dict__", {}).get(function.__name__)
+            if other != here and repr(its) == same_name:
+                both = f"{other} and {here} both define {name} in torch.library"
+                raise ImportError(f'{both}; import one of them, or change the word before the "::"')
+        return torch.library.custom_op(name, mutates_args=())(function)
+
+    return register
+
+
+@functools.cache
+def load_cuda(file, *flags):
+    """torch.ops.<op>_cuda, whose `forward` is <op>_forward of the .cu beside the op's file.
+
+    Compiled at the first call (half a minute, then cached on disk), with these flags for nvcc.
+    """
+    from torch.utils.cpp_extension import load_inline
+
+    path = Path(file).with_suffix(".cu")
+    name = f"{path.stem}_cuda"
+    binding = f'TORCH_LIBRARY({name}, m) {{ m.def("forward", &{path.stem}_forward); }}'
+    with one_build(name, load_inline):
+        load_inline(
+            name, cpp_sources="", cuda_sources=path.read_text() + binding,
+            extra_cuda_cflags=["-O3", *flags], is_python_module=False, no_implicit_headers=True,
+        )  # fmt: skip
+    return getattr(torch.ops, name)
+
+
+@contextlib.contextmanager
+def one_build(name, load_inline):
+    """Around load_inline: one process at a time, and none waits for a build that was killed."""
+    if hasattr(load_inline, "builds_for_the_cpu"):  # replaced by what sees to that itself
+        yield
+        return
+    if ON_CPU:
+        why = "TRITON_INTERPRET=1 runs Triton's kernels on the CPU, and no others"
+        raise ValueError(f"{name}: tensors must be on a GPU; {why}")
+    import fcntl
+
+    from torch.utils.cpp_extension import _get_build_directory
+
+    folder = Path(_get_build_directory(name, verbose=False))
+    with open(folder / "one_at_a_time", "w") as file:
+        # ends with its process; PyTorch's own, the file named lock, does not
+        fcntl.flock(file, fcntl.LOCK_EX)
+        (folder / "lock").unlink(missing_ok=True)
+        yield

@@ -1,0 +1,172 @@
+"""The functions that ops share: launches made before, copies, names in torch.library.
+
+`module` is add_relu, or a mutant of it: what the shared files do is tried once, through this op.
+"""
+
+import contextlib
+import inspect
+from types import SimpleNamespace
+from unittest import mock
+
+from lib.ops import add_relu
+from lib.tests.ops.battery import host_of
+
+import pytest
+import torch
+import triton
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+
+@pytest.fixture
+def module():
+    return add_relu
+
+
+class StandIn:
+    """A kernel that notes how it is launched, and what was compiled."""
+
+    def __init__(self):
+        self.fn, self.signature = object(), inspect.signature(self.compute)
+        self.arg_names, self.log = list(self.signature.parameters), []
+
+    def run(self):
+        """Never called."""
+
+    @staticmethod
+    def compute(x_ptr, y_ptr, n, BLOCK, SCALE=1.0):
+        """Never called."""
+
+    def __getitem__(self, grid):
+        def launch(*args, **options):
+            self.log.append(("looked up", grid, args, options))
+            return SimpleNamespace(run=self.again, function="code", packed_metadata="how")
+
+        return launch
+
+    def again(self, *args):
+        self.log.append(("again", args))
+
+
+@contextlib.contextmanager
+def on_gpu(index):
+    """Inside, the current GPU is `index`; -1 is what a CPU tensor says of its own."""
+    driver = SimpleNamespace(active=SimpleNamespace(get_current_stream=lambda gpu: f"of {gpu}"))
+    with (
+        mock.patch.object(torch.cuda, "current_device", return_value=index),
+        mock.patch.object(triton.runtime, "driver", driver),
+    ):
+        yield
+
+
+def test_a_launch_made_before_is_not_looked_up_again(module):
+    kernel, x, y = StandIn(), torch.zeros(64), torch.zeros(64)
+    with on_gpu(-1):
+        for t in (x, torch.zeros(64)):
+            host_of(module).run(kernel, (4,), (t, y), 64, BLOCK=16, num_warps=2)
+    (_, grid, args, options), (way, again) = kernel.log
+    assert (grid, args[2:], options) == ((4,), (64,), {"BLOCK": 16, "num_warps": 2})
+    assert way == "again"
+    assert again[:8] == (4, 1, 1, "of -1", "code", "how", None, None)
+    tensors, rest = again[9:11], again[11:]
+    assert rest == (64, 16, 1.0)  # in the kernel's order, defaults too
+    assert tensors[0] is not x and tensors[1] is y
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"grid": (5,)}, {"n": 65}, {"options": {"BLOCK": 32}}, {"options": {"BLOCK": 16, "SCALE": 2.0}},
+        {"dtype": torch.float16}, {"dtype": None}, {"offset": 1}, {"gpu": 1},
+    ],
+    ids=["grid", "size", "constant", "default", "dtype", "no tensor", "misaligned", "another GPU"],
+)  # fmt: skip
+def test_another_launch_is_looked_up(module, changed):
+    kernel = StandIn()
+    first = {
+        "grid": (4,), "n": 64, "options": {"BLOCK": 16}, "dtype": torch.float32, "offset": 0, "gpu": -1
+    }  # fmt: skip
+    for how in (first, first | changed):
+        y = how["dtype"] and torch.zeros(65, dtype=how["dtype"])[how["offset"] :]
+        with on_gpu(how["gpu"]):
+            host_of(module).run(
+                kernel, how["grid"], (torch.zeros(64), y), how["n"], **how["options"]
+            )
+    assert [entry[0] for entry in kernel.log] == ["looked up", "looked up"]
+
+
+def test_sizes_that_never_come_again_do_not_fill_the_memory(module):
+    x = torch.zeros(64)
+    with on_gpu(-1):
+        for n in range(5000):
+            host_of(module).run(StandIn(), (4,), (x, x), n, BLOCK=16)
+    assert len(host_of(module).run.__globals__["launched"]) <= 4096
+
+
+def test_what_watches_launches_sees_those_made_before(module):
+    kernel, x = StandIn(), torch.zeros(64)
+    with on_gpu(-1):
+        host_of(module).run(kernel, (4,), (x, x), 64, BLOCK=16)
+        with mock.patch.object(StandIn, "run"):
+            host_of(module).run(kernel, (4,), (x, x), 64, BLOCK=16)
+    assert [entry[0] for entry in kernel.log] == ["looked up", "looked up"]
+
+
+@pytest.mark.parametrize("hooks", ["launch_enter_hook", "launch_exit_hook"])
+def test_hooks_hear_of_launches_made_before(module, hooks):
+    kernel, x, chain = StandIn(), torch.zeros(64), getattr(triton.knobs.runtime, hooks)
+    with on_gpu(-1):
+        host_of(module).run(kernel, (4,), (x, x), 64, BLOCK=16)
+        with mock.patch.object(chain, "calls", [print]):
+            host_of(module).run(kernel, (4,), (x, x), 64, BLOCK=16)
+    assert [entry[0] for entry in kernel.log] == ["looked up", "looked up"]
+
+
+def test_other_versions_of_triton_are_given_nothing_of_their_own(module):
+    kernel, x = StandIn(), torch.zeros(64)
+    with on_gpu(-1), mock.patch.object(triton, "__version__", "9.6.0"):
+        for _ in range(2):
+            host_of(module).run(kernel, (4,), (x, x), 64, BLOCK=16)
+    assert [entry[0] for entry in kernel.log] == ["looked up", "looked up"]
+
+
+def launched_twice(module, first, second):
+    """What the kernel's log says of two launches."""
+    kernel = StandIn()
+    for how in (first, first | second):
+        x = torch.zeros(64, 64, dtype=how["dtype"])
+        bias = how["bias"] and torch.zeros(65, dtype=how["bias"])[how["offset"] :]
+        described = TensorDescriptor(x, x.shape, x.stride(), how["block"])
+        with on_gpu(how["gpu"]):
+            host_of(module).run(kernel, (4,), (described, bias), how["n"], BLOCK=16, num_warps=2)
+    return kernel.log
+
+
+# -1 is what a CPU tensor says of its GPU
+FIRST = {
+    "dtype": torch.float16,
+    "block": [16, 16],
+    "bias": torch.float16,
+    "offset": 0,
+    "n": 64,
+    "gpu": -1,
+}
+
+
+def test_a_launch_by_tma_made_before_is_not_looked_up_again(module):
+    (_, grid, first, options), (way, again) = launched_twice(module, FIRST, {})
+    assert (grid, first[2:], options) == ((4,), (64,), {"BLOCK": 16, "num_warps": 2})
+    (described, bias), rest = again[9:11], again[11:]
+    assert way == "again" and rest == (64, 16, 1.0)
+    assert described.block_shape == [16, 16] and described is not first[0] and bias is not first[1]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"dtype": torch.bfloat16}, {"block": [16, 32]}, {"bias": None}, {"bias": torch.float32}, {"offset": 1},
+        {"n": 65}, {"gpu": 1},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_another_launch_by_tma_is_looked_up(module, changed):
+    assert [entry[0] for entry in launched_twice(module, FIRST, changed)] == ["looked up"] * 2
