@@ -124,9 +124,11 @@ class _File:
     def replaced_by(self, other):
         """This file with the statements of another in place of those that bind the same names."""
         names = {n for s in other.statements for n in s.binds}
+        for statement in other.statements:
+            statement.text = re.sub(r"\bhost\.", "", statement.text)  # this file is the host's
         self.statements = other.statements + [s for s in self.statements if not s.binds & names]
         self.imported |= other.imported
-        return self
+        self.lines, self.docstring_end = other.lines, other.docstring_end
 
 
 def _names(nodes, context=ast.Load):

@@ -1,7 +1,6 @@
 """The bill of a DLRM by stage: launches, bytes and the least time, counted with no GPU; or measured on one.
 
-Counted   by a mode that sees each op of PyTorch, below autograd: also on the device meta, at any size. An op is
-          a launch, or as many as launches_of says, and moves its tensors once, as bytes_of says.
+Counted   by lib.profiling.bill.Counter: also on the device meta, at any size.
 Measured  the same stages under the profiler, and before that by a stopwatch.
 
     table(bill(model, dense, ids, labels))                 counted
@@ -10,63 +9,13 @@ Measured  the same stages under the profiler, and before that by a stopwatch.
 
 from lib.measure import bench, roofline
 from lib.profiling import events_of, profiled
+from lib.profiling.bill import Counter, bytes_of, n_bytes  # noqa: F401  notebook 51 shows and calls them
 from lib.profiling.cost import bill as cost_of
 
 import pandas as pd
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode
 
 SIDES = ("forward", "backward")
-_SORTED_FROM = 3072  # ids from which on PyTorch sorts them for the gradient of a table
-_NO_WORK = (
-    "empty", "new_empty", "empty_like", "set_", "_unsafe_view", "promote_types",
-    "_sparse_coo_tensor_with_dims_and_tensors",
-)  # fmt: skip
-
-
-def n_bytes(*tensors):
-    """Bytes of all tensors in any nest of tuples and lists; of a sparse one those of its two parts."""
-    leaves = [t for t in tree_leaves(tensors) if isinstance(t, torch.Tensor)]
-    parts = [p for t in leaves for p in ((t._indices(), t._values()) if t.is_sparse else (t,))]
-    return sum(p.numel() * p.element_size() for p in parts)
-
-
-def bytes_of(name, args, result):
-    """Bytes that an op reads and writes at least."""
-    if name == "embedding":  # ids, rows read, rows written
-        return n_bytes(args[1]) + 2 * n_bytes(result)
-    if name == "embedding_dense_backward":  # zeros for the table, then rows are added to it
-        return n_bytes(result) + n_bytes(args[1]) + 3 * n_bytes(args[0])
-    if name == "_foreach_add_":  # in place: the first list is read and written
-        return n_bytes(args) + n_bytes(args[0])
-    return n_bytes(args, result)
-
-
-def launches_of(name, args):
-    """Kernels of an op."""
-    if name == "_foreach_add_":  # 320 chunks of 65,536 elements a launch
-        return -(-sum(-(-t.numel() // 65536) for t in args[0]) // 320)
-    if name == "embedding_dense_backward":
-        # two copies, a fill with zeros, the sum; and those of the sort
-        return 4 if args[1].numel() <= _SORTED_FROM else 23
-    return 1
-
-
-class Count(TorchDispatchMode):
-    """Inside, counts `launches` and `bytes` of all ops that compute something."""
-
-    def __init__(self):
-        super().__init__()
-        self.launches = self.bytes = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result, name = func(*args, **(kwargs or {})), func.overloadpacket.__name__
-        if not func.is_view and name not in _NO_WORK:
-            self.launches += launches_of(name, args)
-            self.bytes += bytes_of(name, args, result)
-        return result
 
 
 def part(launches, n_bytes, flops=0):
@@ -77,9 +26,9 @@ def part(launches, n_bytes, flops=0):
 
 def counted(call):
     """(result of the call, what it needs at least)."""
-    with FlopCounterMode(display=False) as flops, Count() as count:
+    with Counter() as count:
         result = call()
-    return result, part(count.launches, count.bytes, flops.get_total_flops())
+    return result, part(count.launches, count.bytes, count.flops)
 
 
 def timed(call):

@@ -9,6 +9,7 @@ written only where the trees are equal after the renames. All others are listed,
 Renames    suite=registry                      a name: of a variable, an argument or a function
            f:suite=registry                    the name inside functions called f, there in place of the above
            machine.describe=show.describe      an attribute of a name
+           'f()=g(x)'                          a call without arguments
            '"gelu"="gelu_tanh"'                a string, the whole of it
            lib/a.py=lib/b/a.py                 a file, in `sources` and, as lib.a too, in strings of the code
 
@@ -63,6 +64,10 @@ class _Renamed(ast.NodeTransformer):
 
     def visit_Name(self, node):
         return ast.parse(self.renames.get(node.id, node.id), mode="eval").body
+
+    def visit_Call(self, node):
+        new = self.renames.get(ast.unparse(node))
+        return ast.parse(new, mode="eval").body if new else self.generic_visit(node)
 
     def visit_Attribute(self, node):
         new = self.renames.get(ast.unparse(node))

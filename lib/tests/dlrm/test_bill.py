@@ -19,11 +19,11 @@ def on_meta(n_rows, num_rows=criteo.CARDINALITIES):
 
 def test_a_lookup_moves_rows_and_its_gradient_the_table():
     table, ids = torch.randn(1000, 4, requires_grad=True), torch.arange(6)
-    with bill.Count() as count:
+    with bill.Counter() as count:
         y = F.embedding(ids, table)
     assert (count.launches, count.bytes) == (1, 6 * 8 + 2 * 6 * 16)
     dy = torch.ones_like(y)
-    with bill.Count() as count:
+    with bill.Counter() as count:
         torch.autograd.grad(y, table, dy)
     assert (count.launches, count.bytes) == (4, 1000 * 16 + 6 * 8 + 3 * 6 * 16)
 
@@ -36,7 +36,7 @@ def test_a_sparse_gradient_is_its_rows():
 
 def test_an_update_reads_gradient_and_parameter_and_writes_it():
     parameters, gradients = [torch.ones(70_000), torch.ones(3)], [torch.ones(70_000), torch.ones(3)]
-    with bill.Count() as count:
+    with bill.Counter() as count:
         bill.sgd(parameters, gradients, learning_rate=0.5)
     assert (count.launches, count.bytes) == (1, 3 * 4 * 70_003)
     assert all((p == 0.5).all() for p in parameters)

@@ -1,7 +1,6 @@
 """Whole models: the same losses with the ops as with PyTorch's own parts, whatever is around them."""
 
 import re
-import shutil
 import subprocess
 import sys
 
@@ -13,6 +12,7 @@ from lib.ops.linear_glu import FusedGLU
 from lib.ops.matmul import FusedLinear
 from lib.recorded import results
 from lib.recorded.results import ROOT
+from lib.standalone import files_of, write
 from lib.tests.ops import small_models
 from lib.tests.ops.small_models import GPTBlock, LlamaBlock, batch, both, half_of_each_batch, losses
 from lib.tests.ops.test_copyable import INTERPRETED, _run, interpreter_loops
@@ -120,8 +120,7 @@ def test_a_module_refuses_what_its_op_does_not_know(make, message):
 
 @interpreter_loops
 def test_copied_into_an_empty_folder_they_do_it_too(tmp_path):
-    for name in small_models.COPIED:
-        shutil.copy(ROOT / "lib/ops" / f"{name}.py", tmp_path)
+    write(files_of(small_models.COPIED), tmp_path)
     done = _run(tmp_path, (ROOT / "lib/tests/ops/small_models.py").read_text(), **INTERPRETED)
     assert done.stdout.strip() == "ran", done.stderr[-2000:]
 

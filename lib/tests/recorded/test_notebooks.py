@@ -80,7 +80,7 @@ def test_headings(path):
     headings = re.findall(r"(?m)^## (.*)", text)
     assert re.match(rf"# {path.name[:2]} · \w+", text)
     assert headings[:2] == ["You will be able to", "Set up"]
-    assert headings[-3:] == ["Exercises", "Recap", "Further reading"]
+    assert headings[-2:] == ["Recap", "Further reading"]
 
 
 @each
@@ -92,13 +92,13 @@ def test_pace(path):
 
 @each
 def test_length(path):
-    """The limits of what a reader can work through in an hour."""
+    """Where a page has become two. Its subject decides its length; these are no targets."""
     cells = read(path).cells
     code = "\n".join(c.source for c in cells if c.cell_type == "code")
     prose = re.sub(r"\]\([^)]*\)", "]", prose_of(path))  # without where links lead
-    assert len(cells) <= 90
-    assert sum(bool(re.search(r"\w", word)) for word in prose.split()) <= 2200
-    assert sum(bool(line.strip()) for line in code.splitlines()) <= 450
+    assert len(cells) <= 120
+    assert sum(bool(re.search(r"\w", word)) for word in prose.split()) <= 3500
+    assert sum(bool(line.strip()) for line in code.splitlines()) <= 600
 
 
 @each

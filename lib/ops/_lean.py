@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: MIT
+# Copyright (c) 2026 The Fused Kernels authors; Fused Kernels 0.1.0, lib/ops/_lean.py
+"""The lean form: plain launches and asserts, for reading, showing and pasting.
+
+Values and gradients are those of the full form. What it lacks: launches that find their compiled kernel
+themselves (Triton's look-up costs the host more, each time), calls past autograd where no gradient is wanted,
+sentences that say what is wrong with an argument and what to do, errors under torch.func, vmap and forward-mode
+AD, an error where a second copy takes the op's name, and builds of one .cu by two processes at a time.
+"""
+
+import functools
+from pathlib import Path
+
+import torch
+from torch.autograd.function import once_differentiable
+
+if __package__:
+    from . import _host as host
+else:
+    import _host as host
+
+once = once_differentiable
+
+
+def run(kernel, grid, tensors, *sizes, **options):
+    """kernel[grid](*tensors, *sizes, **options) on the tensors' GPU."""
+    with torch.cuda.device_of(getattr(tensors[0], "base", tensors[0])):
+        kernel[grid](*tensors, *sizes, **options)
+
+
+def remembered(check):
+    """`check` as it is, run at every call."""
+    return check
+
+
+def check_tensors(name, eager, mixed=(), **expected):
+    """Assert that the tensors of a call fit: label=(tensor, its sizes in letters), as x=(x, "... N")."""
+    (x, _), sizes = next(iter(expected.values())), {}
+    for label, (t, letters) in expected.items():
+        assert t.dtype in host.DTYPES and (t.dtype == x.dtype or {t.dtype, x.dtype} <= {*mixed})
+        names = letters.removeprefix("... ").split()
+        shape = t.shape[max(0, t.dim() - len(names)) :] if letters[0] == "." else t.shape
+        fits = [sizes.setdefault(n, size) == size for n, size in zip(names, shape)]
+        assert len(shape) == len(names) and all(fits), f"{name}: {label} must be ({letters})"
+        assert t.device == x.device and t.device.type == ("cpu" if host.ON_CPU else "cuda")
+
+
+def call(name, eager, function, forward, tensors, *how):
+    """function.apply(*tensors, *how)."""
+    return function.apply(*tensors, *how)
+
+
+def custom_op(name):
+    """torch.library.custom_op(name, mutates_args=())."""
+    return torch.library.custom_op(name, mutates_args=())
+
+
+@functools.cache
+def load_cuda(file, *flags):
+    """torch.ops.<op>_cuda, whose `forward` is <op>_forward of the .cu beside the op's file."""
+    from torch.utils.cpp_extension import load_inline
+
+    path = Path(file).with_suffix(".cu")
+    name = f"{path.stem}_cuda"
+    binding = f'TORCH_LIBRARY({name}, m) {{ m.def("forward", &{path.stem}_forward); }}'
+    load_inline(
+        name, cpp_sources="", cuda_sources=path.read_text() + binding,
+        extra_cuda_cflags=["-O3", *flags], is_python_module=False, no_implicit_headers=True,
+    )  # fmt: skip
+    return getattr(torch.ops, name)
