@@ -18,10 +18,10 @@ import torch
 SIDES = ("forward", "backward")
 
 
-def part(launches, n_bytes, flops=0):
+def part(launches, moved, flops=0):
     """One side of a stage: launches, MB and the least µs at the ceilings of roofline."""
-    least_us = roofline.ceilings().attainable_us(n_bytes, flops)
-    return {"launches": launches, "MB": n_bytes / 1e6, "least µs": least_us}
+    least_us = roofline.ceilings().attainable_us(moved, flops)
+    return {"launches": launches, "MB": moved / 1e6, "least µs": least_us}
 
 
 def counted(call):

@@ -6,10 +6,9 @@
         model(x).sum().backward()
     pandas.DataFrame(counter.rows, columns=["op", "bytes", "flops"])
 
-It sees each op below autograd, in the backward pass too. On the device "meta" or under FakeTensorMode nothing is
-computed, so any size can be counted on any machine. Views and allocations cost nothing. Any other op reads its
-arguments once and writes its results once, in one launch, or in as many as launches_of says. So it is a bill of
-eager PyTorch, at its best: what one kernel reads twice, or keeps in a cache, is not in it.
+It sees each op below autograd, in the backward pass too. On the device "meta" or under FakeTensorMode nothing
+is computed, so any size can be counted on any machine. Views and allocations cost nothing. Any other op reads
+its arguments once and writes its results once, in one launch, or in as many as launches_of says.
 Needs torch and the standard library.
 """
 
@@ -72,7 +71,7 @@ def launches_of(name, args):
 
 
 def flops_of(func, args, kwargs, result):
-    """Floating-point operations of an op's matrix products; all others are 0, as memory is what they wait for."""
+    """Floating-point operations of an op's matrix products; 0 for all others, which wait for memory."""
     packet = func.overloadpacket
     if formula := FORMULAS.get(packet.__name__):
         return formula([t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)])

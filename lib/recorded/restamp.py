@@ -47,6 +47,11 @@ class _Renamed(ast.NodeTransformer):
 
     visit_ImportFrom = visit_Import
 
+    def visit_Try(self, node):
+        node = self.generic_visit(node)
+        node.body = node.body or [ast.Pass()]  # of which nothing but imports was left
+        return node
+
     def visit_Expr(self, node):
         return None if results.is_docstring(node) else self.generic_visit(node)
 
