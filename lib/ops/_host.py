@@ -283,12 +283,9 @@ def remembered(check):
     def run_once(name, *arguments):
         if torch.compiler.is_compiling():
             return check(name, *arguments)
-        kind = tuple(
-            [
-                (a.dtype, a.device, a.shape) if isinstance(a, torch.Tensor) else (type(a), a)
-                for a in arguments
-            ]
-        )
+        kind = ()
+        for a in arguments:
+            kind += (a.dtype, a.device, a.shape) if isinstance(a, torch.Tensor) else (type(a), a)
         try:
             if kind in passed:
                 return None

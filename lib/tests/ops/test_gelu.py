@@ -9,6 +9,7 @@ from lib.measure.check import check_against_float64
 from lib.nogpu import cuda
 from lib.nogpu.compile_only import compile_for, instruction_mix, signature_of
 from lib.nogpu.memory import count_traffic
+from lib.ops import _host as host
 from lib.ops import gelu
 from lib.recorded.results import ROOT
 
@@ -71,9 +72,8 @@ def test_tails_of_the_gradient_keep_their_digits(module, approximate):
 @versions
 def test_negative_tails_keep_their_digits(module, version, approximate):
     """Where Φ is near 0, (1 + erf(x/√2))/2 has few digits: at -5 it is a twentieth off, and at -6 it is 0."""
-    far = (
-        5 if approximate == "tanh" else 6
-    )  # further out the definition's own 1 + tanh, 1 + erf, has few
+    # further out the definition's own 1 + tanh, 1 + erf, has few
+    far = 5 if approximate == "tanh" else 6
     x = -torch.linspace(1.5, far, 2000, device=machine.device())
     exact = x.double().requires_grad_()
     want = OP.eager(exact, approximate)
@@ -183,11 +183,9 @@ def test_the_cuda_source_uses_no_double_by_accident():
 
 @forms
 def test_the_cuda_kernels_are_clean_under_the_checker(approximate):
-    from lib.nogpu import cuda
-
     if machine.HAS_GPU or cuda.why_no_cuda():
         pytest.skip("the checker belongs to the CPU build")
-    checked = gelu._cuda()  # with no GPU the tests build everything checked
+    checked = host.load_cuda(gelu.__file__)  # with no GPU the tests build everything checked
     tanh = approximate == "tanh"
     for vectorized in (True, False):
         for n in (1, 3, 8, 127, 1024, 1031):
@@ -213,7 +211,7 @@ def test_the_cuda_kernel_takes_what_starts_off_a_boundary():
 def test_the_cuda_code_says_what_is_wrong():
     if cuda.why_no_cuda():
         pytest.skip(cuda.why_no_cuda())
-    forward = gelu._cuda().forward
+    forward = host.load_cuda(gelu.__file__).forward
     x = torch.randn(4, 8, device=machine.device())
     for bad, message in [
         ((x, x[:3]), "one shape"),

@@ -42,7 +42,11 @@ MUTANTS = [
     ),
     Mutant("cdf = tl.where(z < 0, tail, 1.0 - tail)", "cdf = tail", "erf: |z| where z belongs"),
     Mutant("a = tl.minimum(tl.abs(z), 1e3)", "a = tl.abs(z)", "0·inf in the gradient, far out"),
-    Mutant("y = _gelu_tanh(x) if TANH else _gelu(x)", "y = _gelu_tanh(x)", "both forms the same"),
+    Mutant(
+        "y = device.gelu_tanh(x) if TANH else device.gelu(x)",
+        "y = device.gelu_tanh(x)",
+        "both forms the same",
+    ),
     Mutant(
         "_fwd_tile(x_ptrs, y_ptrs, (rows < n_rows) & (cols < n_cols), TANH, COMPUTE)",
         "_fwd_tile(x_ptrs, y_ptrs, None, TANH, COMPUTE)",
@@ -59,13 +63,13 @@ MUTANTS = [
         "int32 offsets",
     ),
     Mutant(
-        "    if all(t.is_contiguous() for t in tensors):\n",
-        "    if True:\n",
+        "    if all([t.is_contiguous() for t in tensors]):",
+        "    if True:",
         "strided tensors taken for rows",
     ),
     Mutant(
-        "    if all(t.is_contiguous() for t in tensors):\n",
-        "    if True:\n        tensors = [t.as_strided(t.shape, tensors[-1].stride()) for t in tensors]\n",
+        "for s in (t.stride(0) if n_rows > 1 else 0, t.stride(1))]",
+        "for s in (tensors[-1].stride(0) if n_rows > 1 else 0, tensors[-1].stride(1))]",
         "the strides of the result used for all: a gradient of strides 0",
     ),
     Mutant(
