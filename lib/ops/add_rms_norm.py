@@ -12,7 +12,7 @@ Norm      y = h · r · weight, r = 1 / √(mean(h²) + eps) (Zhang and Sennrich
           Normalization, 2019).
 Backward  With n = h·r and g = weight·dy: dx = dh + r·(g - n · mean(g·n)), for x and residual alike;
           dweight = dy·n summed over rows. Saves h and weight only: r is computed again from its row.
-Copy it   this file. MIT licence.
+Copy it   by `make copy OP=add_rms_norm TO=folder`, or take _host.py and _device.py along. MIT licence.
 """
 
 import functools
@@ -22,14 +22,11 @@ import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
-from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
-from torch.autograd import forward_ad
 
-# With TRITON_INTERPRET=1 kernels run on CPU tensors; otherwise they need a GPU.
-_ON_CPU = triton.knobs.runtime.interpret
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-_WIDEST = 32768  # a row lies in the registers of one program
-_READ_AGAIN_ABOVE = 8192  # backward there are three rows and a sum to hold
+if __package__:
+    from . import _host as host
+else:  # beside this file in a plain folder
+    import _host as host
 
 
 class Plan(NamedTuple):
@@ -94,9 +91,8 @@ def _add_rms_norm_bwd_kernel(
         first_row = tl.program_id(0).to(tl.int64) * rows_per_program + start
         rows = (first_row + tl.arange(0, BLOCK_M))[:, None]
         mask = (rows < n_rows) & (cols < n_cols)
-        dy = tl.load(dy_ptr + rows * stride_dym + cols * stride_dyn, mask=mask, other=0.0).to(
-            COMPUTE
-        )
+        dy_ptrs = dy_ptr + rows * stride_dym + cols * stride_dyn
+        dy = tl.load(dy_ptrs, mask=mask, other=0.0).to(COMPUTE)
         h = tl.load(h_ptr + rows * stride_hm + cols * stride_hn, mask=mask, other=0.0).to(COMPUTE)
         # both sums of a row in one go, h² and g·h; mean(g·n) is r·mean(g·h)
         squares, cross = tl.reduce((h * h, dy * weight * h), 1, _add_both)
@@ -152,76 +148,16 @@ def _add_rms_norm_bwd_wide_kernel(
         tl.store(partial_ptrs, total, mask=mask)
 
 
-@triton.jit(do_not_specialize=["n_rows"])
-def _sum_rows_kernel(
-    partial_ptr, out_ptr, n_rows, n_cols, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
-):
-    # One program handles BLOCK_N columns of partial, (n_rows, n_cols), from top to bottom.
-    cols = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
-    total = tl.zeros((BLOCK_M, BLOCK_N), dtype=partial_ptr.dtype.element_ty)
-    for start in range(0, n_rows, BLOCK_M):
-        rows = start + tl.arange(0, BLOCK_M).to(tl.int64)
-        mask = (rows < n_rows)[:, None] & (cols < n_cols)[None, :]
-        total += tl.load(partial_ptr + rows[:, None] * n_cols + cols[None, :], mask=mask, other=0.0)
-    tl.store(out_ptr + cols, tl.sum(total, axis=0), mask=cols < n_cols)
-
-
 # --- plan (the dispatch heuristic) and launch ----------------------------------------------------------------
 
-
-def _cdiv(a, b):
-    return -(-a // b)  # triton.cdiv is the same, and costs 2 µs a call on the host
-
-
-_launched = {}  # of each kind of launch, what runs its compiled kernel, and the arguments around the tensors
-
-
-def _run(kernel, grid, tensors, *sizes, **options):
-    """kernel[grid](*tensors, *sizes, **options) on the tensors' GPU; the second time, without Triton's look-up.
-
-    Triton looks at every argument of every launch to find the kernel compiled for its like. A launch that
-    differs from an earlier one in nothing but memory finds it here, if pointers are aligned to 16 bytes.
-    """
-    first, hooks = getattr(tensors[0], "base", tensors[0]), triton.knobs.runtime
-    device, addresses, kinds = first.get_device(), 0, []
-    for t in tensors:
-        is_tensor = isinstance(t, torch.Tensor)  # else None or a TMA descriptor, which is aligned
-        addresses |= t.data_ptr() if is_tensor else 0
-        kinds.append(t.dtype if is_tensor else t and (t.base.dtype, *t.block_shape))
-    how = kernel.fn, type(kernel).run  # tools that watch launches put another `run` in its place
-    key = (*how, device, grid, sizes, *options.items(), *kinds)
-    hooked = hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls  # as profilers do
-    launch = None if hooked or addresses % 16 else _launched.get(key)
-    if launch and torch.cuda.current_device() == device:
-        run, blocks, stream_of, handles, given = launch
-        run(*blocks, stream_of(device), *handles, *tensors, *given)
-        return
-    with torch.cuda.device_of(first):  # else the launch goes to the current GPU, not to theirs
-        compiled = kernel[grid](*tensors, *sizes, **options)
-    # Other versions go the ordinary way each time, and so does the interpreter, which compiles nothing.
-    if compiled and triton.__version__[:3] in ("3.6", "3.7") and addresses % 16 == 0:
-        named = {name: value for name, value in options.items() if name in kernel.arg_names}
-        given = kernel.signature.bind(*tensors, *sizes, **named)
-        given.apply_defaults()
-        if len(_launched) >= 4096:
-            _launched.clear()  # sizes that never come again
-        handles = compiled.function, compiled.packed_metadata, None, None, None  # no hooks
-        around = (*grid, 1, 1)[:3], triton.runtime.driver.active.get_current_stream, handles
-        _launched[key] = compiled.run, *around, given.args[len(tensors) :]
-
-
-def _power_of_2(n):
-    return 1 << max(0, n - 1).bit_length()  # so is triton.next_power_of_2
-
-
-def _compute_dtype(dtype):
-    return tl.float64 if dtype == torch.float64 else tl.float32
+_WIDEST = 32768  # a row lies in the registers of one program
+_READ_AGAIN_ABOVE = 8192  # backward there are three rows and a sum to hold
 
 
 @functools.cache
 def _plan(n_cols, itemsize):
     """A warp for 1024 elements of a row; of 16 bits in rows that begin anywhere, four warps for 2048."""
-    block_n = _power_of_2(n_cols)
+    block_n = host.power_of_2(n_cols)
     if itemsize == 2 and n_cols % 8:
         return Plan(max(1, 2048 // block_n), max(4, min(block_n // 512, 16)))
     return Plan(max(1, 1024 // block_n), max(1, min(block_n // 1024, 16)))
@@ -230,7 +166,7 @@ def _plan(n_cols, itemsize):
 @functools.cache
 def _plan_backward(n_cols):
     """(block_m, num_warps, strips): sixteen warps for each of an H200's 132 SMs, or one program."""
-    block_n = _power_of_2(n_cols)
+    block_n = host.power_of_2(n_cols)
     num_warps = max(1, block_n // 1024) if block_n <= _READ_AGAIN_ABOVE else 32
     # each further program adds a row to the last sum
     return max(1, 1024 // block_n), num_warps, 132 * max(1, 16 // num_warps)
@@ -246,11 +182,11 @@ def _num_stages(n_cols, itemsize, block_m):
 
 def _launch(plan, x, residual, weight, h, y, eps):
     n_rows, n_cols = x.shape
-    _run(
-        _add_rms_norm_fwd_kernel, (_cdiv(n_rows, plan.block_m),), (x, residual, weight, h, y),
+    host.run(
+        _add_rms_norm_fwd_kernel, (host.cdiv(n_rows, plan.block_m),), (x, residual, weight, h, y),
         n_rows, n_cols, eps, *x.stride(), *residual.stride(),
-        COMPUTE=_compute_dtype(x.dtype), BLOCK_M=plan.block_m,
-        BLOCK_N=_power_of_2(n_cols), num_warps=plan.num_warps,
+        COMPUTE=host.compute_dtype(x.dtype), BLOCK_M=plan.block_m,
+        BLOCK_N=host.power_of_2(n_cols), num_warps=plan.num_warps,
     )  # fmt: skip
 
 
@@ -261,57 +197,38 @@ def _launch_backward(plan, dy, dh, h, weight, dx, eps, dtype):
     """
     n_rows, n_cols = h.shape
     block_m, num_warps, strips = plan and plan.backward or _plan_backward(n_cols)
-    rows_per_program = _cdiv(_cdiv(n_rows, strips), block_m) * block_m
-    strips = _cdiv(n_rows, rows_per_program)
-    wide = torch.float64 if h.dtype == torch.float64 else torch.float32
-    partial = h.new_empty((strips, n_cols), dtype=dtype if strips == 1 else wide) if dtype else None
+    rows_per_program = host.cdiv(host.cdiv(n_rows, strips), block_m) * block_m
+    strips = host.cdiv(n_rows, rows_per_program)
+    wide = dtype if strips == 1 else host.sum_dtype(h.dtype)
+    partial = h.new_empty((strips, n_cols), dtype=wide) if dtype else None
     kernel, how = _add_rms_norm_bwd_wide_kernel, {}
     if n_cols <= _READ_AGAIN_ABOVE:
         how = {"NUM_STAGES": _num_stages(n_cols, h.element_size(), block_m), "BLOCK_M": block_m}
         kernel = _add_rms_norm_bwd_kernel
-    _run(
+    host.run(
         kernel, (strips,), (dy, dh, h, weight, dx, partial), n_rows, n_cols, eps,
         *dy.stride(), *((0, 0) if dh is None else dh.stride()), *h.stride(), rows_per_program,
-        COMPUTE=_compute_dtype(h.dtype), BLOCK_N=_power_of_2(n_cols), num_warps=num_warps, **how,
+        COMPUTE=host.compute_dtype(h.dtype), BLOCK_N=host.power_of_2(n_cols), num_warps=num_warps, **how,
     )  # fmt: skip
     return partial
-
-
-def _sum_rows(partial, dtype):
-    """The sum over strips (row chunks), in one launch and in a fixed order: the same bits in every run."""
-    n_strips, n_cols = partial.shape
-    if n_strips == 1:
-        return partial.view(n_cols)  # in this dtype already
-    out = partial.new_empty(n_cols, dtype=dtype)
-    _run(
-        _sum_rows_kernel, (_cdiv(n_cols, 32),), (partial, out), n_strips, n_cols,
-        BLOCK_M=64, BLOCK_N=32, num_warps=8,
-    )  # fmt: skip
-    return out
 
 
 # --- forward and backward ------------------------------------------------------------------------------------
 
 
-def _rows_of(t):
-    """t as (M, N): itself, a view, or a copy where strides allow none. None stays None."""
-    return t if t is None or t.dim() == 2 else t.reshape(-1, t.shape[-1])
-
-
-@functools.cache
-def _dtype_of_sum(*dtypes):
-    return functools.reduce(torch.promote_types, dtypes)
+def _empty(x, residual, weight, eps=1e-6):
+    """y and h, before they are written."""
+    dtype = host.dtype_of_sum(x.dtype, residual.dtype)
+    h = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
+    return torch.empty_like(h), h
 
 
 def _forward(x, residual, weight, eps, plan=None):
-    """y and h."""
-    dtype = _dtype_of_sum(x.dtype, residual.dtype)
-    h = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
-    y = torch.empty_like(h)
+    y, h = _empty(x, residual, weight, eps)
     if y.numel() > 0:
-        n_cols = x.shape[-1]
-        matrices, out = [_rows_of(x), _rows_of(residual)], (_rows_of(h), _rows_of(y))
-        _launch(plan or _plan(n_cols, dtype.itemsize), *matrices, weight.contiguous(), *out, eps)
+        plan = plan or _plan(x.shape[-1], h.itemsize)
+        out = host.rows_of(h), host.rows_of(y)
+        _launch(plan, host.rows_of(x), host.rows_of(residual), weight.contiguous(), *out, eps)
     return y, h
 
 
@@ -328,38 +245,10 @@ def _backward(dy, dh, h, weight, eps, needs_grad=(True, True), plan=None):
     if h.numel() == 0:
         return dx, torch.zeros_like(weight) if has_dweight else None
     # y.sum().backward() sends a dy of strides 0, which is read as it is
-    dy, dh, h, out = _rows_of(dy), _rows_of(dh), _rows_of(h), _rows_of(dx)
+    dy, dh, h, out = host.rows_of(dy), host.rows_of(dh), host.rows_of(h), host.rows_of(dx)
     dtype = weight.dtype if has_dweight else None
     partial = _launch_backward(plan, dy, dh, h, weight.contiguous(), out, eps, dtype)
-    return dx, _sum_rows(partial, dtype) if has_dweight else None
-
-
-class _Undifferentiable(torch.autograd.Function):
-    """Gradients as they are, and an error for whoever differentiates them."""
-
-    @staticmethod
-    def forward(ctx, backward, grads, *sources):
-        ctx.op = backward.__module__.rpartition(".")[2]
-        return grads
-
-    @staticmethod
-    def backward(ctx, *_):
-        raise RuntimeError(f"{ctx.op} has no second derivative; for one, use {ctx.op}_eager")
-
-
-def _once(backward):
-    """A Function's backward that runs once: differentiating what it returns raises instead of being wrong."""
-    # The error lies on every path from the gradients to what they depend on. That of PyTorch's
-    # once_differentiable lies beside, where autograd.grad(..., inputs) does not pass.
-
-    def guarded(ctx, *dys):
-        if not torch.is_grad_enabled():  # the usual case: without create_graph=True
-            return backward(ctx, *dys)
-        with torch.no_grad():
-            grads = backward(ctx, *dys)
-        return _Undifferentiable.apply(backward, grads, *dys, *ctx.saved_tensors)
-
-    return guarded
+    return dx, host.sum_rows(partial, dtype) if has_dweight else None
 
 
 class _AddRMSNorm(torch.autograd.Function):
@@ -371,7 +260,7 @@ class _AddRMSNorm(torch.autograd.Function):
         return y, h
 
     @staticmethod
-    @_once
+    @host.once
     def backward(ctx, dy, dh):
         h, weight = ctx.saved_tensors
         needs_dx, needs_dresidual, needs_dweight = ctx.needs_input_grad[:3]
@@ -383,103 +272,16 @@ class _AddRMSNorm(torch.autograd.Function):
 # --- the calls -----------------------------------------------------------------------------------------------
 
 
-def _mix(*tensors):
-    """Whether their dtypes may differ: under autocast x has 16 bits, and a bias that is a parameter 32."""
-    return all([t.dtype in _DTYPES[:3] for t in tensors])
-
-
-def _fits(x, residual, weight, eps):
-    """Whether the kernels take these arguments; if not, _refuse_arguments says why."""
-    return (
-        isinstance(x, torch.Tensor)
-        and isinstance(residual, torch.Tensor)
-        and isinstance(weight, torch.Tensor)
-        and (x.dtype == residual.dtype == weight.dtype in _DTYPES or _mix(x, residual, weight))
-        and x.device == residual.device == weight.device
-        and x.device.type == ("cpu" if _ON_CPU else "cuda")
-        and residual.shape == x.shape != ()
-        and weight.shape == x.shape[-1:]
-        and x.shape[-1] <= _WIDEST
-        and isinstance(eps, (int, float))
-        and not isinstance(eps, bool)
-        and eps >= 0
-    )
-
-
-def _refuse(name, eager, mixed=(), **expected):
-    """Raise the error that says what is wrong with a call of `name`, and what to do.
-
-    expected: label=(tensor, its sizes in letters), as x=(x, "... N"); the first one sets device and
-    dtype, but for dtypes that may be mixed.
-    """
-    (first, (x, _)), sizes = next(iter(expected.items())), {}
-    for label, (t, letters) in expected.items():
-        if not isinstance(t, torch.Tensor):
-            raise TypeError(f"{name}: {label} must be a torch.Tensor, got {type(t).__name__}")
-        if t.dtype not in _DTYPES:
-            wrong = f"{label} must be a floating-point tensor, got {t.dtype}"
-            raise TypeError(f"{name}: {wrong}; use .float()")
-        if t.dtype != x.dtype and not {t.dtype, x.dtype} <= {*mixed}:
-            cast = f"cast one of them, as {label}.to({first}.dtype)"
-            raise TypeError(f"{name}: {first} is {x.dtype} and {label} {t.dtype}; {cast}")
-        if t.device != x.device:
-            where = f"{first} is on {x.device} and {label} on {t.device}"
-            raise ValueError(f"{name}: {where}; move both to one device")
-        names = letters.removeprefix("... ").split()
-        shape = t.shape[max(0, t.dim() - len(names)) :] if letters[0] == "." else t.shape
-        known = " and ".join(f"{n} = {sizes[n]}" for n in names if n in sizes)
-        same = [sizes.setdefault(n, size) == size for n, size in zip(names, shape)]
-        if len(shape) != len(names) or not all(same):
-            want = f"{label} must be ({letters.replace(' ', ', ')}){known and ' with ' + known}"
-            beside = f" beside {first} {tuple(x.shape)}" if t is not x else ""
-            scalar = letters[0] == "." and t.dim() == 0
-            got = f"a scalar; use {label}.view(1)" if scalar else f"shape {tuple(t.shape)}{beside}"
-            raise ValueError(f"{name}: {want}, got {got}")
-    on = "the CPU: TRITON_INTERPRET=1 is set" if _ON_CPU else "a GPU, or TRITON_INTERPRET=1 set"
-    raise ValueError(f"{name}: {first} must be on {on}, got {x.device}; use {eager} there")
-
-
-def _refuse_arguments(name, x, residual, weight, eps):
-    """What only this op can say, else what _refuse does."""
+@host.remembered
+def _check(name, x, residual, weight, eps):
     if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not eps >= 0:
         raise ValueError(f"{name}: eps must be a number, 0 or more, got {eps!r}")
-    a, b = (tuple(getattr(t, "shape", ())) for t in (x, residual))
-    if a != b and () not in (a, b):  # lists and numbers are for _refuse
-        raise ValueError(f"{name}: residual must have the shape of x, got x {a} and residual {b}")
-    if a and a[-1] > _WIDEST:
+    host.check_same_shape(name, "residual", residual, x)
+    if (shape := tuple(getattr(x, "shape", ()))) and shape[-1] > _WIDEST:
         at_most = f"rows of at most {_WIDEST} elements fit into registers"
-        raise ValueError(f"{name}: {at_most}, got {a[-1]}; use add_rms_norm_eager")
+        raise ValueError(f"{name}: {at_most}, got {shape[-1]}; use add_rms_norm_eager")
     sizes = {"x": (x, "... N"), "residual": (residual, "... N"), "weight": (weight, "N")}
-    _refuse(name, "add_rms_norm_eager", _DTYPES[:3], **sizes)
-
-
-def _needs_grad(*tensors):
-    """Whether to go through autograd: also under forward-mode AD and torch.func, so that it raises an error."""
-    # The private import is for functionalize: its tensors have no memory, and a kernel would read address 0.
-    backward = torch.is_grad_enabled() and any([t.requires_grad for t in tensors])
-    transforms = not torch.compiler.is_compiling() and retrieve_all_functorch_interpreters()
-    return backward or forward_ad._current_level >= 0 or transforms
-
-
-def _explain(error, name, eager):
-    """Under torch.func or forward-mode AD, raise an error that names them and the remedy."""
-    if forward_ad._current_level >= 0 or retrieve_all_functorch_interpreters():
-        reach = "torch.func (grad, jvp, vmap) and forward-mode AD do not reach into a kernel"
-        raise RuntimeError(f"{name}: {reach}; under them use {eager}") from error
-
-
-def _call(name, x, residual, weight, eps, plan):
-    if not _fits(x, residual, weight, eps):
-        _refuse_arguments(name, x, residual, weight, eps)
-    if torch.compiler.is_compiling():
-        return add_rms_norm_op(x, residual, weight, eps)
-    try:
-        if _needs_grad(x, residual, weight):
-            return _AddRMSNorm.apply(x, residual, weight, eps, plan)
-        return _forward(x, residual, weight, eps, plan)  # past autograd: less time on the host
-    except RuntimeError as error:
-        _explain(error, name, "add_rms_norm_eager")
-        raise
+    host.check_tensors(name, "add_rms_norm_eager", host.MIXED, **sizes)
 
 
 def add_rms_norm_triton(
@@ -495,39 +297,27 @@ def add_rms_norm_triton(
     not under torch.func, torch.vmap or forward-mode AD, nor twice differentiable: these raise.
     Raises TypeError for a wrong dtype, ValueError for a wrong shape, device or eps.
     """
-    return _call("add_rms_norm_triton", x, residual, weight, eps, plan)
+    tensors, name = (x, residual, weight), "add_rms_norm_triton"
+    _check(name, *tensors, eps)
+    if torch.compiler.is_compiling():
+        return add_rms_norm_op(*tensors, eps)
+    return host.call(name, "add_rms_norm_eager", _AddRMSNorm, _forward, tensors, eps, plan)
 
 
-@torch.library.custom_op("fused_kernels::add_rms_norm", mutates_args=())
+@host.custom_op("fused_kernels::add_rms_norm")
 def add_rms_norm_op(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """For torch.compile and torch.export: one node of the graph, which nothing looks into."""
-    if not _fits(x, residual, weight, eps):
-        _refuse_arguments("add_rms_norm_op", x, residual, weight, eps)
+    _check("add_rms_norm_op", x, residual, weight, eps)
     return _forward(x, residual, weight, eps)
 
 
-@torch.library.custom_op("fused_kernels::add_rms_norm_backward", mutates_args=())
+@host.custom_op("fused_kernels::add_rms_norm_backward")
 def _add_rms_norm_backward_op(
-    dy: torch.Tensor | None,
-    dh: torch.Tensor | None,
-    h: torch.Tensor,
-    weight: torch.Tensor,
-    eps: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    dy: torch.Tensor | None, dh: torch.Tensor | None, h: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     return _backward(dy, dh, h, weight, eps)
-
-
-@add_rms_norm_op.register_fake
-def _(x, residual, weight, eps=1e-6):
-    h = x.new_empty(x.shape, dtype=_dtype_of_sum(x.dtype, residual.dtype))
-    return torch.empty_like(h), h
-
-
-@_add_rms_norm_backward_op.register_fake
-def _(dy, dh, h, weight, eps):
-    return torch.empty(h.shape, dtype=h.dtype, device=h.device), torch.empty_like(weight)
 
 
 def _op_backward(ctx, dy, dh):
@@ -536,6 +326,10 @@ def _op_backward(ctx, dy, dh):
     return dx, dx, dweight, None
 
 
+add_rms_norm_op.register_fake(_empty)
+_add_rms_norm_backward_op.register_fake(
+    lambda dy, dh, h, weight, eps: (h.new_empty(h.shape), torch.empty_like(weight))
+)
 add_rms_norm_op.register_autograd(
     _op_backward, setup_context=lambda ctx, inputs, output: _save(ctx, *inputs[2:], output[1])
 )

@@ -74,37 +74,37 @@ MUTANTS = [
         "dweight times the weight",
     ),
     Mutant(
-        "strips = _cdiv(n_rows, rows_per_program)\n",
+        "strips = host.cdiv(n_rows, rows_per_program)\n",
         "strips = max(1, n_rows // rows_per_program)\n",
         "floor where ceil was meant: the last strip of rows forgotten",
     ),
     Mutant(
-        "_launch(plan or _plan(n_cols, dtype.itemsize), *matrices, weight.contiguous(), *out, eps)",
-        "_launch(plan or _plan(n_cols, dtype.itemsize), *matrices, weight, *out, eps)",
+        "_launch(plan, host.rows_of(x), host.rows_of(residual), weight.contiguous(), *out, eps)",
+        "_launch(plan, host.rows_of(x), host.rows_of(residual), weight, *out, eps)",
         "a strided weight read as if contiguous",
     ),
     Mutant(
-        "    dtype = _dtype_of_sum(x.dtype, residual.dtype)\n",
+        "    dtype = host.dtype_of_sum(x.dtype, residual.dtype)\n",
         "    dtype = x.dtype\n",
         "mixed dtypes: h in that of x",
     ),
     Mutant(
         "ctx.set_materialize_grads(False)", "ctx.mark_non_differentiable(h)", "h without a gradient"
     ),
-    Mutant("    @_once\n", "", "a second derivative that is wrong in silence"),
+    Mutant("    @host.once\n", "", "a second derivative that is wrong in silence"),
     Mutant(
         "return dx, torch.zeros_like(weight) if has_dweight else None",
         "return dx, None",
         "no gradient of the weight from no rows",
     ),
     Mutant(
-        "dtype=dtype if strips == 1 else wide",
-        "dtype=wide",
+        "wide = dtype if strips == 1 else host.sum_dtype(h.dtype)",
+        "wide = host.sum_dtype(h.dtype)",
         "one strip's sums in float32",
     ),
     Mutant(
-        "dtype=dtype if strips == 1 else wide",
-        "dtype=dtype",
+        "wide = dtype if strips == 1 else host.sum_dtype(h.dtype)",
+        "wide = dtype",
         "partial sums rounded to 16 bits",
     ),
 ]
