@@ -29,17 +29,17 @@ PLANS = {
 
 @functools.cache
 def plan_of(rung, kind, device):
-    """The Plan of a rung on this GPU; kind: what multiplies, from matmul._kind."""
-    return PLANS[rung](matmul._tiles(kind, matmul._generation(device))[0])
+    """The Plan of a rung on this GPU; kind: what multiplies, from the shared kind_of."""
+    return PLANS[rung](matmul._tiles(kind, device)[0])
 
 
-def _forward(rung, a, b, bias, activation, allow_tf32, save_z=False, plan=None):
-    plan = plan_of(rung, matmul._kind(a.dtype, allow_tf32), a.device)
-    return matmul._forward(a, b, bias, activation, allow_tf32, save_z, plan)
+def _launch(rung, plan, y, z, a, b, bias, activation, kind):
+    """As a rung is launched, whatever the plan of matmul_triton."""
+    matmul._launch(plan_of(rung, kind, a.device), y, z, a, b, bias, activation, kind)
 
 
 def _call(rung, *arguments):
-    return matmul._call(f"matmul_{rung}", functools.partial(_forward, rung), *arguments, None)
+    return matmul._call(f"matmul_{rung}", *arguments, launch=functools.partial(_launch, rung))
 
 
 def matmul_naive(a, b, bias=None, activation="identity", allow_tf32=False):

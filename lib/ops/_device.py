@@ -69,6 +69,12 @@ def place_of(
     return first + tile % height, tile // height
 
 
+@triton.jit
+def left_and_right(x):
+    # The halves of the columns, each with all the threads at work.
+    return tl.split(tl.permute(tl.reshape(x, (x.shape[0], 2, x.shape[1] // 2)), (0, 2, 1)))
+
+
 # --- functions of one number ---------------------------------------------------------------------------------
 
 

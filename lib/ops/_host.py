@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch.autograd import forward_ad
@@ -165,6 +166,30 @@ def folded_and_rest(fold, bias, *matrices):
     return folded + rest
 
 
+# --- activations ---------------------------------------------------------------------------------------------
+
+ACTIVATIONS = {
+    "identity": lambda z: z,
+    "relu": torch.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": functools.partial(F.gelu, approximate="tanh"),
+    "silu": F.silu,
+    "sigmoid": torch.sigmoid,
+}
+OF_Z = ("gelu", "gelu_tanh", "silu")  # their slope is taken from z; relu's and sigmoid's from y
+
+
+def check_activation(name, activation, known=ACTIVATIONS):
+    if activation not in known:
+        of = ", ".join(known)
+        raise ValueError(f"{name}: activation must be one of {of}; got {activation!r}")
+
+
+def saved_of(activation, y, z):
+    """What the slope is taken from: y for relu and sigmoid, z for the others, None for identity."""
+    return None if activation == "identity" else z if activation in OF_Z else y
+
+
 # --- matrix products -----------------------------------------------------------------------------------------
 
 
@@ -226,7 +251,7 @@ def launch_dz(plan, dy, saved, dz, has_dbias, activation):
 def dz_of(dy, saved, activation, has_dz, has_dbias, plan=None):
     """dz = dy·act'(z), dy itself for identity, and its sum over rows; each None unless asked for.
 
-    saved: y for relu and sigmoid, z for the other activations, None for identity.
+    saved: of saved_of.
     """
     dz = torch.empty_like(saved) if has_dz and saved is not None else None
     result = dy if has_dz and saved is None else dz
@@ -422,6 +447,11 @@ def custom_op(name):
         return torch.library.custom_op(name, mutates_args=())(function)
 
     return register
+
+
+def none_as_empty(like, results):
+    """What a registered op returns: tensors, and so an empty one for each None."""
+    return tuple([like.new_empty(0) if t is None else t for t in results])
 
 
 @functools.cache

@@ -9,6 +9,7 @@ from lib.measure.check import check_against_float64
 from lib.measure.matmul_ladder import RUNGS, plan_of
 from lib.nogpu.compile_only import instruction_mix
 from lib.nogpu.memory import count_traffic
+from lib.ops import _host as host
 from lib.ops import matmul
 from lib.tests.ops.test_matmul import ORIENTATIONS, code_of, detached, tensors
 
@@ -17,9 +18,7 @@ import torch
 
 HALF, DEVICE = torch.bfloat16, machine.device()
 rungs = pytest.mark.parametrize("rung", RUNGS)
-on_hopper = pytest.mark.skipif(
-    matmul._generation(DEVICE) not in (9, 10), reason="the tiles of Hopper"
-)
+on_hopper = pytest.mark.skipif(host.generation(DEVICE) not in (9, 10), reason="the tiles of Hopper")
 
 
 def test_the_ladder_of_the_registry_ends_with_the_finished_op():
@@ -76,7 +75,7 @@ def test_traffic(rung):
     assert by["y"].stored == by["y"].stored_distinct == m * n * 2
     n_programs = m // tile_m * n // tile_n
     if rung == "persistent":
-        n_programs = min(n_programs, matmul._n_multiprocessors(a.device))
+        n_programs = min(n_programs, host.n_multiprocessors(a.device))
     assert traffic.programs == n_programs
 
 

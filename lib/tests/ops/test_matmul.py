@@ -13,7 +13,10 @@ from lib.measure.check import check_against_float64
 from lib.nogpu import cuda
 from lib.nogpu.compile_only import compile_for, instruction_mix, signature_of
 from lib.nogpu.memory import count_traffic
+from lib.ops import _device
+from lib.ops import _host as host
 from lib.ops import matmul as op_file
+from lib.ops._device import place_of
 from lib.ops.matmul import Plan, matmul_cuda, matmul_eager
 from lib.recorded.results import ROOT
 from lib.tests.ops import battery, cases
@@ -383,6 +386,7 @@ def test_compiled(module, activation):
 
 # --- the choice of a tile ------------------------------------------------------------------------------------
 
+AN_H200 = {"generation": lambda _: 9, "n_multiprocessors": lambda _: 132}
 SIZES = [1, 7, 16, 17, 33, 64, 100, 512, 781, 4096, 65536]
 
 
@@ -391,9 +395,8 @@ SIZES = [1, 7, 16, 17, 33, 64, 100, 512, 781, 4096, 65536]
 @pytest.mark.parametrize("aligned", [True, False], ids=["aligned", "unaligned"])
 def test_choice(module, kind, aligned):
     device = machine.device()
-    multiprocessors = module._n_multiprocessors(device)
-    tiles = module._tiles(kind, module._generation(device), aligned)
-    programs = multiprocessors * (2 if kind == "tf32x3" else 1)
+    tiles = module._tiles(kind, device, aligned)
+    programs = host.n_multiprocessors(device) * (2 if kind == "tf32x3" else 1)
     for m, n, k in itertools.product(SIZES, SIZES, [0, *SIZES]):
         tile, parts = module._choose.__wrapped__(m, n, k, kind, device, aligned)
         n_tiles = -(-m // tile.m) * -(-n // tile.n)
@@ -413,12 +416,17 @@ def test_choice(module, kind, aligned):
     assert module._choose.__wrapped__(4096, 16, 4096, kind, device, aligned)[0].n == 16
 
 
+def tiles_on(generation, kind, aligned):
+    with mock.patch.object(host, "generation", return_value=generation):
+        return op_file._tiles(kind, "a GPU", aligned)
+
+
 def test_tiles_of_every_generation():
     """Others than the H200's are two, of one stage where rows are unaligned or cp.async is not there."""
     for kind, generation, aligned in itertools.product(
         ("half", "tf32", "tf32x3", "double"), (7, 8, 9, 10, 12), (True, False)
     ):
-        tiles = op_file._tiles(kind, generation, aligned)
+        tiles = tiles_on(generation, kind, aligned)
         if kind == "double" or generation not in (9, 10):
             assert len(tiles) == 2
         if kind != "double":
@@ -439,24 +447,21 @@ def test_a_bare_product_that_is_not_large_is_cublas_s(module, bias):
 
     def way(m=1024, k=1024, n=1024, dtype=HALF, activation="identity", on_cpu=False):
         a, b = torch.empty(m, k, dtype=dtype), torch.empty(k, n, dtype=dtype)
-        kind = module._kind(dtype, False)
-        with mock.patch.multiple(
-            module, _ON_CPU=on_cpu, _generation=lambda _: 9, _n_multiprocessors=lambda _: 132
-        ):
+        kind = host.kind_of(dtype, False)
+        with mock.patch.multiple(battery.host_of(module), ON_CPU=on_cpu, **AN_H200):
             return module._plan(a, b, kind, activation).way
 
     assert way() == way(64, 4096, 14336) == way(2048, 2048, 2048) == "cublas"
     assert way(4096, 2048, 4096) == "tma" and way(activation="relu") == "tiles"
     assert way(dtype=torch.float32) == way(k=1023) == way(n=1023) == way(on_cpu=True) == "tiles"
     inputs = tensors((17, 33, 21), HALF)[: 2 + bias]
-    for activation in module._ACTIVATIONS:
+    for activation in ACTIVATIONS:
         check(module, inputs, activation, "cublas")
 
 
 def test_sixteen_bits_get_a_smaller_tile_rather_than_parts(module):
     """A tile for three quarters of 132 SMs, where one is small enough; else K is cut."""
-    an_h200 = {"_generation": lambda _: 9, "_n_multiprocessors": lambda _: 132}
-    with mock.patch.multiple(module, **an_h200):
+    with mock.patch.multiple(battery.host_of(module), **AN_H200):
         for (m, k, n), tile in [
             ((1024, 1024, 1024), (64, 128)), ((512, 4096, 4096), (128, 128)),
             ((128, 4096, 4096), (64, 64)), ((64, 4096, 14336), (64, 128)),
@@ -478,7 +483,7 @@ def test_a_large_product_goes_by_tma_from_aligned_copies(module):
         assert plan.way == way
         assert plan.copies == (m * k * n >= 2**32)
         assert (plan.tile.num_stages > 1) == plan.copies, "stages that only wait"
-        assert plan.tile in module._tiles("half", module._generation(a.device), plan.copies)
+        assert plan.tile in module._tiles("half", a.device, plan.copies)
 
 
 def test_rows_that_begin_anywhere_are_loaded_in_one_stage(module):
@@ -570,12 +575,12 @@ def test_traffic(module):
 
 
 def test_by_tma_there_is_one_program_for_each_multiprocessor(module):
-    if module._generation(machine.device()) not in (9, 10):
+    if host.generation(machine.device()) not in (9, 10):
         pytest.skip("TMA is Hopper's")
     for shape, n_tiles in [((128, 32, 300), 10), ((64, 32, 64), 1)]:
         a, b, _ = detached(shape, HALF)
         traffic = count_traffic(lambda a=a, b=b: bound(module, plan="tma")(a, b))
-        assert traffic.programs == min(module._n_multiprocessors(a.device), n_tiles)
+        assert traffic.programs == min(host.n_multiprocessors(a.device), n_tiles)
 
 
 @triton.jit
@@ -583,7 +588,7 @@ def _places_kernel(
     out_ptr, n_rows, n_cols, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
 ):
     tile = tl.program_id(0)
-    row, col = op_file._place_of(tile, n_rows, n_cols, GROUP, BLOCK_M, BLOCK_N)
+    row, col = place_of(tile, n_rows, n_cols, GROUP, BLOCK_M, BLOCK_N)
     tl.store(out_ptr + 2 * tile, row)
     tl.store(out_ptr + 2 * tile + 1, col)
 
@@ -656,7 +661,7 @@ def launches_of(call):
 def compiled(launch, arch=90):
     """A recorded launch compiled for a GPU. A descriptor's type is its element type and its block."""
     name, args, options = launch
-    kernel, options = getattr(op_file, name), dict(options)
+    kernel, options = getattr(op_file, name, None) or getattr(_device, name), dict(options)
     settings = {n: options.pop(n) for n in ("num_warps", "num_stages") if n in options}
     plain = [0 if isinstance(a, TensorDescriptor) else a for a in args]
     signature = signature_of(kernel, *plain, **options)
@@ -766,7 +771,7 @@ def test_the_longest_epilogue_on_the_largest_tile(way):
 @pytest.mark.parametrize("kind", ["half", "tf32x3"])
 def test_tiles_for_rows_that_begin_anywhere(kind, arch):
     dtype = HALF if kind == "half" else FLOAT
-    for tile in op_file._tiles(kind, arch // 10, False):
+    for tile in tiles_on(arch // 10, kind, False):
         kernel = code_of(Plan(tile), dtype, kind, shape=(1023, 511, 2047), arch=arch)
         mix = instruction_mix(kernel)
         # addresses of single elements, each its own: of the widest tile a few lie in local memory
@@ -780,7 +785,7 @@ def test_tiles_for_rows_that_begin_anywhere(kind, arch):
 def test_dz_kernel_moves_sixteen_bytes_at_a_time(activation):
     dy, saved = (torch.empty(4096, 2048, dtype=HALF, device=machine.device()) for _ in "ab")
     saved = None if activation == "identity" else saved
-    call = functools.partial(op_file._dz, dy, saved, activation, True, True)
+    call = functools.partial(host.dz_of, dy, saved, activation, True, True)
     kernel = compiled(launches_of(call)[0])
     mix = instruction_mix(kernel)
     assert mix["LDGSTS.E.BYPASS.128"]
@@ -858,7 +863,7 @@ def test_cuda_traffic():
     """a once for each column of tiles, b once for each row of them: 128 x 128."""
     if machine.HAS_GPU:
         pytest.skip("the CPU build counts")
-    namespace = op_file._cuda()
+    namespace = host.load_cuda(op_file.__file__)
     for m, k, n in [(130, 9, 16), (16, 24, 136), (129, 5, 129)]:
         a, b, _ = detached((m, k, n))
         cuda.memory_traffic(namespace)
@@ -892,7 +897,7 @@ def test_nvcc_compiles_it_without_spills():
 
 @needs_cuda
 def test_the_cuda_code_says_what_is_wrong():
-    forward = op_file._cuda().forward
+    forward = host.load_cuda(op_file.__file__).forward
     a, b, _ = detached((4, 8, 6))
     y = torch.empty(4, 6, device=a.device)
     for bad, message in [

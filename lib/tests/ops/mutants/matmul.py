@@ -1,4 +1,4 @@
-"""Mutants of lib/ops/matmul.py."""
+"""Mutants of lib/ops/matmul.py, and of what products share with it: tiles, activations, dz and dbias."""
 
 from lib.measure.mutants import Mutant
 
@@ -34,8 +34,8 @@ MUTANTS = [
         "relu: a gradient where y is 0",
     ),
     Mutant(
-        '_OF_Z = ("gelu", "gelu_tanh", "silu")',
-        '_OF_Z = ("gelu", "gelu_tanh")',
+        'OF_Z = ("gelu", "gelu_tanh", "silu")',
+        'OF_Z = ("gelu", "gelu_tanh")',
         "silu: its slope from y",
     ),
     Mutant(
@@ -45,7 +45,7 @@ MUTANTS = [
     ),
     Mutant(
         "z_desc.store([row, col], z.to(z_desc.dtype))",
-        "z_desc.store([row, col], _activate(z, ACTIVATION).to(z_desc.dtype))",
+        "z_desc.store([row, col], device.activate(z, ACTIVATION).to(z_desc.dtype))",
         "persistent: y saved for z",
     ),
     Mutant(
@@ -117,12 +117,12 @@ MUTANTS = [
     Mutant("        rows += n_rows\n", "", "the first part added again and again"),
     Mutant("    rows -= n_parts * n_rows\n", "", "y written where a part further on would be"),
     Mutant(
-        "wide = torch.float64 if y.dtype == torch.float64 else torch.float32\n    parts",
+        "wide = host.sum_dtype(y.dtype)\n    parts",
         "wide = y.dtype\n    parts",
         "parts rounded to bfloat16",
     ),
     Mutant(
-        "    n_parts = _cdiv(n_inner, inner_per_part or 1)\n",
+        "    n_parts = host.cdiv(n_inner, inner_per_part or 1)\n",
         "    n_parts = plan.n_parts\n",
         "a part with nothing in it",
     ),
@@ -132,7 +132,7 @@ MUTANTS = [
         "split-K without the bias",
     ),
     Mutant(
-        "COMPUTE=_compute_dtype(a.dtype), GROUP",
+        "COMPUTE=host.compute_dtype(a.dtype), GROUP",
         "COMPUTE=tl.float32, GROUP",
         "float64 summed in float32",
     ),
@@ -169,8 +169,8 @@ MUTANTS = [
         "TMA of rows that begin anywhere",
     ),
     Mutant(
-        "(t.t(), True) if _tma_reads",
-        "(t.t(), False) if _tma_reads",
+        "(t.t(), True) if host.tma_reads",
+        "(t.t(), False) if host.tma_reads",
         "TMA: the transpose taken for the matrix",
     ),
     Mutant(
@@ -194,14 +194,14 @@ MUTANTS = [
     Mutant("aligned = _is_aligned(a) and", "aligned =", "the rows of b alone decide"),
     Mutant("<= t <= max(16, size)", "<= t", "tiles larger than y"),
     Mutant(
-        "        if n_tiles * max(1, parts) >= _ENOUGH * n_multiprocessors:\n            break\n",
+        "        if n_tiles * max(1, parts) >= _ENOUGH * n_sms:\n            break\n",
         "",
         "always the smallest tile",
     ),
     # --- handed to cuBLAS
     Mutant(
-        'activation == "identity" and not _ON_CPU',
-        "not _ON_CPU",
+        'activation == "identity" and not host.ON_CPU',
+        "not host.ON_CPU",
         "an epilogue handed to cuBLAS, which has none",
     ),
     Mutant(
@@ -215,7 +215,7 @@ MUTANTS = [
         "float32 handed to cuBLAS: no 3xTF32",
     ),
     Mutant(
-        'activation == "identity" and not _ON_CPU',
+        'activation == "identity" and not host.ON_CPU',
         'activation == "identity"',
         "the CPU's product in the interpreter",
     ),
@@ -228,12 +228,12 @@ MUTANTS = [
         "cuBLAS without the bias",
     ),
     Mutant(
-        "    total = y if z is None else z\n    a, b = _for",
-        "    total = y\n    a, b = _for",
+        "    total = y if z is None else z\n    a, b = host.for",
+        "    total = y\n    a, b = host.for",
         "cuBLAS: z not written",
     ),
     Mutant(
-        "y.copy_(_ACTIVATIONS[activation](total))",
+        "y.copy_(host.ACTIVATIONS[activation](total))",
         "y.copy_(total)",
         "cuBLAS without the activation",
     ),
@@ -250,9 +250,9 @@ MUTANTS = [
     # --- gradients
     Mutant("        total += dz\n", "        total = dz\n", "dbias of the last rows alone"),
     Mutant(
-        "            dz = _slope_times(dz, saved, ACTIVATION)",
-        "            total += dz - _slope_times(dz, saved, ACTIVATION)\n"
-        "            dz = _slope_times(dz, saved, ACTIVATION)",
+        "            dz = slope_times(dz, saved, ACTIVATION)",
+        "            total += dz - slope_times(dz, saved, ACTIVATION)\n"
+        "            dz = slope_times(dz, saved, ACTIVATION)",
         "dbias of dy instead of dz",
     ),
     Mutant(
@@ -261,13 +261,13 @@ MUTANTS = [
         "what was saved read by the strides of dy",
     ),
     Mutant(
-        "activation, has_da or has_db, has_dbias, plan",
-        "activation, has_da, has_dbias, plan",
+        "has_dz = plan and plan.backward, has_da or has_db",
+        "has_dz = plan and plan.backward, has_da",
         "no dz for db alone",
     ),
     Mutant(
-        "strips, n_tiles = _cdiv(n_rows, rows_per_program),",
-        "strips, n_tiles = max(1, n_rows // rows_per_program),",
+        "    strips, n_tiles = cdiv(n_rows, rows_per_program),",
+        "    strips, n_tiles = max(1, n_rows // rows_per_program),",
         "floor where ceil was meant: the last rows forgotten",
     ),
     Mutant(
@@ -287,7 +287,7 @@ MUTANTS = [
     ),
     Mutant('return "tf32" if allow_tf32 else "tf32x3"', 'return "tf32"', "tf32 in silence"),
     Mutant(
-        "    @_once\n",
+        "    @host.once\n",
         "    @staticmethod\n",
         "a second derivative that is wrong in silence",
     ),
@@ -304,28 +304,28 @@ MUTANTS = [
         "tf32 in silence, both products of the backward pass",
     ),
     Mutant(
-        "save_z = needs_grad and activation in _OF_Z",
+        "save_z = activation in host.OF_Z and host.needs_autograd(a, b, bias)",
         "save_z = False",
         "compiled: multiplied once more",
     ),
     Mutant(
-        "forward(a, b, bias, activation, allow_tf32, False, plan)[0]",
-        "forward(a, b, bias, activation, allow_tf32, activation in _OF_Z, plan)[0]",
+        "    y, z = _empty(a, b, save_z)\n",
+        "    y, z = _empty(a, b, save_z or activation in host.OF_Z)\n",
         "z stored for inference",
     ),
     Mutant(
-        "dtype, casts = torch.get_autocast_dtype(device), _DTYPES[:3]",
-        "dtype, casts = torch.get_autocast_dtype(device), _DTYPES",
+        'getattr(t, "dtype", None) in MIXED',
+        'getattr(t, "dtype", None) in DTYPES',
         "autocast: float64 too",
     ),
     Mutant(
-        "    if not torch.is_autocast_enabled(device):\n", "    if True:\n", "autocast passed over"
+        "    if not torch.is_autocast_enabled(where):\n", "    if True:\n", "autocast passed over"
     ),
     # --- checks, eager
-    Mutant("and a.shape[1] == b.shape[0]", "and a.shape[1] >= b.shape[0]", "b with too few rows"),
-    Mutant("and bias.shape == b.shape[1:]", "and bias.dim() == 1", "a bias of one element"),
-    Mutant("and a.dim() == b.dim() == 2", "and b.dim() == 2", "a batch"),
-    Mutant("        and a.device == b.device\n", "", "two devices"),
+    Mutant('"b": (b, "K N")', '"b": (b, "J N")', "b with too few rows"),
+    Mutant('"bias": (bias, "N")', '"bias": (bias, "J")', "a bias of one element"),
+    Mutant('"b": (b, "K N")', '"b": (b, "... K N")', "a batch"),
+    Mutant("        if t.device != x.device:\n", "        if False:\n", "two devices"),
     Mutant(
         "z if bias is None else z + bias)",
         "z if bias is None else z - bias)",
@@ -337,15 +337,15 @@ MUTANTS = [
         "        ctx.mark_non_differentiable(*filter(torch.is_tensor, [z]))\n        return y, z  # z too",
         "a second derivative without what goes through z",
     ),
-    Mutant("z = _gelu(z)", "z = _gelu_tanh(z)", "gelu: another form"),
-    Mutant("dy * _gelu_grad(saved)", "dy * _gelu_tanh_grad(saved)", "gelu: the other form's slope"),
+    Mutant("z = gelu(z)", "z = gelu_tanh(z)", "gelu: another form"),
+    Mutant("dy * gelu_grad(saved)", "dy * gelu_tanh_grad(saved)", "gelu: the other form's slope"),
     Mutant(
-        "wide = dy.dtype if strips == 1 or",
-        "wide = dy.dtype if",
+        "wide = dy.dtype if strips == 1 else sum_dtype(dy.dtype)",
+        "wide = sum_dtype(dy.dtype)",
         "one strip's sums in float32",
     ),
     Mutant(
-        "wide = dy.dtype if strips == 1 or dy.dtype == torch.float64 else torch.float32",
+        "wide = dy.dtype if strips == 1 else sum_dtype(dy.dtype)",
         "wide = dy.dtype",
         "partial sums rounded to 16 bits",
     ),
