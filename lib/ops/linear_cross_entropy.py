@@ -25,7 +25,7 @@ Rounding  A gradient in 16 bits is rounded before and after that factor: with 1/
           memory is small beside the logits' there; in float16 always, which it might overflow. The same bits
           in every run.
 Float32   products are cuBLAS's, by TF32 if torch.backends allows it, as in PyTorch.
-Copy it   this file. MIT licence.
+Copy it   by `make copy OP=linear_cross_entropy TO=folder`, or take _host.py and _device.py along. MIT licence.
 """
 
 import functools
@@ -35,13 +35,11 @@ import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
-from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
-from torch.autograd import forward_ad
 
-# With TRITON_INTERPRET=1 kernels run on CPU tensors; otherwise they need a GPU.
-_ON_CPU = triton.knobs.runtime.interpret
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-_REDUCTIONS = ("mean", "sum", "none")
+if __package__:
+    from . import _host as host
+else:  # beside this file in a plain folder
+    import _host as host
 
 
 class Plan(NamedTuple):
@@ -194,22 +192,6 @@ _FEWEST_ROWS = 1024  # of a chunk: with fewer, reading weight again for each chu
 _SCALE_BLOCK = 4096
 
 
-def _cdiv(a, b):
-    return -(-a // b)  # triton.cdiv is the same, and costs 2 µs a call on the host
-
-
-def _power_of_2(n):
-    return 1 << max(0, n - 1).bit_length()  # so is triton.next_power_of_2
-
-
-def _compute_dtype(dtype):
-    return tl.float64 if dtype == torch.float64 else tl.float32
-
-
-def _wide_dtype(dtype):
-    return torch.promote_types(dtype, torch.float32)
-
-
 def _dweight_dtype(dtype):
     """Of dweight until it is multiplied by the upstream gradient: in float16 it might overflow."""
     return torch.float32 if dtype == torch.float16 else dtype
@@ -219,15 +201,10 @@ def _dweight_dtype(dtype):
 def _plan(n_rows, n_cols, n_inner, dtype):
     """Chunks as large as the docstring says, of equal length up to the tiles of a product."""
     n_chunks = max(1, min(2 * dtype.itemsize, n_rows // _FEWEST_ROWS))
-    rows = _cdiv(_cdiv(n_rows, n_chunks), 128) * 128
+    rows = host.cdiv(host.cdiv(n_rows, n_chunks), 128) * 128
     wide = n_chunks > 1 and n_rows >= 8 * n_inner
-    block_n = min(2048, max(16, _power_of_2(n_cols)))
+    block_n = min(2048, max(16, host.power_of_2(n_cols)))
     return Plan(rows, wide, block_n, num_warps=4, num_stages=3)
-
-
-def _for_cublas(t):
-    """t; a copy where rows or columns begin 2 GiB apart, at which cuBLAS reads memory that is not t's."""
-    return t.contiguous() if any(s * t.itemsize >= 2**31 for s in t.stride()) else t
 
 
 def _add_product(total, a, b, beta):
@@ -249,19 +226,20 @@ def _columns(n_cols, split):
 def _launch(plan, x, weight, labels, options, losses, dx, dweight, scales):
     """Chunk after chunk: logits by cuBLAS, their losses, their gradient in their place, its two products."""
     n_rows, n_cols = len(x), len(weight)
-    pitch = _cdiv(n_cols, 16) * 16  # rows on 16-byte boundaries, also of 50257 logits
+    pitch = host.cdiv(n_cols, 16) * 16  # rows on 16-byte boundaries, also of 50257 logits
     memory, columns = x.new_empty(min(plan.rows, n_rows), pitch), _columns(n_cols, plan.split)
     for start in range(0, n_rows, plan.rows):
         rows = slice(start, min(start + plan.rows, n_rows))
         part, logits = x[rows], memory[: rows.stop - start, :n_cols]
         for cols in columns:
             torch.mm(part, weight[cols].t(), out=logits[:, cols])
-        _cross_entropy_kernel[(len(part),)](
-            logits, labels[rows], losses if losses is None else losses[rows],
-            scales if scales is None else scales[rows], n_cols, pitch, options.ignore_index,
-            GRADS=dx is not None or dweight is not None, SMOOTHING=options.label_smoothing,
-            Z_LOSS=options.z_loss, SOFTCAP=options.softcap, COMPUTE=_compute_dtype(x.dtype),
-            BLOCK_N=plan.block_n, NUM_STAGES=plan.num_stages, num_warps=plan.num_warps,
+        host.run(
+            _cross_entropy_kernel, (len(part),),
+            (logits, labels[rows], *(t if t is None else t[rows] for t in (losses, scales))),
+            n_cols, pitch, options.ignore_index, GRADS=dx is not None or dweight is not None,
+            SMOOTHING=options.label_smoothing, Z_LOSS=options.z_loss, SOFTCAP=options.softcap,
+            COMPUTE=host.compute_dtype(x.dtype), BLOCK_N=plan.block_n, NUM_STAGES=plan.num_stages,
+            num_warps=plan.num_warps,
         )  # fmt: skip
         for cols in columns:
             if dx is not None:
@@ -277,18 +255,14 @@ def _pass(x, weight, labels, options, has_losses, has_dx, has_dweight, scales=No
     """The losses of all rows; dx and dweight of their sum, each times its scale; None unless asked for."""
     n_rows, n_inner = labels.numel(), x.shape[-1]
     plan = plan or _plan(n_rows, weight.shape[0], n_inner, x.dtype)
-    losses = x.new_empty(n_rows, dtype=_wide_dtype(x.dtype)) if has_losses else None
+    losses = x.new_empty(n_rows, dtype=host.sum_dtype(x.dtype)) if has_losses else None
     dx = x.new_empty(x.shape) if has_dx else None
-    summed_in = _wide_dtype(x.dtype) if plan.wide else _dweight_dtype(x.dtype)
+    summed_in = host.sum_dtype(x.dtype) if plan.wide else _dweight_dtype(x.dtype)
     dweight = weight.new_empty(weight.shape, dtype=summed_in) if has_dweight else None
     if n_rows > 0:
-        flat = _for_cublas(x.reshape(n_rows, n_inner))
-        flat_dx = dx.view(n_rows, n_inner) if has_dx else None
-        with torch.cuda.device_of(x):  # else the launch goes to the current GPU, not to x's
-            _launch(
-                plan, flat, _for_cublas(weight), labels.reshape(-1).contiguous(), options, losses, flat_dx,
-                dweight, scales,
-            )  # fmt: skip
+        flat, flat_dx = (t if t is None else t.reshape(n_rows, n_inner) for t in (x, dx))
+        inputs = host.for_cublas(flat), host.for_cublas(weight), labels.reshape(-1).contiguous()
+        _launch(plan, *inputs, options, losses, flat_dx, dweight, scales)
     elif has_dweight:
         dweight.zero_()
     return losses, dx, dweight.to(_dweight_dtype(x.dtype)) if has_dweight else None
@@ -298,7 +272,7 @@ def _n_counted(labels, options):
     return (labels != options.ignore_index).sum()
 
 
-def _forward(x, weight, labels, options, has_dx=False, has_dweight=False, plan=None):
+def _forward(x, weight, labels, options, plan=None, has_dx=False, has_dweight=False):
     """The loss; dx and dweight of the sum of all losses, each None unless asked for."""
     losses, dx, dweight = _pass(x, weight, labels, options, True, has_dx, has_dweight, None, plan)
     if options.reduction == "none":
@@ -314,11 +288,10 @@ def _scaled(t, scale, dtype, in_place):
     # .data: whoever gets it may change it, and what was saved counts no version of that
     y = t.data if in_place and t.dtype == dtype else torch.empty_like(t, dtype=dtype)
     if t.numel() > 0:
-        with torch.cuda.device_of(t):
-            _scale_kernel[(_cdiv(t.numel(), _SCALE_BLOCK),)](
-                t, y, scale, t.numel(),
-                COMPUTE=_compute_dtype(dtype), BLOCK_SIZE=_SCALE_BLOCK, num_warps=8,
-            )  # fmt: skip
+        host.run(
+            _scale_kernel, (host.cdiv(t.numel(), _SCALE_BLOCK),), (t, y, scale), t.numel(),
+            COMPUTE=host.compute_dtype(dtype), BLOCK_SIZE=_SCALE_BLOCK, num_warps=8,
+        )  # fmt: skip
     return y
 
 
@@ -354,44 +327,16 @@ def _backward(
     )
 
 
-class _Undifferentiable(torch.autograd.Function):
-    """Gradients as they are, and an error for whoever differentiates them."""
-
-    @staticmethod
-    def forward(ctx, backward, grads, *sources):
-        ctx.op = backward.__module__.rpartition(".")[2]
-        return grads
-
-    @staticmethod
-    def backward(ctx, *_):
-        raise RuntimeError(f"{ctx.op} has no second derivative; for one, use {ctx.op}_eager")
-
-
-def _once(backward):
-    """A Function's backward that runs once: differentiating what it returns raises instead of being wrong."""
-    # The error lies on every path from the gradients to what they depend on. That of PyTorch's
-    # once_differentiable lies beside, where autograd.grad(..., inputs) does not pass.
-
-    def guarded(ctx, *dys):
-        if not torch.is_grad_enabled():  # the usual case: without create_graph=True
-            return backward(ctx, *dys)
-        with torch.no_grad():
-            grads = backward(ctx, *dys)
-        return _Undifferentiable.apply(backward, grads, *dys, *ctx.saved_tensors)
-
-    return guarded
-
-
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, labels, options, plan):
         has_grads = [needed and options.reduction != "none" for needed in ctx.needs_input_grad[:2]]
-        loss, dx, dweight = _forward(x, weight, labels, options, *has_grads, plan)
+        loss, dx, dweight = _forward(x, weight, labels, options, plan, *has_grads)
         _save(ctx, x, weight, labels, dx, dweight, options, plan)
         return loss
 
     @staticmethod
-    @_once
+    @host.once
     def backward(ctx, dloss):
         *inputs, dx, dweight = ctx.saved_tensors
         if ctx.gave_away:  # what was saved is somebody's gradient by now
@@ -405,73 +350,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
 # --- the calls -----------------------------------------------------------------------------------------------
 
 
-def _autocast(*tensors):
-    """Under autocast the tensors in its dtype, as torch's own products take them."""
-    device = "cpu" if _ON_CPU else "cuda"
-    if not torch.is_autocast_enabled(device):
-        return tensors
-    dtype, casts = torch.get_autocast_dtype(device), _DTYPES[:3]
-    return [t.to(dtype) if getattr(t, "dtype", None) in casts else t for t in tensors]
-
-
-def _fits(x, weight, labels, options):
-    """Whether the kernels take these arguments; if not, _refuse_arguments says why."""
-    return (
-        isinstance(x, torch.Tensor)
-        and isinstance(weight, torch.Tensor)
-        and isinstance(labels, torch.Tensor)
-        and x.dtype == weight.dtype in _DTYPES
-        and labels.dtype == torch.int64
-        and x.device == weight.device == labels.device
-        and x.device.type == ("cpu" if _ON_CPU else "cuda")
-        and x.dim() > 0
-        and weight.dim() == 2
-        and x.shape[-1] == weight.shape[1]
-        and x.shape[:-1] == labels.shape
-        and weight.shape[0] > 0
-        and options.reduction in _REDUCTIONS
-        and 0 <= options.label_smoothing <= 1
-        and (options.softcap is None or options.softcap > 0)
-    )
-
-
-def _refuse(name, eager, mixed=(), **expected):
-    """Raise the error that says what is wrong with a call of `name`, and what to do.
-
-    expected: label=(tensor, its sizes in letters), as x=(x, "... N"); the first one sets device and
-    dtype, but for dtypes that may be mixed.
-    """
-    (first, (x, _)), sizes = next(iter(expected.items())), {}
-    for label, (t, letters) in expected.items():
-        if not isinstance(t, torch.Tensor):
-            raise TypeError(f"{name}: {label} must be a torch.Tensor, got {type(t).__name__}")
-        if t.dtype not in _DTYPES:
-            wrong = f"{label} must be a floating-point tensor, got {t.dtype}"
-            raise TypeError(f"{name}: {wrong}; use .float()")
-        if t.dtype != x.dtype and not {t.dtype, x.dtype} <= {*mixed}:
-            cast = f"cast one of them, as {label}.to({first}.dtype)"
-            raise TypeError(f"{name}: {first} is {x.dtype} and {label} {t.dtype}; {cast}")
-        if t.device != x.device:
-            where = f"{first} is on {x.device} and {label} on {t.device}"
-            raise ValueError(f"{name}: {where}; move both to one device")
-        names = letters.removeprefix("... ").split()
-        shape = t.shape[max(0, t.dim() - len(names)) :] if letters[0] == "." else t.shape
-        known = " and ".join(f"{n} = {sizes[n]}" for n in names if n in sizes)
-        same = [sizes.setdefault(n, size) == size for n, size in zip(names, shape)]
-        if len(shape) != len(names) or not all(same):
-            want = f"{label} must be ({letters.replace(' ', ', ')}){known and ' with ' + known}"
-            beside = f" beside {first} {tuple(x.shape)}" if t is not x else ""
-            scalar = letters[0] == "." and t.dim() == 0
-            got = f"a scalar; use {label}.view(1)" if scalar else f"shape {tuple(t.shape)}{beside}"
-            raise ValueError(f"{name}: {want}, got {got}")
-    on = "the CPU: TRITON_INTERPRET=1 is set" if _ON_CPU else "a GPU, or TRITON_INTERPRET=1 set"
-    raise ValueError(f"{name}: {first} must be on {on}, got {x.device}; use {eager} there")
-
-
-def _refuse_arguments(name, x, weight, labels, options):
-    """What only this op can say, else what _refuse does."""
-    if options.reduction not in _REDUCTIONS:
-        known = ", ".join(_REDUCTIONS)
+@host.remembered
+def _check(name, x, weight, labels, options):
+    reductions = "mean", "sum", "none"
+    if options.reduction not in reductions:
+        known = ", ".join(reductions)
         raise ValueError(f"{name}: reduction must be one of {known}; got {options.reduction!r}")
     if not 0 <= options.label_smoothing <= 1:
         wrong = f"label_smoothing must lie in [0, 1], got {options.label_smoothing}"
@@ -492,39 +375,21 @@ def _refuse_arguments(name, x, weight, labels, options):
     if isinstance(x, torch.Tensor) and labels.device != x.device:
         where = f"x is on {x.device} and labels on {labels.device}"
         raise ValueError(f"{name}: {where}; move both to one device")
-    _refuse(name, "linear_cross_entropy_eager", x=(x, "... K"), weight=(weight, "V K"))
-
-
-def _needs_grad(*tensors):
-    """Whether to go through autograd: also under forward-mode AD and torch.func, so that it raises an error."""
-    # The private import is for functionalize: its tensors have no memory, and a kernel would read address 0.
-    backward = torch.is_grad_enabled() and any([t.requires_grad for t in tensors])
-    transforms = not torch.compiler.is_compiling() and retrieve_all_functorch_interpreters()
-    return backward or forward_ad._current_level >= 0 or transforms
-
-
-def _explain(error, name, eager):
-    """Under torch.func or forward-mode AD, raise an error that names them and the remedy."""
-    if forward_ad._current_level >= 0 or retrieve_all_functorch_interpreters():
-        reach = "torch.func (grad, jvp, vmap) and forward-mode AD do not reach into a kernel"
-        raise RuntimeError(f"{name}: {reach}; under them use {eager}") from error
+    tensors = {"x": (x, "... K"), "weight": (weight, "V K")}
+    host.check_tensors(name, "linear_cross_entropy_eager", **tensors)
 
 
 def _call(name, x, weight, labels, options, plan):
-    x, weight = _autocast(x, weight)
-    if not _fits(x, weight, labels, options):
-        _refuse_arguments(name, x, weight, labels, options)
+    x, weight = host.autocast(x, weight)
+    _check(name, x, weight, labels, options)
     if torch.compiler.is_compiling():
         computes = torch.is_grad_enabled() and options.reduction != "none"
         has_grads = computes and x.requires_grad, computes and weight.requires_grad
         return linear_cross_entropy_op(x, weight, labels, *options, *has_grads)[0]
-    try:
-        if _needs_grad(x, weight):
-            return _LinearCrossEntropy.apply(x, weight, labels, options, plan)
-        return _forward(x, weight, labels, options, plan=plan)[0]
-    except RuntimeError as error:
-        _explain(error, name, "linear_cross_entropy_eager")
-        raise
+    return host.call(
+        name, "linear_cross_entropy_eager", _LinearCrossEntropy, lambda *how: _forward(*how)[0],
+        (x, weight, labels), options, plan,
+    )  # fmt: skip
 
 
 def linear_cross_entropy_triton(
@@ -548,7 +413,7 @@ def linear_cross_entropy_triton(
     return _call("linear_cross_entropy_triton", x, weight, labels, options, plan)
 
 
-@torch.library.custom_op("fused_kernels::linear_cross_entropy", mutates_args=())
+@host.custom_op("fused_kernels::linear_cross_entropy")
 def linear_cross_entropy_op(
     x: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, ignore_index: int = -100,
     label_smoothing: float = 0.0, z_loss: float = 0.0, softcap: float | None = None, reduction: str = "mean",
@@ -560,13 +425,12 @@ def linear_cross_entropy_op(
     has_dweight they are empty, and the backward pass multiplies once more.
     """
     options = Options(ignore_index, label_smoothing, z_loss, softcap, reduction)
-    if not _fits(x, weight, labels, options):
-        _refuse_arguments("linear_cross_entropy_op", x, weight, labels, options)
-    loss, *grads = _forward(x, weight, labels, options, has_dx, has_dweight)
+    _check("linear_cross_entropy_op", x, weight, labels, options)
+    loss, *grads = _forward(x, weight, labels, options, None, has_dx, has_dweight)
     return loss, *(x.new_empty(0) if g is None else g for g in grads)
 
 
-@torch.library.custom_op("fused_kernels::linear_cross_entropy_backward", mutates_args=())
+@host.custom_op("fused_kernels::linear_cross_entropy_backward")
 def _linear_cross_entropy_backward_op(
     dloss: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor,
     dx: torch.Tensor | None, dweight: torch.Tensor | None, needs_grad: list[bool], ignore_index: int,
@@ -582,11 +446,12 @@ def _(
     x, weight, labels, ignore_index=-100, label_smoothing=0.0, z_loss=0.0, softcap=None,
     reduction="mean", has_dx=False, has_dweight=False,
 ):  # fmt: skip
+    # not what _pass allocates: that has losses of rows, and None in place of an empty tensor
     shape = labels.shape if reduction == "none" else ()
     dx = x.new_empty(x.shape if has_dx else 0)
     dtype = _dweight_dtype(x.dtype) if has_dweight else x.dtype
     dweight = x.new_empty(weight.shape if has_dweight else 0, dtype=dtype)
-    return x.new_empty(shape, dtype=_wide_dtype(x.dtype)), dx, dweight
+    return x.new_empty(shape, dtype=host.sum_dtype(x.dtype)), dx, dweight
 
 
 @_linear_cross_entropy_backward_op.register_fake
@@ -604,7 +469,7 @@ def _setup_context(ctx, inputs, output):
     _save(ctx, x, weight, labels, dx, dweight, Options(*options))
 
 
-@_once
+@host.once
 def _op_backward(ctx, dloss, *_):
     needs_grad = ctx.needs_input_grad[:2]
     grads = _linear_cross_entropy_backward_op(

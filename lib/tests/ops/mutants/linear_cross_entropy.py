@@ -73,11 +73,13 @@ MUTANTS = [
     ),
     Mutant("t = tl.where(a < 0, -t, t)", "t = t * 1.0", "tanh of negative numbers is positive"),
     Mutant(
-        "pitch = _cdiv(n_cols, 16) * 16", "pitch = n_cols", "rows that begin anywhere, unaligned"
+        "pitch = host.cdiv(n_cols, 16) * 16",
+        "pitch = n_cols",
+        "rows that begin anywhere, unaligned",
     ),
     Mutant(
-        "_cross_entropy_kernel[(len(part),)](\n            logits, labels[rows],",
-        "_cross_entropy_kernel[(len(part),)](\n            logits, labels,",
+        "(logits, labels[rows], *(",
+        "(logits, labels, *(",
         "each chunk with the labels of the first",
     ),
     Mutant("beta=int(start > 0))", "beta=0)", "dweight of the last chunk alone"),
@@ -91,7 +93,7 @@ MUTANTS = [
         "n_rows // _FEWEST_ROWS))", "n_rows // 128))", "chunks of so few rows that W is what costs"
     ),
     Mutant(
-        "summed_in = _wide_dtype(x.dtype) if plan.wide else _dweight_dtype(x.dtype)",
+        "summed_in = host.sum_dtype(x.dtype) if plan.wide else _dweight_dtype(x.dtype)",
         "summed_in = _dweight_dtype(x.dtype)",
         "dweight rounded chunk after chunk where it is to be float32",
     ),
@@ -125,5 +127,5 @@ MUTANTS = [
         "a frozen weight costs a product",
     ),
     Mutant("return losses.view(labels.shape), dx", "return losses, dx", "losses all in one row"),
-    Mutant("    @_once\n", "", "a second derivative that is wrong in silence"),
+    Mutant("    @host.once\n", "", "a second derivative that is wrong in silence"),
 ]
