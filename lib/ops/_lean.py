@@ -5,11 +5,8 @@
 Values and gradients are those of the full form. What it lacks: launches that find their compiled kernel
 themselves (Triton's look-up costs the host more, each time), calls past autograd where no gradient is wanted,
 sentences that say what is wrong with an argument and what to do, errors under torch.func, vmap and forward-mode
-AD, an error where a second copy takes the op's name, and builds of one .cu by two processes at a time.
+AD, and an error where a second copy takes the op's name.
 """
-
-import functools
-from pathlib import Path
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -53,18 +50,3 @@ def call(name, eager, function, forward, tensors, *how):
 def custom_op(name):
     """torch.library.custom_op(name, mutates_args=())."""
     return torch.library.custom_op(name, mutates_args=())
-
-
-@functools.cache
-def load_cuda(file, *flags):
-    """torch.ops.<op>_cuda, whose `forward` is <op>_forward of the .cu beside the op's file."""
-    from torch.utils.cpp_extension import load_inline
-
-    path = Path(file).with_suffix(".cu")
-    name = f"{path.stem}_cuda"
-    binding = f'TORCH_LIBRARY({name}, m) {{ m.def("forward", &{path.stem}_forward); }}'
-    load_inline(
-        name, cpp_sources="", cuda_sources=path.read_text() + binding,
-        extra_cuda_cflags=["-O3", *flags], is_python_module=False, no_implicit_headers=True,
-    )  # fmt: skip
-    return getattr(torch.ops, name)
