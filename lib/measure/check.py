@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: MIT
+# Copyright (c) 2026 The Fused Kernels authors; Fused Kernels 0.1.0, lib/measure/check.py
 """Check a version of an op against the eager definition computed in float64.
 
 Every output and every gradient must pass two rules. Both take their tolerance from the error that the eager

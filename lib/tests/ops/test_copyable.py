@@ -13,7 +13,7 @@ from lib import machine
 from lib.measure import registry
 from lib.ops import _host
 from lib.recorded.results import ROOT
-from lib.standalone import files_of, main, standalone, write
+from lib.standalone import TOOLS, files_of, main, standalone, write
 from lib.tests.ops.cases import release
 
 import numpy as np
@@ -56,12 +56,13 @@ def test_a_copy_is_linted_as_the_project_is(lean, tmp_path):
 def test_a_copy_says_whose_it_is_and_which():
     """MIT asks for the notice; a version tells what has changed since."""
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    for path in [*FILES, *(ROOT / "lib/ops").glob("*.cu")]:
+    shared = (ROOT / "lib/ops").glob("_[a-z]*.py")
+    for path in [*FILES, *shared, *(ROOT / "lib/ops").glob("*.cu"), *TOOLS.values()]:
         mark = "#" if path.suffix == ".py" else "//"
         licence, copyright_, *_ = path.read_text().splitlines()
         assert licence == f"{mark} SPDX-License-Identifier: MIT"
         authors = "Copyright (c) 2026 The Fused Kernels authors"
-        assert copyright_ == f"{mark} {authors}; Fused Kernels {version}, lib/ops/{path.name}"
+        assert copyright_ == f"{mark} {authors}; Fused Kernels {version}, {path.relative_to(ROOT)}"
         assert authors in (ROOT / "LICENSE").read_text()
 
 
