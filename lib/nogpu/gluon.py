@@ -365,12 +365,12 @@ class _Language:
 _IMPORTED_ALONE = ("fence_async_shared", "warpgroup_mma", "warpgroup_mma_wait")
 
 
-def run(kernel, grid, *arguments, seed=0, words=None, **constants):
+def run(kernel, grid, *arguments, seed=0, **constants):
     """kernel[grid](*arguments, **constants) on the CPU, program after program; it stores in its tensors.
 
     kernel: of @gluon.jit. grid: programs along one axis or more. arguments: numbers, tensors on the CPU, and
     TensorDescriptors of such. seed: of the order in which things happen; with odd ones loads and products
-    end as late as can be. words: in place of some of the kernel's globals. Returns what was asked for, in
+    end as late as can be. constants: functions among them take and give tensors. Returns what was asked for, in
     order: ("load", place), ("multiply", products of that role under way), ("store", place).
     Raises Deadlock and Misuse.
     """
@@ -378,7 +378,7 @@ def run(kernel, grid, *arguments, seed=0, words=None, **constants):
     for number, program in enumerate(itertools.product(*map(range, grid))):
         scheduler = _Scheduler(seed + number)
         language = _Language(scheduler, program, grid, log)
-        body = _known_here(kernel, language, words or {})[kernel.fn.__name__]
+        body = _known_here(kernel.fn.__globals__, language)[kernel.fn.__name__]
         given = [_as_the_kernel_sees_it(a) for a in arguments]
 
         def whole(body=body, given=given, language=language):
@@ -389,17 +389,26 @@ def run(kernel, grid, *arguments, seed=0, words=None, **constants):
     return log
 
 
-def _known_here(kernel, language, words):
-    """The globals of the kernel with Gluon's words replaced, for it and for the functions that it calls."""
-    known = dict(kernel.fn.__globals__)
-    for name, value in kernel.fn.__globals__.items():
+def _known_here(names, language):
+    """The globals of a kernel with Gluon's words replaced, for it and for the functions that it calls.
+
+    So are those of modules beside the kernel's, whose functions it may call too.
+    """
+    known = dict(names)
+    for name, value in names.items():
         if isinstance(getattr(value, "fn", None), types.FunctionType):
             defaults = value.fn.__defaults__
             known[name] = types.FunctionType(value.fn.__code__, known, name, defaults)
-    known |= dict.fromkeys(("gl", "tl", "hopper", "mbarrier", "tma"), language)
+        elif isinstance(value, types.ModuleType) and _stands_beside(value, names):
+            known[name] = SimpleNamespace(**_known_here(vars(value), language))
     # in place, because the functions above look names up here
-    known |= {name: getattr(language, name) for name in _IMPORTED_ALONE} | words
+    known |= dict.fromkeys(("gl", "tl", "hopper", "mbarrier", "tma"), language)
+    known |= {name: getattr(language, name) for name in _IMPORTED_ALONE}
     return known
+
+
+def _stands_beside(module, names):
+    return bool(names.get("__package__")) and module.__package__ == names["__package__"]
 
 
 def _expect_shape(memory, desc):

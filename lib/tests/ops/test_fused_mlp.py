@@ -182,7 +182,7 @@ def test_a_long_walk_is_split(module):
     assert plan(16, 255, 256, 1, kind="tf32x3").way == "one kernel"
     assert plan(16, 256, 256, 1, kind="tf32x3").way == "split"
     # a part for each multiprocessor that the tiles of rows leave, or for each 64 units
-    n_sms = module._n_multiprocessors(machine.device())
+    n_sms = battery.host_of(module).n_multiprocessors(machine.device())
     assert plan(16, 512, 512, 1).n_splits == min(8, n_sms)
     assert plan(1024, 512, 1024, 1).n_splits == max(1, n_sms // 16)
     # whoever takes the way of many rows is not split
@@ -600,7 +600,7 @@ def test_another_number_of_rows_does_not_compile_again(module, way):
 
 def machine_code(module, case, dtype, allow_tf32, back, arch=90):
     """The kernel that a GPU of `arch` gets for this case: of few rows the smallest tile, else the largest."""
-    (m, k, h, n), kind = case, module._kind(dtype, allow_tf32)
+    (m, k, h, n), kind = case, battery.host_of(module).kind_of(dtype, allow_tf32)
     no_units = arch < 80 and dtype != torch.float64
     tiles = (module._BACKWARD_TILES if back else module._TILES)["ieee" if no_units else kind]
     tile = tiles[0 if m > 10_000 else -1]
@@ -617,7 +617,7 @@ def machine_code(module, case, dtype, allow_tf32, back, arch=90):
         kernel = module._fused_mlp_fwd_kernel
         args = (x, w1, b1, w2, b2, y, *sizes, *strides, plan.units)
     constants = {"FINAL": "sigmoid", "PRECISION": "ieee" if no_units else plan.precision}
-    constants["COMPUTE"] = module._compute_dtype(dtype)
+    constants["COMPUTE"] = battery.host_of(module).compute_dtype(dtype)
     signature = signature_of(kernel, *args, **constants, **plan.blocks)
     return compile_for(kernel, signature, arch=arch, **plan.warps)
 

@@ -6,7 +6,6 @@ import math
 import re
 import sys
 import tempfile
-import types
 from pathlib import Path
 from unittest import mock
 
@@ -19,6 +18,7 @@ from lib.nogpu.fake_gpu import fake_gpu
 from lib.nogpu.memory import count_traffic
 from lib.ops import linear_glu
 from lib.ops.linear_glu import Plan, Tile, linear_glu_eager
+from lib.standalone import standalone
 from lib.tests.ops import battery, cases
 
 import pytest
@@ -68,8 +68,9 @@ gatings = pytest.mark.parametrize(("activation", "gate"), GATINGS)
 def for_a_gpu(module):
     """The op file, or a mutant of it, as a GPU gets it, in a process that otherwise interprets kernels."""
     path = Path(module.__file__)
+    text = standalone("linear_glu") if module is linear_glu else path.read_text()
     with tempfile.TemporaryDirectory() as folder:
-        return launch_diff._load(path.read_text(), Path(folder, f"{path.stem}_for_a_gpu.py"))
+        return launch_diff._load(text, Path(folder, f"{path.stem}_for_a_gpu.py"))
 
 
 @pytest.fixture(scope="module")
@@ -186,7 +187,7 @@ def test_many_rows_are_summed_by_many_programs(module):
     n_rows = 2**10 + 5
     dy = torch.ones(n_rows, 1, device=machine.device())
     h = torch.tensor([[1.0, 8.0]], device=dy.device).repeat(n_rows, 1)
-    dh, db = module._dz(dy, h, GEGLU, True, POINTERS)
+    dh, db = module._dh_of(dy, h, *GEGLU, True, POINTERS)
     assert (dh == torch.tensor([8.0, 1.0], device=dy.device)).all()
     assert db.tolist() == [8 * n_rows, n_rows]
 
@@ -512,6 +513,16 @@ def test_a_weight_that_is_none_is_refused_in_a_sentence(module, name):
 LITTLE = Plan("gluon", Tile(16, 64, 16, 4, 4), 2, n_programs=10)
 
 
+def gluon_of(module):
+    """What holds the kernel in Gluon: a file beside the op's, or the op itself where it is a copy."""
+    return getattr(module, "gluon_kernel", module)
+
+
+def gated(x1, x2, activation):
+    """What the model of Gluon takes for _gated."""
+    return x1 * linear_glu._ACTIVATIONS[activation](x2)
+
+
 def by_gluon(module, m, k, h, bias=True, dtype=torch.bfloat16, gating=GEGLU, plan=LITTLE, seed=0):
     """y by the kernel in Gluon, its roles as threads; the same by eager in float64; and the launches."""
     torch.manual_seed(seed)
@@ -521,12 +532,12 @@ def by_gluon(module, m, k, h, bias=True, dtype=torch.bfloat16, gating=GEGLU, pla
 
     def run(kernel, grid, tensors, *sizes, num_warps, **constants):
         launches.append((grid, sizes, constants))
-        words = {"_gated": lambda a, b, act: a * linear_glu._ACTIVATIONS[act](b)}
-        gluon.run(kernel, grid, *tensors, *sizes, seed=seed, words=words, **constants)
+        gluon.run(kernel, grid, *tensors, *sizes, seed=seed, **constants)
 
-    words = vars(module) | {"_run": run}
-    stand_in = types.FunctionType(module._launch_gluon.__code__, words)
-    stand_in(plan, x, weight, bias, y, gating)
+    how = module._constexprs(*gating)
+    with mock.patch.object(battery.host_of(module), "run", run):
+        halves = module._as_halves(weight)
+        gluon_of(module).launch_gluon(plan, x, halves, bias, y, GATED=gated, **how)
     wide = [None if t is None else t.double() for t in (x, weight, bias)]
     return y, linear_glu_eager(*wide, *gating), launches
 
@@ -590,19 +601,24 @@ def test_gluon_writes_only_what_it_can(module, asked):
             torch.empty(size, dtype=torch.bfloat16) if size else None
             for size in ((2048, n_in), (2 * n_hidden, n_in), (2048, n_hidden), h and (2048, 2 * n_hidden))
         )  # fmt: skip
-        with mock.patch.multiple(
-            module, _ON_CPU=False, _generation=lambda _: generation, _n_multiprocessors=lambda _: 132,
-            _launch_gluon=mock.DEFAULT, _launch_tma=mock.DEFAULT, _run=mock.DEFAULT,
-        ) as called:  # fmt: skip
+        with (
+            mock.patch.multiple(
+                battery.host_of(module), ON_CPU=False, generation=lambda _: generation,
+                n_multiprocessors=lambda _: 132, run=mock.DEFAULT,
+            ) as shared,
+            mock.patch.multiple(gluon_of(module), launch_gluon=mock.DEFAULT) as in_gluon,
+            mock.patch.multiple(module, _launch_tma=mock.DEFAULT) as by_tma,
+        ):  # fmt: skip
             module._plan.cache_clear()
             module._launch(asked, x, weight, None, y, h, GEGLU, False)
             module._plan.cache_clear()
+        called = shared | in_gluon | by_tma
         return "".join(name for name, f in called.items() if f.called)
 
-    assert way() == "_launch_gluon"
+    assert way() == "launch_gluon"
     assert way(h=True) == way(n_hidden=4100) == way(n_in=192) == "_launch_tma"
-    assert way(generation=10) == "_launch_tma" and way(generation=8) == "_run"
-    assert way(n_in=4096) == "_launch_gluon"
+    assert way(generation=10) == "_launch_tma" and way(generation=8) == "run"
+    assert way(n_in=4096) == "launch_gluon"
 
 
 GLUON = Plan("gluon", linear_glu._GLUON_TILE, 16, n_programs=132)

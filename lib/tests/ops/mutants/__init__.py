@@ -59,7 +59,8 @@ def source_of(name, mutant=None):
 
 def shared_file(mutant):
     """The stem of the shared file that has what the mutant changes."""
-    return "_device" if mutant.old in read("_device") else "_host"
+    stems = ("_device", "_linear_glu_gluon")
+    return next((stem for stem in stems if mutant.old in read(stem)), "_host")
 
 
 _numbers = itertools.count()

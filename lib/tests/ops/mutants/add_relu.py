@@ -128,6 +128,37 @@ MUTANTS = [
         "    how = (kernel.fn,)",
         "launches that what watches them does not see",
     ),
+    # run, of TMA's descriptors
+    Mutant(
+        "t and (t.base.dtype, *t.block_shape))",
+        "t and t.base.dtype)",
+        "a kernel for other blocks launched",
+    ),
+    Mutant(
+        "t and (t.base.dtype, *t.block_shape))",
+        "t and (*t.block_shape,))",
+        "a kernel for descriptors of another dtype launched",
+    ),
+    Mutant(
+        "kinds.append(t.dtype if is_tensor else",
+        "kinds.append(None if is_tensor else",
+        "a kernel for a bias of another dtype launched",
+    ),
+    Mutant(
+        "gpu, grid, sizes, *options",
+        "gpu, grid, *options",
+        "a launch with the sizes of another",
+    ),
+    Mutant(
+        "*handles, *tensors, *given)",
+        "*handles, *tensors, *given[::-1])",
+        "what follows the tensors in another order",
+    ),
+    Mutant(
+        'getattr(tensors[0], "base", tensors[0])',
+        "tensors[-1]",
+        "the GPU of the last argument, which may be None",
+    ),
     # folded rows
     Mutant(
         "bias_cols = cols.to(tl.int32) % (n_cols // FOLD)\n\n    x_ptrs",

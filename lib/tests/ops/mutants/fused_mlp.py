@@ -11,8 +11,8 @@ MUTANTS = [
         "a tile of the hidden layer taken for all of it",
     ),
     Mutant(
-        "z = _dot(hidden, w2, z, PRECISION",
-        "z = _dot(hidden, w2, z * 0.0, PRECISION",
+        "z = device.dot(hidden, w2, z, PRECISION",
+        "z = device.dot(hidden, w2, z * 0.0, PRECISION",
         "each tile forgets the ones before it",
     ),
     Mutant(
@@ -52,7 +52,11 @@ MUTANTS = [
         "split: parts rounded to the dtype of x",
     ),
     Mutant("b2_ptr + offsets % n_cols", "b2_ptr + offsets * 0", "split: one bias for all columns"),
-    Mutant("split = plan.n_splits > 1", "split = False", "split: without the second kernel"),
+    Mutant(
+        "split, wide = plan.n_splits > 1,",
+        "split, wide = False,",
+        "split: without the second kernel",
+    ),
     Mutant("of_a_row // _LEAST_OF_A_PART)", "0)", "never split"),
     # --- sums, masks, relu
     Mutant(
@@ -99,8 +103,8 @@ MUTANTS = [
         "the hidden layer rounded to bfloat16",
     ),
     Mutant(
-        "_final(z, FINAL), mask=(rows < n_rows)[:, None] & (cols < n_cols)[None, :])",
-        "_final(z, FINAL), mask=(rows < n_rows)[:, None])",
+        "tl.store(y_ptrs, device.activate(z, FINAL), mask=mask)",
+        "tl.store(y_ptrs, device.activate(z, FINAL), mask=(rows < n_rows)[:, None])",
         "columns that are not there are written",
     ),
     Mutant(
@@ -145,8 +149,8 @@ MUTANTS = [
         "backward: W2 taken for contiguous",
     ),
     Mutant(
-        "_launch(chosen, out, x, w1, b1.contiguous(), w2, b2.contiguous(), final, kind)",
-        "_launch(chosen, out, x, w1, b1, w2, b2, final, kind)",
+        "_launch(chosen, out, x, w1, b1.contiguous(), w2, b2.contiguous(), final)",
+        "_launch(chosen, out, x, w1, b1, w2, b2, final)",
         "biases with gaps",
     ),
     Mutant("w1, b1.contiguous(), w2, hidden", "w1, b1, w2, hidden", "backward: b1 with gaps"),
@@ -166,10 +170,10 @@ MUTANTS = [
         "dz1 = tl.where(hidden <= 0, 0.0, dh)",
         "rows that are not there: 0 times infinity",
     ),
-    Mutant("dy = dy * (y * (1.0 - y))", "dy = dy * y", "a wrong gradient of sigmoid"),
+    Mutant("dy = dy * (saved * (1.0 - saved))", "dy = dy * saved", "a wrong gradient of sigmoid"),
     Mutant(
-        "dy = tl.where(y <= 0, 0.0, dy)",
-        "dy = tl.where(y > 0, dy, 0.0)",
+        "dy = tl.where(saved <= 0, 0.0, dy)",
+        "dy = tl.where(saved > 0, dy, 0.0)",
         "the last relu: NaN lets no gradient through",
     ),
     Mutant("        if pid_h == 0:\n", "        if pid_m == 0:\n", "dz2 of the first rows only"),
@@ -184,8 +188,8 @@ MUTANTS = [
         "the sums of the last rows alone",
     ),
     Mutant(
-        "dh = _dot(dz2, w2, dh, PRECISION",
-        "dh = _dot(dz2, w2, dh * 0.0, PRECISION",
+        "dh = device.dot(dz2, w2, dh, PRECISION",
+        "dh = device.dot(dz2, w2, dh * 0.0, PRECISION",
         "dh of the last columns alone",
     ),
     Mutant(
@@ -204,30 +208,30 @@ MUTANTS = [
         "dz2 = aten.threshold_backward(dy, y, 0)", "dz2 = dy", "cublas: relu's gradient forgotten"
     ),
     Mutant(
-        "torch.mm(dz1, _for_cublas(w1), out=x.new_empty(x.shape))",
+        "torch.mm(dz1, host.for_cublas(w1), out=x.new_empty(x.shape))",
         "torch.mm(dz1, w1)",
         "autocast rounds the products of the backward pass",
     ),
     Mutant(
-        "tensors = _autocast(x, weight1, bias1, weight2, bias2)\n",
+        "tensors = host.autocast(x, weight1, bias1, weight2, bias2)\n",
         "tensors = (x, weight1, bias1, weight2, bias2)\n",
         "autocast ignored",
     ),
     Mutant(
-        "    @_once\n",
+        "    @host.once\n",
         "    @staticmethod\n",
         "a second derivative that is wrong in silence",
     ),
     Mutant(
-        "if _needs_grad(*tensors):",
-        "if _needs_grad(tensors[0]):",
+        "if needs_autograd(*tensors) else",
+        "if needs_autograd(tensors[0]) else",
         "no gradients where x needs none",
     ),
     # --- checks
     Mutant(
-        "        and b1.shape == w1.shape[:1] == w2.shape[1:]\n        and b2.shape == w2.shape[:1]\n",
-        "        and w1.shape[:1] == w2.shape[1:]\n",
-        "biases unchecked",
+        'weight2=(weight2, "N H"), bias2=(bias2, "N"),',
+        'weight2=(weight2, "N H"), bias2=(bias2, "B"),',
+        "a bias unchecked",
     ),
     Mutant(
         "hidden = torch.relu(F.linear(x, weight1, bias1))",
@@ -235,12 +239,12 @@ MUTANTS = [
         "eager: no relu",
     ),
     Mutant(
-        "        wide = x.dtype if plan.n_tiles == 1 else wide\n",
-        "",
+        "wide = x.dtype if plan.n_tiles == 1 else host",
+        "wide = host",
         "one strip's sums in float32",
     ),
     Mutant(
-        "wide = x.dtype if plan.n_tiles == 1 else wide",
+        "wide = x.dtype if plan.n_tiles == 1 else host.sum_dtype(x.dtype)",
         "wide = x.dtype",
         "partial sums rounded to 16 bits",
     ),

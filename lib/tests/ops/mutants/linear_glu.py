@@ -4,7 +4,7 @@ from lib.measure.mutants import Mutant
 
 MUTANTS = [
     Mutant("a = tl.minimum(tl.abs(z), 1e3)", "a = tl.abs(z)", "0·inf in the gradient, far out"),
-    Mutant("over_h=saved[-1] is None", "over_h=True", "dh written over an h that was saved"),
+    Mutant("over_h=not save_h", "over_h=True", "dh written over an h that was saved"),
     # --- the gate
     Mutant(
         "        x1, x2 = x2, x1\n    return", "        pass\n    return", "eager: deaf to the gate"
@@ -47,10 +47,14 @@ MUTANTS = [
         "dx1, dx2 = _gated_grad(dy, x1, x2, ACTIVATION)",
         "deaf to the gate, backward",
     ),
-    Mutant("y = x1 * _gelu(x2)", "y = x1 * _divide(x2, 1.0 + _exp(-1.702 * x2))", "gelu: another"),
     Mutant(
-        "y, slope = _gelu(x2), _gelu_grad(x2)",
-        "y, slope = _gelu(x2), _gelu_tanh_slope(x2)[1]",
+        "y = x1 * device.gelu(x2)",
+        "y = x1 * _divide(x2, 1.0 + device.fast_exp(-1.702 * x2))",
+        "gelu: another",
+    ),
+    Mutant(
+        "y, slope = device.gelu(x2), device.gelu_grad(x2)",
+        "y, slope = device.gelu(x2), _gelu_tanh_slope(x2)[1]",
         "gelu: the other form's slope",
     ),
     Mutant("slope = y + x2 * slope", "slope = y + slope", "silu: a slope without x2"),
@@ -61,7 +65,11 @@ MUTANTS = [
         "y, slope = t, e * t * t",
         "sigmoid: of |x2|, backward",
     ),
-    Mutant("y = _divide(x1, 1.0 + _exp(-x2))", "y = _divide(x1, 1.0 + _exp(x2))", "sigmoid of -x2"),
+    Mutant(
+        "y = _divide(x1, 1.0 + device.fast_exp(-x2))",
+        "y = _divide(x1, 1.0 + device.fast_exp(x2))",
+        "sigmoid of -x2",
+    ),
     # --- the products
     Mutant("mask=inside[None, :], other=0.0", "mask=None", "what lies past K read from x"),
     Mutant(
@@ -99,8 +107,8 @@ MUTANTS = [
         "the last group as high as others",
     ),
     Mutant(
-        "(_cdiv(n_rows, tile.m) * _cdiv(n_hidden, tile.n),)",
-        "(max(1, n_rows // tile.m) * _cdiv(n_hidden, tile.n),)",
+        "(host.cdiv(n_rows, tile.m) * host.cdiv(n_hidden, tile.n),)",
+        "(max(1, n_rows // tile.m) * host.cdiv(n_hidden, tile.n),)",
         "floor where ceil was meant: the last rows forgotten",
     ),
     Mutant(
@@ -143,7 +151,7 @@ MUTANTS = [
         "int32 rows of dy",
     ),
     Mutant("cols = pid_n.to(tl.int64) * BLOCK_N", "cols = pid_n * BLOCK_N", "int32 columns of dy"),
-    Mutant("weight.shape[0] <= 2**24", "weight.shape[0] <= 2**30", "H too large for int32 offsets"),
+    Mutant("weight.shape[0] > 2**24", "weight.shape[0] > 2**30", "H too large for int32 offsets"),
     # --- Hopper
     Mutant("w_desc.load([0, col, k])", "w_desc.load([0, row, k])", "TMA: rows of x for rows of W"),
     Mutant(
@@ -169,7 +177,7 @@ MUTANTS = [
     ),
     Mutant("can_tma = x.itemsize == 2", "can_tma = x.itemsize <= 4", "TMA: float32 too"),
     Mutant("== 2 and n_in > 0 and", "== 2 and", "TMA: descriptors of no columns"),
-    Mutant("can_tma and _tma_reads(weight)", "can_tma", "TMA: a W that it cannot read"),
+    Mutant("can_tma and host.tma_reads(weight)", "can_tma", "TMA: a W that it cannot read"),
     # --- Gluon
     Mutant(
         "mbarrier.init(empty.index(i), count=2)",
@@ -187,7 +195,7 @@ MUTANTS = [
         "Gluon: the last slot of a tile freed twice",
     ),
     Mutant(
-        "            mbarrier.arrive(empty.index((count - 1) % STAGES), count=1)\n\n",
+        "        mbarrier.arrive(empty.index((count - 1) % STAGES), count=1)\n\n",
         "\n",
         "Gluon: the last slot of a tile never freed",
     ),
@@ -211,17 +219,15 @@ MUTANTS = [
         "x_bufs.index(2 * slot)",
         "Gluon: both consumers multiply the same rows",
     ),
+    Mutant("        hopper.fence_async_shared()\n", "", "Gluon: TMA reads y before it is there"),
     Mutant(
-        "            hopper.fence_async_shared()\n", "", "Gluon: TMA reads y before it is there"
-    ),
-    Mutant(
-        "            tma.store_wait(0)  # of the tile before: y_buf is free\n",
+        "        tma.store_wait(0)  # of the tile before: y_buf is free\n",
         "",
         "Gluon: y_buf written while TMA reads it",
     ),
     Mutant(
-        "        )  # fmt: skip\n        tma.store_wait(0)\n",
-        "        )  # fmt: skip\n",
+        "    )  # fmt: skip\n    tma.store_wait(0)\n",
+        "    )  # fmt: skip\n",
         "Gluon: a program that ends while TMA reads its memory",
     ),
     Mutant(
@@ -252,8 +258,8 @@ MUTANTS = [
         "Gluon: rows of y that TMA cannot write",
     ),
     Mutant(
-        "_generation(device) == 9\n",
-        "_generation(device) >= 9\n",
+        "host.generation(gpu) == 9\n",
+        "host.generation(gpu) >= 9\n",
         "Gluon: wgmma on Blackwell, which has none",
     ),
     Mutant("(_FEWEST_STEPS - 1) * _GLUON_TILE.k", "0", "Gluon: a K with no lag in it"),
@@ -267,52 +273,6 @@ MUTANTS = [
         "tile = first + part // PARTS",
         "tile = part // PARTS",
         "Gluon: the first tiles cut up again",
-    ),
-    # --- a launch made before, of descriptors
-    Mutant(
-        "*options.items(), *kinds)",
-        "*options.items())",
-        "a kernel with a bias, or h, launched without",
-    ),
-    Mutant(
-        "t and (t.base.dtype, *t.block_shape))",
-        "t and t.base.dtype)",
-        "a kernel for other blocks launched",
-    ),
-    Mutant(
-        "t and (t.base.dtype, *t.block_shape))",
-        "t and (*t.block_shape,))",
-        "a kernel for descriptors of another dtype launched",
-    ),
-    Mutant(
-        "kinds.append(t.dtype if is_tensor else",
-        "kinds.append(None if is_tensor else",
-        "a kernel for a bias of another dtype launched",
-    ),
-    Mutant(
-        "hooked or addresses % 16 else",
-        "hooked else",
-        "a kernel for an aligned bias launched on another",
-    ),
-    Mutant(
-        "device, grid, sizes, *options",
-        "device, grid, *options",
-        "descriptors launched with the sizes of others",
-    ),
-    Mutant(
-        "*handles, *tensors, *given)",
-        "*handles, *tensors, *given[::-1])",
-        "what follows the descriptors in another order",
-    ),
-    Mutant(
-        "    if launch and torch.cuda.current_device() == device:\n",
-        "    if launch:\n",
-        "descriptors launched on the current GPU, which is not theirs",
-    ),
-    Mutant(
-        'getattr(tensors[0], "base", tensors[0])',
-        "tensors[-1]",
-        "the GPU of the last argument, which may be None",
     ),
     # --- backward
     Mutant(
@@ -337,7 +297,7 @@ MUTANTS = [
         "all programs' sums in one row",
     ),
     Mutant(
-        "strips, n_tiles = _cdiv(n_rows, rows_per_program),",
+        "strips, n_tiles = host.cdiv(n_rows, rows_per_program),",
         "strips, n_tiles = max(1, n_rows // rows_per_program),",
         "floor where ceil was meant: the last rows of dh forgotten",
     ),
@@ -348,16 +308,16 @@ MUTANTS = [
         "autocast in the backward pass",
     ),
     Mutant(
-        "h = F.linear(_for_cublas(x), _for_cublas(weight), bias)",
+        "h = F.linear(host.for_cublas(x), host.for_cublas(weight), bias)",
         "h = F.linear(x, weight)",
         "computed again without its bias",
     ),
-    Mutant("rows @ _for_cublas(weight)", "rows @ weight.flip(0)", "dx from W upside down"),
+    Mutant("rows @ host.for_cublas(weight)", "rows @ weight.flip(0)", "dx from W upside down"),
     # --- what is saved, autograd, torch.library
-    Mutant("allow_tf32, not recompute,", "allow_tf32, True,", "recompute: h written and kept"),
+    Mutant("save_h = not recompute and host", "save_h = host", "recompute: h written and kept"),
     Mutant(
-        "ctx.save_for_backward(x, weight, bias, h if save_h else None)",
-        "ctx.save_for_backward(x, weight, bias, h)",
+        "_save(ctx, *tensors, h if save_h else None,",
+        "_save(ctx, *tensors, h,",
         "the op: an h that is not there kept",
     ),
     Mutant(
@@ -365,14 +325,10 @@ MUTANTS = [
         "bias = None",
         "x and W kept for gradients that nobody needs",
     ),
+    Mutant("@host.once\n", "", "a second derivative that is wrong in silence"),
     Mutant(
-        "    @_once\n",
-        "    @staticmethod\n",
-        "a second derivative that is wrong in silence",
-    ),
-    Mutant(
-        "\n@_once\ndef",
-        "\ndef",
+        "autograd(_backward, setup_context",
+        "autograd(lambda *of: _backward.__closure__[0].cell_contents(*of), setup_context",
         "the op: a second derivative wrong in silence",
     ),
     Mutant(
@@ -384,24 +340,28 @@ MUTANTS = [
         "    ctx.mark_non_differentiable(h)\n", "", "the op: h with a gradient, which is ignored"
     ),
     Mutant(
-        "dtype, casts = torch.get_autocast_dtype(device), _DTYPES[:3]",
-        "dtype, casts = torch.get_autocast_dtype(device), _DTYPES",
+        'getattr(t, "dtype", None) in MIXED',
+        'getattr(t, "dtype", None) in DTYPES',
         "autocast of float64",
     ),
-    Mutant("    x, weight, bias = _autocast(x, weight, bias)\n", "", "deaf to autocast"),
-    Mutant("        and weight.shape[0] % 2 == 0\n", "", "an odd number of rows"),
     Mutant(
-        "            and bias.shape == weight.shape[:1]\n",
-        "",
+        "tensors = host.autocast(x, weight, bias)\n",
+        "tensors = (x, weight, bias)\n",
+        "deaf to autocast",
+    ),
+    Mutant("weight.shape[0] % 2 or weight", "weight", "an odd number of rows"),
+    Mutant(
+        '{"bias": (bias, "2H")}',
+        '{"bias": (bias, "B")}',
         "a bias of another size",
     ),
     Mutant(
-        "wide = h.dtype if strips == 1 or",
-        "wide = h.dtype if",
+        "wide = h.dtype if strips == 1 else host",
+        "wide = host",
         "one strip's sums in float32",
     ),
     Mutant(
-        "wide = h.dtype if strips == 1 or h.dtype == torch.float64 else torch.float32",
+        "wide = h.dtype if strips == 1 else host.sum_dtype(h.dtype)",
         "wide = h.dtype",
         "partial sums rounded to 16 bits",
     ),
