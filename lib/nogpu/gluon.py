@@ -365,12 +365,12 @@ class _Language:
 _IMPORTED_ALONE = ("fence_async_shared", "warpgroup_mma", "warpgroup_mma_wait")
 
 
-def run(kernel, grid, *arguments, seed=0, **constants):
+def run(kernel, grid, *arguments, seed=0, words=None, **constants):
     """kernel[grid](*arguments, **constants) on the CPU, program after program; it stores in its tensors.
 
     kernel: of @gluon.jit. grid: programs along one axis or more. arguments: numbers, tensors on the CPU, and
     TensorDescriptors of such. seed: of the order in which things happen; with odd ones loads and products
-    end as late as can be. constants: functions among them take and give tensors. Returns what was asked for, in
+    end as late as can be. words: in place of some of the names that it uses. Returns what was asked for, in
     order: ("load", place), ("multiply", products of that role under way), ("store", place).
     Raises Deadlock and Misuse.
     """
@@ -378,7 +378,7 @@ def run(kernel, grid, *arguments, seed=0, **constants):
     for number, program in enumerate(itertools.product(*map(range, grid))):
         scheduler = _Scheduler(seed + number)
         language = _Language(scheduler, program, grid, log)
-        body = _known_here(kernel.fn.__globals__, language)[kernel.fn.__name__]
+        body = _known_here(kernel.fn.__globals__, language, words or {})[kernel.fn.__name__]
         given = [_as_the_kernel_sees_it(a) for a in arguments]
 
         def whole(body=body, given=given, language=language):
@@ -389,7 +389,7 @@ def run(kernel, grid, *arguments, seed=0, **constants):
     return log
 
 
-def _known_here(names, language):
+def _known_here(names, language, words):
     """The globals of a kernel with Gluon's words replaced, for it and for the functions that it calls.
 
     So are those of modules beside the kernel's, whose functions it may call too.
@@ -400,10 +400,10 @@ def _known_here(names, language):
             defaults = value.fn.__defaults__
             known[name] = types.FunctionType(value.fn.__code__, known, name, defaults)
         elif isinstance(value, types.ModuleType) and _stands_beside(value, names):
-            known[name] = SimpleNamespace(**_known_here(vars(value), language))
+            known[name] = SimpleNamespace(**_known_here(vars(value), language, words))
     # in place, because the functions above look names up here
     known |= dict.fromkeys(("gl", "tl", "hopper", "mbarrier", "tma"), language)
-    known |= {name: getattr(language, name) for name in _IMPORTED_ALONE}
+    known |= {name: getattr(language, name) for name in _IMPORTED_ALONE} | words
     return known
 
 

@@ -76,7 +76,7 @@ def _producer(
 def _consume(
     w_desc, y_desc, bias_ptr, x_bufs, w_bufs, full, empty, y_buf, go, count, first, n_parts, sizes,
     WHO: gl.constexpr, GROUP: gl.constexpr, STAGES: gl.constexpr, LAG: gl.constexpr,
-    GATED: gl.constexpr, ACTIVATION: gl.constexpr, GATE_FIRST: gl.constexpr, PARTS: gl.constexpr,
+    ACTIVATION: gl.constexpr, GATE_FIRST: gl.constexpr, PARTS: gl.constexpr,
 ):  # fmt: skip
     BLOCK_M: gl.constexpr = y_desc.block_type.shape[0]
     BLOCK_N: gl.constexpr = y_desc.block_type.shape[1]
@@ -116,7 +116,7 @@ def _consume(
             x2 = x2 + bias2.to(gl.float32)[None, :]
         if GATE_FIRST:
             x1, x2 = x2, x1
-        y = GATED(x1, x2, ACTIVATION).to(y_desc.dtype)
+        y = device.gated(x1, x2, ACTIVATION).to(y_desc.dtype)
         tma.store_wait(0)  # of the tile before: y_buf is free
         y_buf.store(y)
         hopper.fence_async_shared()
@@ -128,18 +128,18 @@ def _consume(
 def _consumer(
     whole, narrow, bias_ptr, ring, y_buf, go, sizes, n_whole, n_narrow,
     WHO: gl.constexpr, GROUP: gl.constexpr, STAGES: gl.constexpr, LAG: gl.constexpr,
-    PARTS: gl.constexpr, GATED: gl.constexpr, ACTIVATION: gl.constexpr, GATE_FIRST: gl.constexpr,
+    PARTS: gl.constexpr, ACTIVATION: gl.constexpr, GATE_FIRST: gl.constexpr,
 ):  # fmt: skip
     if WHO == 1:
         mbarrier.wait(go, 0)
     count = 0
     count = _consume(
         *whole, bias_ptr, *ring, y_buf, go, count, 0, n_whole, sizes,
-        WHO, GROUP, STAGES, LAG, GATED, ACTIVATION, GATE_FIRST, 1,
+        WHO, GROUP, STAGES, LAG, ACTIVATION, GATE_FIRST, 1,
     )  # fmt: skip
     _consume(
         *narrow, bias_ptr, *ring, y_buf, go, count, n_whole, n_narrow, sizes,
-        WHO, GROUP, STAGES, LAG, GATED, ACTIVATION, GATE_FIRST, PARTS,
+        WHO, GROUP, STAGES, LAG, ACTIVATION, GATE_FIRST, PARTS,
     )  # fmt: skip
     tma.store_wait(0)
 
@@ -148,7 +148,7 @@ def _consumer(
 def _linear_glu_gluon_kernel(
     x_desc, w_whole, y_whole, w_narrow, y_narrow, bias_ptr, n_rows, n_hidden, n_in, n_whole,
     GROUP: gl.constexpr, STAGES: gl.constexpr, LAG: gl.constexpr, PARTS: gl.constexpr,
-    GATED: gl.constexpr, ACTIVATION: gl.constexpr, GATE_FIRST: gl.constexpr,
+    ACTIVATION: gl.constexpr, GATE_FIRST: gl.constexpr,
 ):  # fmt: skip
     # Persistent: n programs each handle every n-th of the first n_whole tiles. What is left over would keep
     # few of them busy for as long: so each of those tiles is cut into PARTS narrow ones.
@@ -176,11 +176,11 @@ def _linear_glu_gluon_kernel(
         [
             (_consumer, (
                 whole, narrow, bias_ptr, ring, y_bufs.index(0), go, sizes, n_whole, n_narrow,
-                0, GROUP, STAGES, LAG, PARTS, GATED, ACTIVATION, GATE_FIRST,
+                0, GROUP, STAGES, LAG, PARTS, ACTIVATION, GATE_FIRST,
             )),
             (_consumer, (
                 whole, narrow, bias_ptr, ring, y_bufs.index(1), go, sizes, n_whole, n_narrow,
-                1, GROUP, STAGES, LAG, PARTS, GATED, ACTIVATION, GATE_FIRST,
+                1, GROUP, STAGES, LAG, PARTS, ACTIVATION, GATE_FIRST,
             )),
             (_producer, (
                 x_desc, w_whole, w_narrow, ring, sizes, n_whole, n_narrow, GROUP, STAGES, PARTS,

@@ -34,7 +34,6 @@ import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
-from triton.language.extra import libdevice
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 if __package__:
@@ -95,46 +94,15 @@ def linear_geglu_eager(
 
 
 @triton.jit
-def _exp2(x):
-    # The same, two to the power of x: the factor log2(e) can go into the constants of x.
-    return tl.exp2(x) if x.dtype == tl.float64 or device.INTERPRETED else libdevice.exp2(x)
-
-
-@triton.jit
-def _divide(a, b):
-    # a times an approximate reciprocal, 2 instructions where a / b takes 7 to scale b that are very large, or
-    # very small. Here b is at least 1; for b past 2**126 the quotient is 0.
-    return a / b if a.dtype == tl.float64 or device.INTERPRETED else libdevice.fast_dividef(a, b)
-
-
-@triton.jit
 def _gelu_tanh_slope(z):
     # sigmoid(2u) and gelu'(z) = s + z·s·(1 - s)·2u', s = sigmoid(2u). By e = exp(-|2u|), which cannot overflow,
     # and with s·(1 - s) = e/(1 + e)²: where s is nearly 1, 1 - s has lost its digits, and z·2u' multiplies what
     # is left. Far out e is 0, and 2u' must not be infinite: 0·inf is NaN.
     a = tl.minimum(tl.abs(z), 1e3)
     e = device.fast_exp(a * (-1.5957691216057308 - 0.07135481627260025 * a * a))
-    t = _divide(tl.full(z.shape, 1.0, z.dtype), 1.0 + e)
+    t = device.fast_divide(tl.full(z.shape, 1.0, z.dtype), 1.0 + e)
     s = tl.where(z < 0, e * t, t)
     return s, s + z * (e * t * t) * (1.5957691216057308 + 0.2140644488178008 * a * a)
-
-
-@triton.jit
-def _gated(x1, x2, ACTIVATION: tl.constexpr):
-    # x1·act(x2)
-    if ACTIVATION == "gelu":
-        y = x1 * device.gelu(x2)
-    elif ACTIVATION == "gelu_tanh":
-        # z·sigmoid(2u), u = √(2/π)·(z + 0.044715 z³): no overflow, where tanh as (e²ᵘ-1)/(e²ᵘ+1) has one
-        e = _exp2(x2 * (-2.302208198144325 - 0.1029432395800235 * x2 * x2))  # exp(-2u)
-        y = x1 * _divide(x2, 1.0 + e)
-    elif ACTIVATION == "silu":
-        y = x1 * _divide(x2, 1.0 + device.fast_exp(-x2))
-    elif ACTIVATION == "relu":
-        y = x1 * tl.where(x2 < 0, 0.0, x2)  # tl.maximum(z, 0) would turn NaN into 0
-    else:  # sigmoid
-        y = _divide(x1, 1.0 + device.fast_exp(-x2))
-    return y
 
 
 @triton.jit
@@ -149,7 +117,7 @@ def _gated_grad(dy, x1, x2, ACTIVATION: tl.constexpr):
         y, slope = tl.where(x2 < 0, 0.0, x2), tl.where(x2 <= 0, 0.0, 1.0)
     else:
         e = device.fast_exp(-tl.abs(x2))  # as in _gelu_tanh_slope: s·(1 - s) = e/(1 + e)²
-        t = _divide(tl.full(x2.shape, 1.0, x2.dtype), 1.0 + e)
+        t = device.fast_divide(tl.full(x2.shape, 1.0, x2.dtype), 1.0 + e)
         y, slope = tl.where(x2 < 0, e * t, t), e * t * t
         if ACTIVATION == "silu":
             slope = y + x2 * slope
@@ -186,7 +154,7 @@ def _store_gated(
         tl.store(h_ptrs + n_hidden, x2, mask=mask)
     if GATE_FIRST:
         x1, x2 = x2, x1
-    y = _gated(x1, x2, ACTIVATION)
+    y = device.gated(x1, x2, ACTIVATION)
     if BY_TMA:
         y_out.store([row, col], y.to(y_out.dtype))  # TMA masks off what lies outside
     else:
@@ -376,7 +344,7 @@ def _launch(plan, x, weight, bias, y, h, gating, allow_tf32):
         plan = _plan(n_rows, n_hidden, n_in, x.dtype, allow_tf32, x.device, can_tma, can_gluon)
     if plan.way == "gluon":
         halves, how = _as_halves(weight), _constexprs(*gating)
-        gluon_kernel.launch_gluon(plan, x, halves, bias, y, GATED=_gated, **how)
+        gluon_kernel.launch_gluon(plan, x, halves, bias, y, **how)
         return
     if plan.way == "tma":
         _launch_tma(plan, x, weight, bias, y, h, gating)

@@ -519,7 +519,7 @@ def gluon_of(module):
 
 
 def gated(x1, x2, activation):
-    """What the model of Gluon takes for _gated."""
+    """What the model of Gluon takes for device.gated."""
     return x1 * linear_glu._ACTIVATIONS[activation](x2)
 
 
@@ -532,12 +532,12 @@ def by_gluon(module, m, k, h, bias=True, dtype=torch.bfloat16, gating=GEGLU, pla
 
     def run(kernel, grid, tensors, *sizes, num_warps, **constants):
         launches.append((grid, sizes, constants))
-        gluon.run(kernel, grid, *tensors, *sizes, seed=seed, **constants)
+        gluon.run(kernel, grid, *tensors, *sizes, seed=seed, words={"gated": gated}, **constants)
 
     how = module._constexprs(*gating)
     with mock.patch.object(battery.host_of(module), "run", run):
         halves = module._as_halves(weight)
-        gluon_of(module).launch_gluon(plan, x, halves, bias, y, GATED=gated, **how)
+        gluon_of(module).launch_gluon(plan, x, halves, bias, y, **how)
     wide = [None if t is None else t.double() for t in (x, weight, bias)]
     return y, linear_glu_eager(*wide, *gating), launches
 

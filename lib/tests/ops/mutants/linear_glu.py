@@ -16,20 +16,20 @@ MUTANTS = [
         "halves taken for neighbours",
     ),
     Mutant(
-        "e = _exp2(x2 * (-2.302208198144325 - 0.1029432395800235 * x2 * x2))  # exp(-2u)\n"
-        "        y = x1 * _divide(x2, 1.0 + e)",
-        "e = _exp2(x2 * (2.302208198144325 + 0.1029432395800235 * x2 * x2))\n"
-        "        y = x1 * x2 * _divide(e, 1.0 + e)",
+        "e = fast_exp2(x2 * (-2.302208198144325 - 0.1029432395800235 * x2 * x2))  # exp(-2u)\n"
+        "        y = x1 * fast_divide(x2, 1.0 + e)",
+        "e = fast_exp2(x2 * (2.302208198144325 + 0.1029432395800235 * x2 * x2))\n"
+        "        y = x1 * x2 * fast_divide(e, 1.0 + e)",
         "sigmoid as e/(e + 1): NaN where e overflows",
     ),
     Mutant(
-        "y = x1 * _divide(x2, 1.0 + e)",
-        "y = _divide(x2, 1.0 + e)",
+        "y = x1 * fast_divide(x2, 1.0 + e)",
+        "y = fast_divide(x2, 1.0 + e)",
         "no x1: gelu alone",
     ),
     Mutant(
-        "_exp2(x2 * (-2.302208198",
-        "_exp2(x2 * (-2.4554669595",
+        "fast_exp2(x2 * (-2.302208198",
+        "fast_exp2(x2 * (-2.4554669595",
         "gelu's other approximation, forward",
     ),
     Mutant("s = tl.where(z < 0, e * t, t)", "s = t", "the gradient of -x2 as that of x2"),
@@ -49,7 +49,7 @@ MUTANTS = [
     ),
     Mutant(
         "y = x1 * device.gelu(x2)",
-        "y = x1 * _divide(x2, 1.0 + device.fast_exp(-1.702 * x2))",
+        "y = x1 * fast_divide(x2, 1.0 + fast_exp(-1.702 * x2))",
         "gelu: another",
     ),
     Mutant(
@@ -66,8 +66,8 @@ MUTANTS = [
         "sigmoid: of |x2|, backward",
     ),
     Mutant(
-        "y = _divide(x1, 1.0 + device.fast_exp(-x2))",
-        "y = _divide(x1, 1.0 + device.fast_exp(x2))",
+        "y = fast_divide(x1, 1.0 + fast_exp(-x2))",
+        "y = fast_divide(x1, 1.0 + fast_exp(x2))",
         "sigmoid of -x2",
     ),
     # --- the products
@@ -123,9 +123,9 @@ MUTANTS = [
     ),
     Mutant("tl.store(h_ptrs + n_hidden, x2", "tl.store(h_ptrs + n_hidden, x1", "h with x1 twice"),
     Mutant(
-        "    y = _gated(x1, x2, ACTIVATION)\n",
+        "    y = device.gated(x1, x2, ACTIVATION)\n",
         "    half: tl.constexpr = y_out.dtype if BY_TMA else y_out.dtype.element_ty\n"
-        "    y = _gated(x1.to(half).to(x1.dtype), x2.to(half).to(x1.dtype), ACTIVATION)\n",
+        "    y = device.gated(x1.to(half).to(x1.dtype), x2.to(half).to(x1.dtype), ACTIVATION)\n",
         "h rounded on the way to y",
     ),
     Mutant("if y.numel() > 0:", "if n_in > 0:", "K = 0: nothing written"),
