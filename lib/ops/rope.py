@@ -10,7 +10,7 @@ Rotation  (x1, x2) -> (x1·cos - x2·sin, x2·cos + x1·sin), with x1, x2 = x[i]
           and Llama) or x[2i], x[2i + 1] (interleaved=True, as in the paper: Su et al., RoFormer, 2021).
 Traffic   2(q + k) bytes each way, in place as out of place; cos and sin are read once for all heads.
 Backward  the same kernel with sin negated: a rotation back. Saves cos and sin only.
-Copy it   this file. MIT licence.
+Copy it   by `make copy OP=rope TO=folder`, or take _host.py and _device.py along. MIT licence.
 """
 
 import functools
@@ -19,13 +19,11 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
-from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
-from torch.autograd import forward_ad
 
-# With TRITON_INTERPRET=1 kernels run on CPU tensors; otherwise they need a GPU.
-_ON_CPU = triton.knobs.runtime.interpret
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-_LAYOUTS = ("bshd", "bhsd")
+if __package__:
+    from . import _host as host
+else:  # beside this file in a plain folder
+    import _host as host
 
 
 class Plan(NamedTuple):
@@ -56,10 +54,8 @@ def rope_eager(
     def rotate(x):
         heads_dim, seq = (2, x.shape[1]) if layout == "bshd" else (1, x.shape[2])
         rows = slice(position_offset, position_offset + seq) if positions is None else positions
-        c, s = (
-            (t if t.dim() == 3 else t[rows]).to(x.dtype).unsqueeze(heads_dim - 4)
-            for t in (cos, sin)
-        )  # (..., S, 1, R/2) or (..., 1, S, R/2)
+        tables = [(t if t.dim() == 3 else t[rows]).to(x.dtype) for t in (cos, sin)]
+        c, s = (t.unsqueeze(heads_dim - 4) for t in tables)  # (..., S, 1, R/2) or (..., 1, S, R/2)
         if c.shape[-1] == x.shape[-1]:  # two equal halves
             c, s = c[..., : c.shape[-1] // 2], s[..., : s.shape[-1] // 2]
         r = 2 * c.shape[-1]
@@ -159,60 +155,15 @@ def _rope_kernel(
 # --- plan (the dispatch heuristic) and launch ----------------------------------------------------------------
 
 
-def _cdiv(a, b):
-    return -(-a // b)  # triton.cdiv is the same, and costs 2 µs a call on the host
-
-
-def _power_of_2(n):
-    return 1 << max(0, n - 1).bit_length()  # so is triton.next_power_of_2
-
-
-_launched = {}  # of each kind of launch, what runs its compiled kernel, and the arguments around the tensors
-
-
-def _run(kernel, grid, tensors, *sizes, **options):
-    """kernel[grid](*tensors, *sizes, **options) on the tensors' GPU; the second time, without Triton's look-up.
-
-    Triton looks at every argument of every launch to find the kernel compiled for its like. A launch that
-    differs from an earlier one in nothing but memory finds it here, if pointers are aligned to 16 bytes.
-    """
-    first, hooks = getattr(tensors[0], "base", tensors[0]), triton.knobs.runtime
-    device, addresses, kinds = first.get_device(), 0, []
-    for t in tensors:
-        is_tensor = isinstance(t, torch.Tensor)  # else None or a TMA descriptor, which is aligned
-        addresses |= t.data_ptr() if is_tensor else 0
-        kinds.append(t.dtype if is_tensor else t and (t.base.dtype, *t.block_shape))
-    how = kernel.fn, type(kernel).run  # tools that watch launches put another `run` in its place
-    key = (*how, device, grid, sizes, *options.items(), *kinds)
-    hooked = hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls  # as profilers do
-    launch = None if hooked or addresses % 16 else _launched.get(key)
-    if launch and torch.cuda.current_device() == device:
-        run, blocks, stream_of, handles, given = launch
-        run(*blocks, stream_of(device), *handles, *tensors, *given)
-        return
-    with torch.cuda.device_of(first):  # else the launch goes to the current GPU, not to theirs
-        compiled = kernel[grid](*tensors, *sizes, **options)
-    # Other versions go the ordinary way each time, and so does the interpreter, which compiles nothing.
-    if compiled and triton.__version__[:3] in ("3.6", "3.7") and addresses % 16 == 0:
-        named = {name: value for name, value in options.items() if name in kernel.arg_names}
-        given = kernel.signature.bind(*tensors, *sizes, **named)
-        given.apply_defaults()
-        if len(_launched) >= 4096:
-            _launched.clear()  # sizes that never come again
-        handles = compiled.function, compiled.packed_metadata, None, None, None  # no hooks
-        around = (*grid, 1, 1)[:3], triton.runtime.driver.active.get_current_stream, handles
-        _launched[key] = compiled.run, *around, given.args[len(tensors) :]
-
-
 @functools.cache
 def _plan(fewest_heads, rotary_dim, itemsize):
     """Tokens and heads whose first halves are one 16-byte load for each of 64 threads."""
-    rows = max(1, 1024 // (itemsize * _power_of_2(rotary_dim // 2)))
-    block_h = min(rows, 4, _power_of_2(fewest_heads))
+    rows = max(1, 1024 // (itemsize * host.power_of_2(rotary_dim // 2)))
+    block_h = min(rows, 4, host.power_of_2(fewest_heads))
     return Plan(rows // block_h, block_h)
 
 
-def _launch(plan, q, k, q_out, k_out, cos, sin, positions, how, back):
+def _launch(plan, q, k, q_out, k_out, cos, sin, how, positions, back):
     """Rotate q into q_out and k into k_out, which may be q and k; back: with sin negated."""
     (position_offset, interleaved, layout), in_place = how, q_out is q
     if layout == "bhsd":  # the kernel sees (B, S, H, D), by strides
@@ -223,141 +174,72 @@ def _launch(plan, q, k, q_out, k_out, cos, sin, positions, how, back):
         return
     given = {}
     if positions is not None:
+        positions = positions.expand(n_batch, n_seq)
         given = dict(zip(("stride_pb", "stride_ps"), positions.stride()), n_positions=len(cos))
     fewest_heads = min(n_q_heads, n_k_heads) or max(n_q_heads, n_k_heads)  # q may be alone
     block_t, block_h = plan or _plan(fewest_heads, rotary_dim, q.itemsize)
-    n_groups = _cdiv(n_q_heads, block_h) + _cdiv(n_k_heads, block_h)
-    _run(
-        _rope_kernel, (_cdiv(n_tokens, block_t) * n_groups,), (q, k, q_out, k_out, cos, sin, positions),
+    n_groups = host.cdiv(n_q_heads, block_h) + host.cdiv(n_k_heads, block_h)
+    host.run(
+        _rope_kernel, (host.cdiv(n_tokens, block_t) * n_groups,),
+        (q, k, q_out, k_out, cos, sin, positions),
         n_tokens, n_seq, position_offset, n_q_heads, n_k_heads,
         *q.stride()[:3], *k.stride()[:3], *q_out.stride()[:3], *k_out.stride()[:3],
         R=rotary_dim, D=head_dim, BACK=back, INTERLEAVED=interleaved,
-        COPY_REST=rotary_dim < head_dim and not in_place,
-        COMPUTE=tl.float64 if q.dtype == torch.float64 else tl.float32,
-        BLOCK_T=block_t, BLOCK_H=block_h, BLOCK_R=_power_of_2(rotary_dim // 2),
-        BLOCK_REST=_power_of_2(head_dim - rotary_dim), num_warps=2, **given,
+        COPY_REST=rotary_dim < head_dim and not in_place, COMPUTE=host.compute_dtype(q.dtype),
+        BLOCK_T=block_t, BLOCK_H=block_h, BLOCK_R=host.power_of_2(rotary_dim // 2),
+        BLOCK_REST=host.power_of_2(head_dim - rotary_dim), num_warps=2, **given,
     )  # fmt: skip
 
 
 # --- forward and backward ------------------------------------------------------------------------------------
 
 
-def _forward(q, k, cos, sin, positions, how, plan=None, in_place=False, back=False):
+def _empty(q, k, *_):
+    """Both results, before they are written."""
+    dense = [t if t.stride(-1) == 1 else t.contiguous() for t in (q, k)]
+    return torch.empty_like(dense[0]), torch.empty_like(dense[1])
+
+
+def _forward(q, k, cos, sin, how, positions, plan=None, in_place=False, back=False):
     """q and k rotated, in place or as new tensors. how: position_offset, interleaved, layout."""
     out = q, k
     if not in_place:
         # the kernel reads a head's elements side by side; .sum().backward() sends strides of 0
         q, k = (t if t.stride(-1) == 1 else t.contiguous() for t in (q, k))
-        out = torch.empty_like(q), torch.empty_like(k)
+        out = _empty(q, k)
     cos, sin = cos.contiguous(), sin.contiguous()  # slices of wider tables have gaps
-    if positions is not None:
-        positions = positions.expand(q.shape[0], q.shape[how[2].index("s")])
-    _launch(plan, q, k, *out, cos, sin, positions, how, back)
+    _launch(plan, q, k, *out, cos, sin, how, positions, back)
     return out
 
 
-def _save(ctx, cos, sin, positions, how):
+def _save(ctx, cos, sin, how, positions, plan=None):
     ctx.save_for_backward(cos, sin, positions)
-    ctx.how = how
+    ctx.how, ctx.plan = how, plan
 
 
-def _backward(dq, dk, cos, sin, positions, how, plan=None):
+def _backward(dq, dk, cos, sin, how, positions, plan=None):
     """dq and dk rotated back, as new tensors: dq and dk may be in use elsewhere."""
-    return _forward(dq, dk, cos, sin, positions, how, plan, back=True)
-
-
-class _Undifferentiable(torch.autograd.Function):
-    """Gradients as they are, and an error for whoever differentiates them."""
-
-    @staticmethod
-    def forward(ctx, backward, grads, *sources):
-        ctx.op = backward.__module__.rpartition(".")[2]
-        return grads
-
-    @staticmethod
-    def backward(ctx, *_):
-        raise RuntimeError(f"{ctx.op} has no second derivative; for one, use {ctx.op}_eager")
-
-
-def _once(backward):
-    """A Function's backward that runs once: differentiating what it returns raises instead of being wrong."""
-    # The error lies on every path from the gradients to what they depend on. That of PyTorch's
-    # once_differentiable lies beside, where autograd.grad(..., inputs) does not pass.
-
-    def guarded(ctx, *dys):
-        if not torch.is_grad_enabled():  # the usual case: without create_graph=True
-            return backward(ctx, *dys)
-        with torch.no_grad():
-            grads = backward(ctx, *dys)
-        return _Undifferentiable.apply(backward, grads, *dys, *ctx.saved_tensors)
-
-    return guarded
+    return _forward(dq, dk, cos, sin, how, positions, plan, back=True)
 
 
 class _Rope(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, k, cos, sin, positions, how, plan, in_place):
-        _save(ctx, cos, sin, positions, how)
-        ctx.plan = plan
+    def forward(ctx, q, k, cos, sin, how, positions, plan, in_place):
+        _save(ctx, cos, sin, how, positions, plan)
         if in_place:
             ctx.mark_dirty(q, k)
-        return _forward(q, k, cos, sin, positions, how, plan, in_place)
+        return _forward(q, k, cos, sin, how, positions, plan, in_place)
 
     @staticmethod
-    @_once
+    @host.once
     def backward(ctx, dq, dk):
-        return *_backward(dq, dk, *ctx.saved_tensors, ctx.how, ctx.plan), *[None] * 6
+        cos, sin, positions = ctx.saved_tensors
+        return *_backward(dq, dk, cos, sin, ctx.how, positions, ctx.plan), *[None] * 6
 
 
 # --- the calls -----------------------------------------------------------------------------------------------
 
-
-def _fits(q, k, layout):
-    """Whether the kernel takes this q and k; if not, _refuse says why."""
-    return (
-        isinstance(q, torch.Tensor)
-        and isinstance(k, torch.Tensor)
-        and q.dtype == k.dtype in _DTYPES
-        and q.device == k.device
-        and q.device.type == ("cpu" if _ON_CPU else "cuda")
-        and q.dim() == k.dim() == 4
-        and q.shape[0] == k.shape[0]
-        and q.shape[layout.index("s")] == k.shape[layout.index("s")]
-        and q.shape[3] == k.shape[3]
-    )
-
-
-def _refuse(name, eager, mixed=(), **expected):
-    """Raise the error that says what is wrong with a call of `name`, and what to do.
-
-    expected: label=(tensor, its sizes in letters), as x=(x, "... N"); the first one sets device and
-    dtype, but for dtypes that may be mixed.
-    """
-    (first, (x, _)), sizes = next(iter(expected.items())), {}
-    for label, (t, letters) in expected.items():
-        if not isinstance(t, torch.Tensor):
-            raise TypeError(f"{name}: {label} must be a torch.Tensor, got {type(t).__name__}")
-        if t.dtype not in _DTYPES:
-            wrong = f"{label} must be a floating-point tensor, got {t.dtype}"
-            raise TypeError(f"{name}: {wrong}; use .float()")
-        if t.dtype != x.dtype and not {t.dtype, x.dtype} <= {*mixed}:
-            cast = f"cast one of them, as {label}.to({first}.dtype)"
-            raise TypeError(f"{name}: {first} is {x.dtype} and {label} {t.dtype}; {cast}")
-        if t.device != x.device:
-            where = f"{first} is on {x.device} and {label} on {t.device}"
-            raise ValueError(f"{name}: {where}; move both to one device")
-        names = letters.removeprefix("... ").split()
-        shape = t.shape[max(0, t.dim() - len(names)) :] if letters[0] == "." else t.shape
-        known = " and ".join(f"{n} = {sizes[n]}" for n in names if n in sizes)
-        same = [sizes.setdefault(n, size) == size for n, size in zip(names, shape)]
-        if len(shape) != len(names) or not all(same):
-            want = f"{label} must be ({letters.replace(' ', ', ')}){known and ' with ' + known}"
-            beside = f" beside {first} {tuple(x.shape)}" if t is not x else ""
-            scalar = letters[0] == "." and t.dim() == 0
-            got = f"a scalar; use {label}.view(1)" if scalar else f"shape {tuple(t.shape)}{beside}"
-            raise ValueError(f"{name}: {want}, got {got}")
-    on = "the CPU: TRITON_INTERPRET=1 is set" if _ON_CPU else "a GPU, or TRITON_INTERPRET=1 set"
-    raise ValueError(f"{name}: {first} must be on {on}, got {x.device}; use {eager} there")
+_LAYOUTS = ("bshd", "bhsd")
 
 
 def _first_halves(q, cos, sin, positions, layout):
@@ -375,30 +257,13 @@ def _first_halves(q, cos, sin, positions, layout):
     return cos, sin, positions
 
 
-def _check_positions(name, q, positions, position_offset, layout):
-    if not isinstance(positions, torch.Tensor):
-        raise TypeError(f"{name}: positions must be a torch.Tensor, got {type(positions).__name__}")
-    if positions.dtype not in (torch.int64, torch.int32):
-        raise TypeError(f"{name}: positions must be int64 or int32, got {positions.dtype}")
-    if positions.device != q.device:
-        where = f"q is on {q.device} and positions on {positions.device}"
-        raise ValueError(f"{name}: {where}; move both to one device")
-    n_batch, n_seq = q.shape[0], q.shape[layout.index("s")]
-    if tuple(positions.shape) not in ((n_seq,), (1, n_seq), (n_batch, n_seq)):
-        want = f"(S,) or (B, S) with B = {n_batch} and S = {n_seq}"
-        raise ValueError(f"{name}: positions must be {want}, got {tuple(positions.shape)}")
-    if position_offset != 0:
-        raise ValueError(f"{name}: pass positions or position_offset, not both; or add the offset")
-
-
-def _check_arguments(name, q, k, cos, sin, positions, position_offset, layout):
-    """Raise TypeError or ValueError, saying what to do, unless the tensors fit together."""
+@host.remembered
+def _check(name, q, k, cos, sin, layout):
+    """All that dtypes, devices and shapes of the tensors tell."""
     if layout not in _LAYOUTS:
         raise ValueError(f"{name}: layout must be one of {_LAYOUTS}, got {layout!r}")
-    if not _fits(q, k, layout):
-        sizes = " ".join(layout.upper())
-        q_sizes, k_sizes = sizes.replace("H", "Hq"), sizes.replace("H", "Hk")
-        _refuse(name, "rope_eager", q=(q, q_sizes), k=(k, k_sizes))
+    q_sizes, k_sizes = (" ".join(layout.upper()).replace("H", h) for h in ("Hq", "Hk"))
+    host.check_tensors(name, "rope_eager", q=(q, q_sizes), k=(k, k_sizes))
     for label, t in (("cos", cos), ("sin", sin)):
         if not isinstance(t, torch.Tensor):
             raise TypeError(f"{name}: {label} must be a torch.Tensor, got {type(t).__name__}")
@@ -414,20 +279,24 @@ def _check_arguments(name, q, k, cos, sin, positions, position_offset, layout):
         got = f"cos {tuple(cos.shape)} and sin {tuple(sin.shape)}"
         use = "; of (1, S, R) pass cos[0, :, : R // 2], and sin alike" if cos.dim() == 3 else ""
         raise ValueError(f"{name}: cos and sin must be {want}, got {got}{use}")
+
+
+def _check_positions(name, q, cos, sin, how, positions):
+    """What _check leaves. Not remembered: in decoding position_offset is another one in each call."""
+    position_offset, _, layout = how
     if torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad):
         raise ValueError(f"{name}: there is no gradient for cos and sin; pass them detached")
     if isinstance(position_offset, bool) or not isinstance(position_offset, int):
         raise TypeError(f"{name}: position_offset must be an int, got {position_offset!r}")
     if positions is not None:
-        _check_positions(name, q, positions, position_offset, layout)
+        _check_given_positions(name, q, how, positions)
         return
     n_seq, n_heads = q.shape[layout.index("s")], q.shape[layout.index("h")]
     if n_seq != n_heads == cos.shape[0] and position_offset == 0:
         other = next(known for known in _LAYOUTS if known != layout)
         seen = f"cos has {n_heads} rows, and in layout {layout!r} q has {n_seq} positions and {n_heads} heads"
-        raise ValueError(
-            f"{name}: {seen}; pass layout={other!r}, or if that is meant, cos[:{n_seq}]"
-        )
+        use = f"pass layout={other!r}, or if that is meant, cos[:{n_seq}]"
+        raise ValueError(f"{name}: {seen}; {use}")
     last = position_offset + n_seq
     if position_offset < 0 or last > cos.shape[0]:
         asked = f"positions {position_offset} to {last - 1} are asked for"
@@ -435,98 +304,62 @@ def _check_arguments(name, q, k, cos, sin, positions, position_offset, layout):
         raise ValueError(f"{name}: {asked}, and {there}")
 
 
-def _steps(t):
-    """(step in bytes, size) of each dimension of several elements, the shortest step first."""
-    return sorted((step * t.itemsize, size) for step, size in zip(t.stride(), t.shape) if size > 1)
-
-
-def _overlaps_itself(steps):
-    """Whether elements of these _steps may be one: where a step is no longer than all shorter ones together."""
-    reach = 0
-    for step, size in steps:
-        if step <= reach:
-            return True
-        reach += step * (size - 1)
-    return False
-
-
-def _shares_memory(a, b):
-    """Whether an element of a may be one of b; where that cannot be seen, the answer is yes.
-
-    Parts of one packed tensor are apart: in each of its rows the one ends before the other begins, and the
-    steps from row to row, which both have alike, are longer than both parts together.
-    """
-    a, b = sorted((a, b), key=lambda t: t.data_ptr())
-    gap, steps_a, steps_b, rows = b.data_ptr() - a.data_ptr(), _steps(a), _steps(b), []
-    while steps_a and steps_a[-1][0] > gap and steps_a[-1:] == steps_b[-1:]:
-        rows.insert(0, steps_a.pop())
-        steps_b.pop()
-    end_a, end_b = (
-        t.itemsize + sum(step * (size - 1) for step, size in steps)
-        for t, steps in ((a, steps_a), (b, steps_b))
-    )
-    return end_a > gap or _overlaps_itself([(1, gap + end_b), *rows])
+def _check_given_positions(name, q, how, positions):
+    if not isinstance(positions, torch.Tensor):
+        raise TypeError(f"{name}: positions must be a torch.Tensor, got {type(positions).__name__}")
+    if positions.dtype not in (torch.int64, torch.int32):
+        raise TypeError(f"{name}: positions must be int64 or int32, got {positions.dtype}")
+    if positions.device != q.device:
+        where = f"q is on {q.device} and positions on {positions.device}"
+        raise ValueError(f"{name}: {where}; move both to one device")
+    n_batch, n_seq = q.shape[0], q.shape[how[2].index("s")]
+    if tuple(positions.shape) not in ((n_seq,), (1, n_seq), (n_batch, n_seq)):
+        want = f"(S,) or (B, S) with B = {n_batch} and S = {n_seq}"
+        raise ValueError(f"{name}: positions must be {want}, got {tuple(positions.shape)}")
+    if how[0] != 0:
+        raise ValueError(f"{name}: pass positions or position_offset, not both; or add the offset")
 
 
 def _check_writable(name, q, k):
     """Raise ValueError, saying what to do, unless q and k may be written."""
     use = "use rope_triton"
     for label, t in (("q", q), ("k", k)):
-        if t.stride(-1) != 1 or _overlaps_itself(_steps(t)):
+        if t.stride(-1) != 1 or host.overlaps_itself(host.steps_of(t)):
             want = "memory of its own for each element, side by side in the last dimension"
             got = f"{label} has strides {t.stride()}; in place it needs {want}"
             raise ValueError(f"{name}: {got}: pass a contiguous copy, or {use}")
         if torch.is_grad_enabled() and t.requires_grad and (t.is_leaf or t._is_view()):
             got = f"{label} requires grad and is a {'leaf' if t.is_leaf else 'view'}; autograd"
             raise ValueError(f"{name}: {got} cannot follow a change in place of it: {use}")
-    if q.numel() and k.numel() and _shares_memory(q, k):
+    if q.numel() and k.numel() and host.shares_memory(q, k):
         raise ValueError(f"{name}: q and k share memory; pass a copy of one of them, or {use}")
 
 
-def _needs_grad(*tensors):
-    """Whether to go through autograd: also under forward-mode AD and torch.func, so that it raises an error."""
-    # The private import is for functionalize: its tensors have no memory, and a kernel would read address 0.
-    backward = torch.is_grad_enabled() and any([t.requires_grad for t in tensors])
-    transforms = not torch.compiler.is_compiling() and retrieve_all_functorch_interpreters()
-    return backward or forward_ad._current_level >= 0 or transforms
-
-
-def _explain(error, name, eager):
-    """Under torch.func or forward-mode AD, raise an error that names them and the remedy."""
-    if forward_ad._current_level >= 0 or retrieve_all_functorch_interpreters():
-        reach = "torch.func (grad, jvp, vmap) and forward-mode AD do not reach into a kernel"
-        raise RuntimeError(f"{name}: {reach}; under them use {eager}") from error
-
-
-def _call(name, q, k, cos, sin, positions, how, plan, in_place):
-    if k is None and isinstance(q, torch.Tensor) and q.dim() == 4 and how[2] in _LAYOUTS:
-        none = q.detach().narrow(how[2].index("h"), 0, 0)
-        return _call(name, q, none.clone(), cos, sin, positions, how, plan, in_place)[0], None
+def _call(name, q, k, cos, sin, how, positions, plan, in_place):
+    layout = how[2]
+    if k is None and isinstance(q, torch.Tensor) and q.dim() == 4 and layout in _LAYOUTS:
+        none = q.detach().narrow(layout.index("h"), 0, 0)
+        return _call(name, q, none.clone(), cos, sin, how, positions, plan, in_place)[0], None
     are_tensors = isinstance(q, torch.Tensor) and isinstance(cos, torch.Tensor)
     if are_tensors and q.dim() == 4 and cos.dim() > 0 and cos.shape[-1] == q.shape[3]:
-        cos, sin, positions = _first_halves(q, cos, sin, positions, how[2])
-    _check_arguments(name, q, k, cos, sin, positions, how[0], how[2])
-    tensors = q, k, cos, sin
+        cos, sin, positions = _first_halves(q, cos, sin, positions, layout)
+    _check(name, q, k, cos, sin, layout)
+    _check_positions(name, q, cos, sin, how, positions)
     if torch.compiler.is_compiling():
-        if not in_place:
-            return rope_op(*tensors, *how, positions)
-        if _needs_grad(q, k):
-            # copied back: of a copy the compiler knows the gradient, of a change within an op it does not
-            q_out, k_out = rope_op(*tensors, *how, positions)
-            return q.copy_(q_out), k.copy_(k_out)
-        rope_op_(*tensors, *how, positions)  # which checks strides and memory
-        return q, k
-    try:
-        if in_place and not retrieve_all_functorch_interpreters():  # they are refused below
-            _check_writable(name, q, k)
-        # in place always: autograd counts the versions of q and k
-        if in_place or _needs_grad(q, k):
-            return _Rope.apply(*tensors, positions, how, plan, in_place)
-        # past autograd: a third of the host's time less
-        return _forward(*tensors, positions, how, plan)
-    except RuntimeError as error:
-        _explain(error, name, "rope_eager")
-        raise
+        if in_place and not host.needs_autograd(q, k):
+            rope_op_(q, k, cos, sin, *how, positions)  # which checks strides and memory
+            return q, k
+        q_out, k_out = rope_op(q, k, cos, sin, *how, positions)
+        # copied back: of a copy the compiler knows the gradient, of a change within an op it does not
+        return (q.copy_(q_out), k.copy_(k_out)) if in_place else (q_out, k_out)
+    if in_place and not host.active_transforms():  # they are refused below
+        _check_writable(name, q, k)
+    # in place always through autograd, which counts the versions of q and k
+    forward, given = (
+        _Rope.apply if in_place else _forward,
+        (cos, sin, how, positions, plan, in_place),
+    )
+    return host.call(name, "rope_eager", _Rope, forward, (q, k), *given)
 
 
 def rope_triton(
@@ -549,7 +382,7 @@ def rope_triton(
     Raises TypeError for a wrong dtype, ValueError for a wrong shape, device or position.
     """
     how = (position_offset, interleaved, layout)
-    return _call("rope_triton", q, k, cos, sin, positions, how, plan, in_place=False)
+    return _call("rope_triton", q, k, cos, sin, how, positions, plan, in_place=False)
 
 
 def rope_triton_(
@@ -562,17 +395,19 @@ def rope_triton_(
     Where gradients are needed, q and k must be neither leaves nor views (ValueError): there use rope_triton.
     """
     how = (position_offset, interleaved, layout)
-    return _call("rope_triton_", q, k, cos, sin, positions, how, plan, in_place=True)
+    return _call("rope_triton_", q, k, cos, sin, how, positions, plan, in_place=True)
 
 
-@torch.library.custom_op("fused_kernels::rope", mutates_args=())
+@host.custom_op("fused_kernels::rope")
 def rope_op(
     q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor,
     position_offset: int, interleaved: bool, layout: str, positions: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """rope for torch.compile and torch.export: one node of the graph, which nothing looks into."""
-    _check_arguments("rope_op", q, k, cos, sin, positions, position_offset, layout)
-    return _forward(q, k, cos, sin, positions, (position_offset, interleaved, layout))
+    how = (position_offset, interleaved, layout)
+    _check("rope_op", q, k, cos, sin, layout)
+    _check_positions("rope_op", q, cos, sin, how, positions)
+    return _forward(q, k, cos, sin, how, positions)
 
 
 @torch.library.custom_op("fused_kernels::rope_", mutates_args=("q", "k"))
@@ -581,25 +416,19 @@ def rope_op_(
     position_offset: int, interleaved: bool, layout: str, positions: torch.Tensor | None = None,
 ) -> None:  # fmt: skip
     """rope in place, for torch.compile in inference; it says that it changes q and k."""
-    _check_arguments("rope_op_", q, k, cos, sin, positions, position_offset, layout)
+    how = (position_offset, interleaved, layout)
+    _check("rope_op_", q, k, cos, sin, layout)
+    _check_positions("rope_op_", q, cos, sin, how, positions)
     _check_writable("rope_op_", q, k)
-    _forward(q, k, cos, sin, positions, (position_offset, interleaved, layout), in_place=True)
+    _forward(q, k, cos, sin, how, positions, in_place=True)
 
 
-@torch.library.custom_op("fused_kernels::rope_backward", mutates_args=())
+@host.custom_op("fused_kernels::rope_backward")
 def _rope_backward_op(
     dq: torch.Tensor, dk: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor,
     position_offset: int, interleaved: bool, layout: str, positions: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    return _backward(dq, dk, cos, sin, positions, (position_offset, interleaved, layout))
-
-
-def _fake_outputs(q, k, *_):
-    return tuple(torch.empty_like(t if t.stride(-1) == 1 else t.contiguous()) for t in (q, k))
-
-
-rope_op.register_fake(_fake_outputs)
-_rope_backward_op.register_fake(_fake_outputs)
+    return _backward(dq, dk, cos, sin, (position_offset, interleaved, layout), positions)
 
 
 def _op_backward(ctx, dq, dk):
@@ -607,7 +436,9 @@ def _op_backward(ctx, dq, dk):
     return *_rope_backward_op(dq, dk, cos, sin, *ctx.how, positions), *[None] * 6
 
 
+rope_op.register_fake(_empty)
+_rope_backward_op.register_fake(_empty)
 rope_op.register_autograd(
     _op_backward,
-    setup_context=lambda ctx, inputs, output: _save(ctx, *inputs[2:4], inputs[7], inputs[4:7]),
+    setup_context=lambda ctx, inputs, output: _save(ctx, *inputs[2:4], inputs[4:7], inputs[7]),
 )

@@ -1,4 +1,4 @@
-"""Mutants of lib/ops/rope.py."""
+"""Mutants of lib/ops/rope.py, and of what it alone uses of lib/ops/_host.py: who shares memory."""
 
 from lib.measure.mutants import Mutant
 
@@ -15,7 +15,7 @@ MUTANTS = [
         "interleaved: the wrong sign of sin",
     ),
     Mutant("s = -s", "s = s", "backward with the sin of forward"),
-    Mutant("how, plan, back=True)", "how, plan)", "rotated on, not back"),
+    Mutant("plan, back=True)", "plan)", "rotated on, not back"),
     Mutant("INTERLEAVED=interleaved", "INTERLEAVED=False", "halves where neighbours are pairs"),
     Mutant(
         "pairs = tl.reshape(x, (token_x.shape[0], heads.shape[0], BLOCK_R, 2))",
@@ -61,8 +61,8 @@ MUTANTS = [
         "int32 offsets in the tables",
     ),
     Mutant(
-        "    ctx.how = how\n",
-        "    ctx.how = (0, *how[1:])\n",
+        "    ctx.how, ctx.plan = how, plan\n",
+        "    ctx.how, ctx.plan = (0, *how[1:]), plan\n",
         "position_offset forgotten for the backward pass",
     ),
     Mutant(
@@ -104,7 +104,7 @@ MUTANTS = [
     ),
     Mutant("inside = tokens < n_tokens", "inside = tokens >= 0", "the mask of the tokens dropped"),
     Mutant(
-        "(_cdiv(n_tokens, block_t) * n_groups,)",
+        "(host.cdiv(n_tokens, block_t) * n_groups,)",
         "(max(1, n_tokens // block_t) * n_groups,)",
         "floor where ceil was meant: the last tokens forgotten",
     ),
@@ -158,8 +158,8 @@ MUTANTS = [
         "Hugging Face's tables: all by those of the first sequence",
     ),
     Mutant(
-        "cos, sin, positions = ctx.saved_tensors",
-        "cos, sin, _ = ctx.saved_tensors; positions = None",
+        "cos, sin, positions = ctx.saved_tensors\n    return",
+        "cos, sin, _ = ctx.saved_tensors; positions = None\n    return",
         "compiled: the gradient deaf to positions",
     ),
     # --- rounding
@@ -169,12 +169,12 @@ MUTANTS = [
         "cos rounded to the dtype of q",
     ),
     Mutant(
-        "COMPUTE=tl.float64 if q.dtype == torch.float64 else tl.float32",
+        "COMPUTE=host.compute_dtype(q.dtype)",
         "COMPUTE=tl.float32",
         "float64 computed in float32",
     ),
     # --- in place, autograd, torch.library
-    Mutant("            ctx.mark_dirty(q, k)\n", "", "in place: autograd not told"),
+    Mutant("            ctx.mark_dirty(q, k)", "            pass", "in place: autograd not told"),
     Mutant(
         "    out = q, k\n",
         "    out = q, k.clone()\n",
@@ -182,18 +182,18 @@ MUTANTS = [
     ),
     Mutant("if step <= reach:", "if step < reach:", "in place: an expanded q written"),
     Mutant(
-        "if q.numel() and k.numel() and _shares_memory(q, k):",
+        "if q.numel() and k.numel() and host.shares_memory(q, k):",
         "if False:",
         "in place: q and k the same",
     ),
     Mutant(
-        "return end_a > gap or _overlaps_itself([(1, gap + end_b), *rows])",
+        "return end_a > gap or overlaps_itself([(1, gap + end_b), *rows])",
         "return gap == 0",
         "in place: q and k that share some heads",
     ),
     Mutant(
-        "if t.stride(-1) != 1 or _overlaps_itself(_steps(t)):",
-        "if _overlaps_itself(_steps(t)):",
+        "if t.stride(-1) != 1 or host.overlaps_itself(host.steps_of(t)):",
+        "if host.overlaps_itself(host.steps_of(t)):",
         "in place: columns with gaps",
     ),
     Mutant(
@@ -202,12 +202,12 @@ MUTANTS = [
         "in place: a leaf that requires grad written",
     ),
     Mutant(
-        "if in_place or _needs_grad(q, k):",
-        "if in_place or _needs_grad(q):",
+        "_Rope, forward, (q, k), *given)",
+        "_Rope, forward, (q,), k, *given)",
         "no gradient for k alone",
     ),
     Mutant(
-        "    @_once\n",
+        "    @host.once\n",
         "    @staticmethod\n",
         "a second derivative that is wrong in silence",
     ),
@@ -217,17 +217,17 @@ MUTANTS = [
         "compiled: cos and sin mixed up for the gradient",
     ),
     Mutant(
-        "return _backward(dq, dk, cos, sin, positions, (position_offset",
-        "return _forward(dq, dk, cos, sin, positions, (position_offset",
+        "return _backward(dq, dk, cos, sin, (position_offset",
+        "return _forward(dq, dk, cos, sin, (position_offset",
         "compiled: rotated on, not back",
     ),
     Mutant(
-        "_forward(q, k, cos, sin, positions, (position_offset, interleaved, layout), in_place=True)",
-        "_forward(q, k, cos, sin, positions, (0, interleaved, layout), in_place=True)",
+        "_forward(q, k, cos, sin, how, positions, in_place=True)",
+        "_forward(q, k, cos, sin, (0, *how[1:]), positions, in_place=True)",
         "compiled in place: position_offset ignored",
     ),
     Mutant(
-        "return end_a > gap or _overlaps_itself([(1, gap + end_b), *rows])",
+        "return end_a > gap or overlaps_itself([(1, gap + end_b), *rows])",
         "return end_a > gap",
         "in place: heads that reach into the next token or batch",
     ),
