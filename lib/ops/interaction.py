@@ -10,7 +10,7 @@ Dtypes    float32, float16 and bfloat16 (summed in float32; float32 goes by 3xTF
 Traffic   Forward B(FD + D + P) elements, backward B(2FD + D + P). PyTorch copies besides, and writes all F².
 Method    Naumov et al., Deep Learning Recommendation Model, arXiv:1906.00091, 2019.
 Backward  With S(i, j) = S(j, i) the gradient of the pair (i, j), 0 for i = j: dV = S V, and dense's own part.
-Copy it   this file. MIT licence.
+Copy it   by `make copy OP=interaction TO=folder`, or take _host.py and _device.py along. MIT licence.
 """
 
 import functools
@@ -20,14 +20,13 @@ import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
-from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
-from torch.autograd import forward_ad
 
-# With TRITON_INTERPRET=1 kernels run on CPU tensors; otherwise they need a GPU.
-_ON_CPU = triton.knobs.runtime.interpret
-_INTERPRETED = tl.constexpr(_ON_CPU)
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-_MOST_VECTORS, _LONGEST = 64, 128  # their products lie in the registers of one program
+if __package__:
+    from . import _device as device
+    from . import _host as host
+else:  # beside this file in a plain folder
+    import _device as device
+    import _host as host
 
 
 class Plan(NamedTuple):
@@ -83,14 +82,6 @@ def _vectors(
         embeddings = tl.load(embedding_ptrs, mask=mask & (f > 0), other=0.0).to(OPERAND)
         vectors = tl.where(f == 0, dense, embeddings)
     return vectors
-
-
-@triton.jit
-def _dot(a, b, total, PRECISION: tl.constexpr = None, COMPUTE: tl.constexpr = tl.float32):
-    # total + a b. Triton's interpreter multiplies bfloat16 as the integers that hold its bits: there wider.
-    if _INTERPRETED:
-        a, b = a.to(COMPUTE), b.to(COMPUTE)
-    return tl.dot(a, b, total, input_precision=PRECISION, out_dtype=COMPUTE)
 
 
 @triton.jit
@@ -157,7 +148,7 @@ def _interaction_fwd_kernel(
             # 16 columns in the order in which tensor cores add them up, PACK in a register
             rows = tl.reshape(vectors, (BLOCK_F // 8, SAMPLES, 8, 4, 4 // PACK, PACK))
             rows = tl.reshape(tl.permute(rows, (1, 0, 2, 4, 3, 5)), (SAMPLES, BLOCK_F, 16))
-            products = _dot(rows, tl.permute(rows, (0, 2, 1)), products, PRECISION, COMPUTE)
+            products = device.dot(rows, tl.permute(rows, (0, 2, 1)), products, PRECISION, COMPUTE)
         # in squares of 8 by 8, so that threads that store at once use different banks of shared memory
         products = products.to(y_ptr.dtype.element_ty)
         squares = tl.reshape(products, (SAMPLES, BLOCK_F // 8, 8, BLOCK_F // 8, 8))
@@ -223,7 +214,7 @@ def _interaction_bwd_kernel(
                 )
             columns = tl.reshape(vectors, (BLOCK_F // 4 // PACK, PACK, SAMPLES, 8, 4, 2))
             columns = tl.reshape(tl.permute(columns, (2, 0, 4, 1, 5, 3)), (SAMPLES, BLOCK_F, 16))
-            grad = _dot(slopes, columns, None, PRECISION, COMPUTE)
+            grad = device.dot(slopes, columns, None, PRECISION, COMPUTE)
             own_ptrs = dy_ptr + first * ROW + (s * ROW + start + own_d)
             own = tl.load(own_ptrs, mask=(s < left) & (start + own_d < DIM), other=0.0)
             grad += tl.where(f == 0, own.to(COMPUTE), 0.0)
@@ -243,66 +234,8 @@ def _interaction_bwd_kernel(
 
 # --- plan (the dispatch heuristic) and launch ----------------------------------------------------------------
 
-
-def _cdiv(a, b):
-    return -(-a // b)  # triton.cdiv is the same, and costs 2 µs a call on the host
-
-
-_launched = {}  # of each kind of launch, what runs its compiled kernel, and the arguments around the tensors
-
-
-def _run(kernel, grid, tensors, *sizes, **options):
-    """kernel[grid](*tensors, *sizes, **options) on the tensors' GPU; the second time, without Triton's look-up.
-
-    Triton looks at every argument of every launch to find the kernel compiled for its like. A launch that
-    differs from an earlier one in nothing but memory finds it here, if pointers are aligned to 16 bytes.
-    """
-    first, hooks = getattr(tensors[0], "base", tensors[0]), triton.knobs.runtime
-    device, addresses, kinds = first.get_device(), 0, []
-    for t in tensors:
-        is_tensor = isinstance(t, torch.Tensor)  # else None or a TMA descriptor, which is aligned
-        addresses |= t.data_ptr() if is_tensor else 0
-        kinds.append(t.dtype if is_tensor else t and (t.base.dtype, *t.block_shape))
-    how = kernel.fn, type(kernel).run  # tools that watch launches put another `run` in its place
-    key = (*how, device, grid, sizes, *options.items(), *kinds)
-    hooked = hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls  # as profilers do
-    launch = None if hooked or addresses % 16 else _launched.get(key)
-    if launch and torch.cuda.current_device() == device:
-        run, blocks, stream_of, handles, given = launch
-        run(*blocks, stream_of(device), *handles, *tensors, *given)
-        return
-    with torch.cuda.device_of(first):  # else the launch goes to the current GPU, not to theirs
-        compiled = kernel[grid](*tensors, *sizes, **options)
-    # Other versions go the ordinary way each time, and so does the interpreter, which compiles nothing.
-    if compiled and triton.__version__[:3] in ("3.6", "3.7") and addresses % 16 == 0:
-        named = {name: value for name, value in options.items() if name in kernel.arg_names}
-        given = kernel.signature.bind(*tensors, *sizes, **named)
-        given.apply_defaults()
-        if len(_launched) >= 4096:
-            _launched.clear()  # sizes that never come again
-        handles = compiled.function, compiled.packed_metadata, None, None, None  # no hooks
-        around = (*grid, 1, 1)[:3], triton.runtime.driver.active.get_current_stream, handles
-        _launched[key] = compiled.run, *around, given.args[len(tensors) :]
-
-
-def _power_of_2(n):
-    return 1 << max(0, n - 1).bit_length()  # so is triton.next_power_of_2
-
-
-def _compute_dtype(dtype):
-    return tl.float64 if dtype == torch.float64 else tl.float32
-
-
+# what is multiplied: 16 bits as they are, by tensor cores; of mixed inputs the wider
 _OPERANDS = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
-
-
-@functools.cache
-def _device(device):
-    """Its number of SMs, and the major number of its compute capability: 8 is Ampere and Ada, 9 Hopper."""
-    if _ON_CPU:
-        return 4, 9
-    properties = torch.cuda.get_device_properties(device)
-    return properties.multi_processor_count, properties.major
 
 
 @functools.cache
@@ -322,7 +255,7 @@ def _samples(block_f, itemsize):
 
 
 @functools.cache
-def _sources(n_tables, dim, samples, block_f, block_y, device):
+def _sources(n_tables, dim, samples, block_f, block_y, gpu):
     """Where each number of y is in the products, as the forward kernel lays them out; (block_y,).
 
     The same tensor in every call: making it copies to the GPU, which a CUDA graph cannot capture.
@@ -331,11 +264,11 @@ def _sources(n_tables, dim, samples, block_f, block_y, device):
     square = low // 8 * (block_f // 8) + high // 8
     row = F.pad(square * 64 + low % 8 * 8 + high % 8, (dim, 0))
     rows = (row + torch.arange(samples)[:, None] * block_f**2).flatten()
-    return F.pad(rows, (0, block_y - len(rows))).int().to(device)
+    return F.pad(rows, (0, block_y - len(rows))).int().to(gpu)
 
 
 @functools.cache
-def _sources_backward(n_tables, dim, samples, block_f, block_y, pack, device):
+def _sources_backward(n_tables, dim, samples, block_f, block_y, pack, gpu):
     """Where each slope, as the backward kernel lays them out, is in dy; zeros lie in its last place."""
     low, high = torch.triu_indices(n_tables + 1, n_tables + 1, 1)
     place = torch.full((block_f, block_f), -1)
@@ -345,7 +278,7 @@ def _sources_backward(n_tables, dim, samples, block_f, block_y, pack, device):
     rows = place + torch.arange(samples)[:, None, None] * (dim + len(low))
     rows = torch.where(place >= 0, rows, block_y - 1)
     rows = rows.view(samples, block_f // 8, 8, block_f // 16, 4 // pack, 4, pack)
-    return rows.permute(1, 3, 0, 2, 5, 4, 6).flatten().int().to(device)
+    return rows.permute(1, 3, 0, 2, 5, 4, 6).flatten().int().to(gpu)
 
 
 def _n_pairs(embeddings):
@@ -355,53 +288,58 @@ def _n_pairs(embeddings):
 def _sizes(choose, plan, dense, embeddings, dtype):
     """The grid; the arguments and options that both kernels take alike; and what their sources depend on."""
     n_samples, n_tables, dim = embeddings.shape
-    block_f = max(16, _power_of_2(n_tables + 1))  # tensor cores take 16 at least
+    block_f = max(16, host.power_of_2(n_tables + 1))  # tensor cores take 16 at least
     plan = plan or choose(block_f, dtype.itemsize)
-    n_processors, generation = _device(dense.device)
-    trips = _cdiv(n_samples, plan.samples * plan.programs * n_processors)
-    compute = _compute_dtype(dtype)
+    n_programs = plan.programs * host.n_multiprocessors(dense.device)
+    trips = host.cdiv(n_samples, plan.samples * n_programs)
+    compute = host.compute_dtype(dtype)
+    by_tf32 = dtype == torch.float32 and host.generation(dense.device) >= 8
     options = {
         "TABLES": n_tables, "DIM": dim, "AHEAD": plan.ahead,
-        "PRECISION": plan.precision if dtype == torch.float32 and generation >= 8 else "ieee",
-        # what is multiplied: 16 bits as they are, by tensor cores; of mixed inputs the wider
+        "PRECISION": plan.precision if by_tf32 else "ieee",
         "OPERAND": _OPERANDS.get(dtype, compute), "COMPUTE": compute,
         "PACK": 2 if dtype.itemsize == 2 else 1, "SAMPLES": plan.samples, "BLOCK_F": block_f,
-        "BLOCK_Y": _power_of_2(plan.samples * (dim + _n_pairs(embeddings)) + 1),
+        "BLOCK_Y": host.power_of_2(plan.samples * (dim + _n_pairs(embeddings)) + 1),
         "num_warps": plan.num_warps, "num_stages": 1,
     }  # fmt: skip
     sizes = n_samples, trips, *dense.stride(), *embeddings.stride()
     where = n_tables, dim, plan.samples, block_f, options["BLOCK_Y"]
-    return (_cdiv(n_samples, plan.samples * trips),), sizes, where, options
+    return (host.cdiv(n_samples, plan.samples * trips),), sizes, where, options
 
 
 def _launch(plan, dense, embeddings, y):
     grid, sizes, where, options = _sizes(_plan, plan, dense, embeddings, y.dtype)
-    options["BLOCK_D"] = _power_of_2(dense.shape[1])
+    options["BLOCK_D"] = host.power_of_2(dense.shape[1])
     sources = _sources(*where, dense.device)
-    _run(_interaction_fwd_kernel, grid, (dense, embeddings, sources, y), *sizes, **options)
+    host.run(_interaction_fwd_kernel, grid, (dense, embeddings, sources, y), *sizes, **options)
 
 
 def _launch_backward(plan, dy, dense, embeddings, ddense, dembeddings):
     grid, sizes, where, options = _sizes(_plan_backward, plan, dense, embeddings, dy.dtype)
     sources = _sources_backward(*where, options["PACK"], dense.device)
     tensors = dy, dense, embeddings, sources, ddense, dembeddings
-    _run(_interaction_bwd_kernel, grid, tensors, *sizes, **options)
+    host.run(_interaction_bwd_kernel, grid, tensors, *sizes, **options)
 
 
 # --- forward and backward ------------------------------------------------------------------------------------
 
 
-@functools.cache
-def _dtype_of_sum(*dtypes):
-    return functools.reduce(torch.promote_types, dtypes)
+def _empty(dense, embeddings):
+    """y, before it is written."""
+    dtype = host.dtype_of_sum(dense.dtype, embeddings.dtype)
+    width = dense.shape[1] + _n_pairs(embeddings)
+    return dense.new_empty((dense.shape[0], width), dtype=dtype)
 
 
 def _forward(dense, embeddings, plan=None):
-    dtype = _dtype_of_sum(dense.dtype, embeddings.dtype)
-    y = dense.new_empty((dense.shape[0], dense.shape[1] + _n_pairs(embeddings)), dtype=dtype)
+    y = _empty(dense, embeddings)
     if y.numel() > 0:
         _launch(plan, dense, embeddings, y)
     return y
+
+
+def _empty_like(t):
+    return torch.empty_like(t, memory_format=torch.contiguous_format)
 
 
 def _save(ctx, dense, embeddings, plan=None):
@@ -412,40 +350,11 @@ def _save(ctx, dense, embeddings, plan=None):
 def _backward(dy, dense, embeddings, needs_grad=(True, True), plan=None):
     """The gradients of both, each None unless needed."""
     grads = [
-        torch.empty_like(t, memory_format=torch.contiguous_format) if needed else None
-        for t, needed in zip((dense, embeddings), needs_grad)
+        _empty_like(t) if needed else None for t, needed in zip((dense, embeddings), needs_grad)
     ]
     if dense.numel() > 0:  # y.sum().backward() sends a dy of strides 0
         _launch_backward(plan, dy.contiguous(), dense, embeddings, *grads)
     return tuple(grads)
-
-
-class _Undifferentiable(torch.autograd.Function):
-    """Gradients as they are, and an error for whoever differentiates them."""
-
-    @staticmethod
-    def forward(ctx, backward, grads, *sources):
-        ctx.op = backward.__module__.rpartition(".")[2]
-        return grads
-
-    @staticmethod
-    def backward(ctx, *_):
-        raise RuntimeError(f"{ctx.op} has no second derivative; for one, use {ctx.op}_eager")
-
-
-def _once(backward):
-    """A Function's backward that runs once: differentiating what it returns raises instead of being wrong."""
-    # The error lies on every path from the gradients to what they depend on. That of PyTorch's
-    # once_differentiable lies beside, where autograd.grad(..., inputs) does not pass.
-
-    def guarded(ctx, *dys):
-        if not torch.is_grad_enabled():  # the usual case: without create_graph=True
-            return backward(ctx, *dys)
-        with torch.no_grad():
-            grads = backward(ctx, *dys)
-        return _Undifferentiable.apply(backward, grads, *dys, *ctx.saved_tensors)
-
-    return guarded
 
 
 class _Interaction(torch.autograd.Function):
@@ -455,105 +364,24 @@ class _Interaction(torch.autograd.Function):
         return _forward(dense, embeddings, plan)
 
     @staticmethod
-    @_once
+    @host.once
     def backward(ctx, dy):
         return *_backward(dy, *ctx.saved_tensors, ctx.needs_input_grad[:2], ctx.plan), None
 
 
 # --- the calls -----------------------------------------------------------------------------------------------
 
-
-def _mix(*tensors):
-    """Whether their dtypes may differ: under autocast x has 16 bits, and a bias that is a parameter 32."""
-    return all([t.dtype in _DTYPES[:3] for t in tensors])
+_MOST_VECTORS, _LONGEST = 64, 128  # their products lie in the registers of one program
 
 
-def _fits(dense, embeddings):
-    """Whether the kernels take these arguments; if not, _refuse_arguments says why."""
-    return (
-        isinstance(dense, torch.Tensor)
-        and isinstance(embeddings, torch.Tensor)
-        and (dense.dtype == embeddings.dtype in _DTYPES or _mix(dense, embeddings))
-        and dense.device == embeddings.device
-        and dense.device.type == ("cpu" if _ON_CPU else "cuda")
-        and dense.dim() == 2
-        and embeddings.dim() == 3
-        and embeddings.shape[::2] == dense.shape
-        and embeddings.shape[1] < _MOST_VECTORS
-        and dense.shape[1] <= _LONGEST
-    )
-
-
-def _refuse(name, eager, mixed=(), **expected):
-    """Raise the error that says what is wrong with a call of `name`, and what to do.
-
-    expected: label=(tensor, its sizes in letters), as x=(x, "... N"); the first one sets device and
-    dtype, but for dtypes that may be mixed.
-    """
-    (first, (x, _)), sizes = next(iter(expected.items())), {}
-    for label, (t, letters) in expected.items():
-        if not isinstance(t, torch.Tensor):
-            raise TypeError(f"{name}: {label} must be a torch.Tensor, got {type(t).__name__}")
-        if t.dtype not in _DTYPES:
-            wrong = f"{label} must be a floating-point tensor, got {t.dtype}"
-            raise TypeError(f"{name}: {wrong}; use .float()")
-        if t.dtype != x.dtype and not {t.dtype, x.dtype} <= {*mixed}:
-            cast = f"cast one of them, as {label}.to({first}.dtype)"
-            raise TypeError(f"{name}: {first} is {x.dtype} and {label} {t.dtype}; {cast}")
-        if t.device != x.device:
-            where = f"{first} is on {x.device} and {label} on {t.device}"
-            raise ValueError(f"{name}: {where}; move both to one device")
-        names = letters.removeprefix("... ").split()
-        shape = t.shape[max(0, t.dim() - len(names)) :] if letters[0] == "." else t.shape
-        known = " and ".join(f"{n} = {sizes[n]}" for n in names if n in sizes)
-        same = [sizes.setdefault(n, size) == size for n, size in zip(names, shape)]
-        if len(shape) != len(names) or not all(same):
-            want = f"{label} must be ({letters.replace(' ', ', ')}){known and ' with ' + known}"
-            beside = f" beside {first} {tuple(x.shape)}" if t is not x else ""
-            scalar = letters[0] == "." and t.dim() == 0
-            got = f"a scalar; use {label}.view(1)" if scalar else f"shape {tuple(t.shape)}{beside}"
-            raise ValueError(f"{name}: {want}, got {got}")
-    on = "the CPU: TRITON_INTERPRET=1 is set" if _ON_CPU else "a GPU, or TRITON_INTERPRET=1 set"
-    raise ValueError(f"{name}: {first} must be on {on}, got {x.device}; use {eager} there")
-
-
-def _refuse_arguments(name, dense, embeddings):
-    """What only this op can say, else what _refuse does."""
+@host.remembered
+def _check(name, dense, embeddings):
     shape = getattr(embeddings, "shape", ())
     if len(shape) == 3 and (shape[1] >= _MOST_VECTORS or shape[2] > _LONGEST):
         most = f"at most {_MOST_VECTORS - 1} tables of at most {_LONGEST} columns"
         raise ValueError(f"{name}: {most}, got {shape[1]} of {shape[2]}; use interaction_eager")
     sizes = {"dense": (dense, "B D"), "embeddings": (embeddings, "B T D")}
-    _refuse(name, "interaction_eager", _DTYPES[:3], **sizes)
-
-
-def _needs_grad(*tensors):
-    """Whether to go through autograd: also under forward-mode AD and torch.func, so that it raises an error."""
-    # The private import is for functionalize: its tensors have no memory, and a kernel would read address 0.
-    backward = torch.is_grad_enabled() and any([t.requires_grad for t in tensors])
-    transforms = not torch.compiler.is_compiling() and retrieve_all_functorch_interpreters()
-    return backward or forward_ad._current_level >= 0 or transforms
-
-
-def _explain(error, name, eager):
-    """Under torch.func or forward-mode AD, raise an error that names them and the remedy."""
-    if forward_ad._current_level >= 0 or retrieve_all_functorch_interpreters():
-        reach = "torch.func (grad, jvp, vmap) and forward-mode AD do not reach into a kernel"
-        raise RuntimeError(f"{name}: {reach}; under them use {eager}") from error
-
-
-def _call(name, dense, embeddings, plan):
-    if not _fits(dense, embeddings):
-        _refuse_arguments(name, dense, embeddings)
-    if torch.compiler.is_compiling():
-        return interaction_op(dense, embeddings)
-    try:
-        if _needs_grad(dense, embeddings):
-            return _Interaction.apply(dense, embeddings, plan)
-        return _forward(dense, embeddings, plan)  # past autograd: less time on the host
-    except RuntimeError as error:
-        _explain(error, name, "interaction_eager")
-        raise
+    host.check_tensors(name, "interaction_eager", host.MIXED, **sizes)
 
 
 def interaction_triton(
@@ -568,36 +396,29 @@ def interaction_triton(
     not under torch.func, torch.vmap or forward-mode AD, nor twice differentiable: these raise.
     Raises TypeError for a wrong dtype, ValueError for a wrong shape or device.
     """
-    return _call("interaction_triton", dense, embeddings, plan)
+    tensors, name = (dense, embeddings), "interaction_triton"
+    _check(name, *tensors)
+    if torch.compiler.is_compiling():
+        return interaction_op(*tensors)
+    return host.call(name, "interaction_eager", _Interaction, _forward, tensors, plan)
 
 
-@torch.library.custom_op("fused_kernels::interaction", mutates_args=())
+@host.custom_op("fused_kernels::interaction")
 def interaction_op(dense: torch.Tensor, embeddings: torch.Tensor) -> torch.Tensor:
     """For torch.compile and torch.export: one node of the graph, which nothing looks into."""
-    if not _fits(dense, embeddings):
-        _refuse_arguments("interaction_op", dense, embeddings)
+    _check("interaction_op", dense, embeddings)
     return _forward(dense, embeddings)
 
 
-@torch.library.custom_op("fused_kernels::interaction_backward", mutates_args=())
+@host.custom_op("fused_kernels::interaction_backward")
 def _interaction_backward_op(
     dy: torch.Tensor, dense: torch.Tensor, embeddings: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     return _backward(dy, dense, embeddings)
 
 
-@interaction_op.register_fake
-def _(dense, embeddings):
-    width = dense.shape[1] + _n_pairs(embeddings)
-    dtype = _dtype_of_sum(dense.dtype, embeddings.dtype)
-    return dense.new_empty((dense.shape[0], width), dtype=dtype)
-
-
-@_interaction_backward_op.register_fake
-def _(dy, dense, embeddings):
-    return tuple(t.new_empty(t.shape) for t in (dense, embeddings))
-
-
+interaction_op.register_fake(_empty)
+_interaction_backward_op.register_fake(lambda dy, *inputs: tuple(map(_empty_like, inputs)))
 interaction_op.register_autograd(
     lambda ctx, dy: _interaction_backward_op(dy, *ctx.saved_tensors),
     setup_context=lambda ctx, inputs, output: _save(ctx, *inputs),

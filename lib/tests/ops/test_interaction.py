@@ -9,7 +9,7 @@ from lib.measure.check import check_against_float64
 from lib.nogpu.compile_only import compile_for, instruction_mix, signature_of
 from lib.nogpu.memory import count_traffic
 from lib.ops.interaction import interaction_triton
-from lib.tests.ops import cases
+from lib.tests.ops import battery, cases
 
 import pytest
 import torch
@@ -126,7 +126,7 @@ def test_numbers_go_from_memory_to_tensor_cores_in_registers(module, dtype, prod
         signature = signature_of(kernel, *tensors, *sizes, **options)
         launched.append(compile_for(kernel, signature, arch=90, num_warps=n_warps, num_stages=1))
 
-    with mock.patch.object(module, "_run", launch):
+    with mock.patch.object(battery.host_of(module), "run", launch):
         module._launch(None, dense, embeddings, y)
         module._launch_backward(None, y, dense, embeddings, dense, embeddings)
     # of one sample, by a warp: products stored as pairs and gathered one by one; dy stored, slopes gathered

@@ -91,7 +91,7 @@ MUTANTS = [
         "backward, the first samples again and again",
     ),
     Mutant(
-        "return (_cdiv(n_samples, plan.samples * trips),)",
+        "return (host.cdiv(n_samples, plan.samples * trips),)",
         "return (n_samples // (plan.samples * trips),)",
         "floor where ceil was meant: the last samples forgotten",
     ),
@@ -106,7 +106,7 @@ MUTANTS = [
         "slopes one place on",
     ),
     Mutant(
-        "place = place[:, (k // (4 * pack) * pack + k % pack) * 4 + k // pack % 4]\n",
+        "    place = place[:, (k // (4 * pack) * pack + k % pack) * 4 + k // pack % 4]\n",
         "",
         "slopes beside other vectors",
     ),
@@ -145,8 +145,8 @@ MUTANTS = [
         "float32 rounded to bfloat16",
     ),
     Mutant(
-        "    dtype = _dtype_of_sum(dense.dtype, embeddings.dtype)\n    y = ",
-        "    dtype = dense.dtype\n    y = ",
+        "    dtype = host.dtype_of_sum(dense.dtype, embeddings.dtype)\n",
+        "    dtype = dense.dtype\n",
         "mixed dtypes: y in that of dense",
     ),
     Mutant(
@@ -154,7 +154,7 @@ MUTANTS = [
         "sources = _sources.__wrapped__(*where, dense.device)",
         "a copy to the GPU in every call",
     ),
-    Mutant("    @_once\n", "", "a second derivative that is wrong in silence"),
+    Mutant("    @host.once\n", "", "a second derivative that is wrong in silence"),
     Mutant(
         "tl.store(ptr + place, rows, mask=place < left * ROW)",
         "tl.store(ptr + place, rows, mask=place < SAMPLES * ROW)",
