@@ -17,7 +17,7 @@ Backward  Of weight alone: dweight[r] is the sum of dy over the lookups of row r
           deterministic=False  one launch of atomic additions to zeros, in float32 for 16 bits: no sort, but
                                the order, and with it the last bits, differs from run to run.
           sparse=True          no sum: a COO tensor of dy, an entry for each lookup, as nn.Embedding's.
-Copy it   this file. MIT licence.
+Copy it   by `make copy OP=embedding_hash TO=folder`, or take _host.py and _device.py along. MIT licence.
 """
 
 import functools
@@ -29,13 +29,11 @@ import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
-from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
-from torch.autograd import forward_ad
 
-# With TRITON_INTERPRET=1 kernels run on CPU tensors; otherwise they need a GPU.
-_ON_CPU = triton.knobs.runtime.interpret
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-_INTEGERS = (torch.int64, torch.int32)
+if __package__:
+    from . import _host as host
+else:  # beside this file in a plain folder
+    import _host as host
 
 
 class Plan(NamedTuple):
@@ -51,7 +49,7 @@ def _tables(num_rows, device):
 
     Making it copies to the GPU: the host waits for that, and a CUDA graph cannot capture it.
     """
-    if torch.compiler.is_compiling() or retrieve_all_functorch_interpreters():
+    if torch.compiler.is_compiling() or host.active_transforms():
         return _tables_anew(num_rows, device)  # theirs, not for a call after them
     return _tables_once(num_rows, device)
 
@@ -136,88 +134,57 @@ def _embedding_hash_bwd_kernel(
 # --- plan (the dispatch heuristic) and launch ----------------------------------------------------------------
 
 
-def _cdiv(a, b):
-    return -(-a // b)  # triton.cdiv is the same, and costs 2 µs a call on the host
-
-
-_launched = {}  # of each kind of launch, what runs its compiled kernel, and the arguments around the tensors
-
-
-def _run(kernel, grid, tensors, *sizes, **options):
-    """kernel[grid](*tensors, *sizes, **options) on the tensors' GPU; the second time, without Triton's look-up.
-
-    Triton looks at every argument of every launch to find the kernel compiled for its like. A launch that
-    differs from an earlier one in nothing but memory finds it here, if pointers are aligned to 16 bytes.
-    """
-    first, hooks = getattr(tensors[0], "base", tensors[0]), triton.knobs.runtime
-    device, addresses, kinds = first.get_device(), 0, []
-    for t in tensors:
-        is_tensor = isinstance(t, torch.Tensor)  # else None or a TMA descriptor, which is aligned
-        addresses |= t.data_ptr() if is_tensor else 0
-        kinds.append(t.dtype if is_tensor else t and (t.base.dtype, *t.block_shape))
-    how = kernel.fn, type(kernel).run  # tools that watch launches put another `run` in its place
-    key = (*how, device, grid, sizes, *options.items(), *kinds)
-    hooked = hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls  # as profilers do
-    launch = None if hooked or addresses % 16 else _launched.get(key)
-    if launch and torch.cuda.current_device() == device:
-        run, blocks, stream_of, handles, given = launch
-        run(*blocks, stream_of(device), *handles, *tensors, *given)
-        return
-    with torch.cuda.device_of(first):  # else the launch goes to the current GPU, not to theirs
-        compiled = kernel[grid](*tensors, *sizes, **options)
-    # Other versions go the ordinary way each time, and so does the interpreter, which compiles nothing.
-    if compiled and triton.__version__[:3] in ("3.6", "3.7") and addresses % 16 == 0:
-        named = {name: value for name, value in options.items() if name in kernel.arg_names}
-        given = kernel.signature.bind(*tensors, *sizes, **named)
-        given.apply_defaults()
-        if len(_launched) >= 4096:
-            _launched.clear()  # sizes that never come again
-        handles = compiled.function, compiled.packed_metadata, None, None, None  # no hooks
-        around = (*grid, 1, 1)[:3], triton.runtime.driver.active.get_current_stream, handles
-        _launched[key] = compiled.run, *around, given.args[len(tensors) :]
-
-
 @functools.cache
 def _plan(dim, itemsize):
     """Whole rows of up to 1024 elements; a thread has four loads under way, of 16 bytes if rows are such."""
-    block_d = min(triton.next_power_of_2(dim), 1024)
+    block_d = min(host.power_of_2(dim), 1024)
     elements = 8192 // itemsize if dim * itemsize % 16 == 0 else 512
     return Plan(max(1, elements // block_d), block_d, 4)
 
 
 def _grid_and_sizes(plan, ids, num_rows, dim):
     """The grid and the arguments that both kernels take alike."""
+    n_lookups = ids.numel()
     options = {
         "TABLES": len(num_rows), "DIM": dim, "BLOCK_L": plan.block_l, "BLOCK_D": plan.block_d,
         "num_warps": plan.num_warps,
     }  # fmt: skip
-    return (_cdiv(ids.numel(), plan.block_l), _cdiv(dim, plan.block_d)), options
+    grid = host.cdiv(n_lookups, plan.block_l), host.cdiv(dim, plan.block_d)
+    return grid, (n_lookups, *ids.stride()), options
 
 
 def _launch(plan, ids, weight, num_rows, y):
-    grid, options = _grid_and_sizes(plan, ids, num_rows, weight.shape[1])
-    _run(
-        _embedding_hash_fwd_kernel, grid, (ids, weight, _tables(num_rows, ids.device), y), ids.numel(),
-        *ids.stride(), STRIDE_WR=weight.stride(0), STRIDE_WD=weight.stride(1), **options,
+    dim, (stride_wr, stride_wd) = y.shape[2], weight.stride()
+    plan = plan or _plan(dim, y.itemsize)
+    grid, sizes, options = _grid_and_sizes(plan, ids, num_rows, dim)
+    host.run(
+        _embedding_hash_fwd_kernel, grid, (ids, weight, _tables(num_rows, ids.device), y), *sizes,
+        STRIDE_WR=stride_wr, STRIDE_WD=stride_wd, **options,
     )  # fmt: skip
 
 
 def _launch_backward(plan, dy, ids, num_rows, dweight):
-    grid, options = _grid_and_sizes(plan, ids, num_rows, dy.shape[2])
-    strides = dict(zip(("STRIDE_YB", "STRIDE_YT", "STRIDE_YD"), dy.stride()))
-    _run(
-        _embedding_hash_bwd_kernel, grid, (dy, ids, _tables(num_rows, ids.device), dweight), ids.numel(),
-        *ids.stride(), **strides, **options,
+    dim, strides = dy.shape[2], dict(zip(("STRIDE_YB", "STRIDE_YT", "STRIDE_YD"), dy.stride()))
+    plan = plan or _plan(dim, dy.itemsize)
+    grid, sizes, options = _grid_and_sizes(plan, ids, num_rows, dim)
+    host.run(
+        _embedding_hash_bwd_kernel, grid, (dy, ids, _tables(num_rows, ids.device), dweight), *sizes,
+        **strides, **options,
     )  # fmt: skip
 
 
 # --- forward and backward ------------------------------------------------------------------------------------
 
 
-def _forward(ids, weight, num_rows, plan=None):
-    y = weight.new_empty((*ids.shape, weight.shape[1]))
+def _empty(ids, weight, *_):
+    """y, before it is written."""
+    return weight.new_empty((*ids.shape, weight.shape[1]))
+
+
+def _forward(ids, weight, num_rows, sparse=False, deterministic=True, plan=None):
+    """sparse, deterministic: for the backward pass."""
+    y = _empty(ids, weight)
     if y.numel() > 0:
-        plan = plan or _plan(weight.shape[1], weight.element_size())
         _launch(plan, ids, weight, tuple(num_rows), y)
     return y
 
@@ -235,49 +202,20 @@ def _backward(dy, ids, num_rows, sparse=False, deterministic=True, plan=None):
     if sparse or deterministic:  # as for one table, without padding or weights by frequency
         rows = _rows(ids, num_rows)
         return torch.ops.aten.embedding_backward(dy, rows, size[0], -1, False, sparse)
-    wide = torch.float64 if dy.dtype == torch.float64 else torch.float32
-    dweight = torch.zeros(size, dtype=wide, device=dy.device)
+    dweight = dy.new_zeros(size, dtype=host.sum_dtype(dy.dtype))
     # y.sum().backward() sends a dy of strides 0, which is read as it is
-    _launch_backward(plan or _plan(size[1], dy.element_size()), dy, ids, tuple(num_rows), dweight)
+    _launch_backward(plan, dy, ids, tuple(num_rows), dweight)
     return dweight.to(dy.dtype)
-
-
-class _Undifferentiable(torch.autograd.Function):
-    """Gradients as they are, and an error for whoever differentiates them."""
-
-    @staticmethod
-    def forward(ctx, backward, grads, *sources):
-        ctx.op = backward.__module__.rpartition(".")[2]
-        return grads
-
-    @staticmethod
-    def backward(ctx, *_):
-        raise RuntimeError(f"{ctx.op} has no second derivative; for one, use {ctx.op}_eager")
-
-
-def _once(backward):
-    """A Function's backward that runs once: differentiating what it returns raises instead of being wrong."""
-    # The error lies on every path from the gradients to what they depend on. That of PyTorch's
-    # once_differentiable lies beside, where autograd.grad(..., inputs) does not pass.
-
-    def guarded(ctx, *dys):
-        if not torch.is_grad_enabled():  # the usual case: without create_graph=True
-            return backward(ctx, *dys)
-        with torch.no_grad():
-            grads = backward(ctx, *dys)
-        return _Undifferentiable.apply(backward, grads, *dys, *ctx.saved_tensors)
-
-    return guarded
 
 
 class _EmbeddingHash(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, ids, weight, num_rows, sparse, deterministic, plan):
-        _save(ctx, ids, num_rows, sparse, deterministic, plan)
-        return _forward(ids, weight, num_rows, plan)
+    def forward(ctx, ids, weight, num_rows, *how):
+        _save(ctx, ids, num_rows, *how)
+        return _forward(ids, weight, num_rows, *how)
 
     @staticmethod
-    @_once
+    @host.once
     def backward(ctx, dy):
         return None, _backward(dy, *ctx.saved_tensors, *ctx.how), None, None, None, None
 
@@ -291,69 +229,20 @@ def _are_sizes(num_rows):
     return is_sequence and all([isinstance(n, int) and n >= 1 for n in num_rows])
 
 
-def _fits(ids, weight, num_rows):
-    """Whether the kernels take these arguments; if not, _refuse_arguments says why."""
-    return (
-        isinstance(ids, torch.Tensor)
-        and isinstance(weight, torch.Tensor)
-        and ids.dtype in _INTEGERS
-        and weight.dtype in _DTYPES
-        and ids.device == weight.device
-        and ids.device.type == ("cpu" if _ON_CPU else "cuda")
-        and _are_sizes(num_rows)
-        and ids.dim() == 2
-        and ids.shape[1] == len(num_rows)
-        and weight.dim() == 2
-        and weight.shape[0] == sum(num_rows)
-    )
-
-
-def _refuse(name, eager, mixed=(), **expected):
-    """Raise the error that says what is wrong with a call of `name`, and what to do.
-
-    expected: label=(tensor, its sizes in letters), as x=(x, "... N"); the first one sets device and
-    dtype, but for dtypes that may be mixed.
-    """
-    (first, (x, _)), sizes = next(iter(expected.items())), {}
-    for label, (t, letters) in expected.items():
-        if not isinstance(t, torch.Tensor):
-            raise TypeError(f"{name}: {label} must be a torch.Tensor, got {type(t).__name__}")
-        if t.dtype not in _DTYPES:
-            wrong = f"{label} must be a floating-point tensor, got {t.dtype}"
-            raise TypeError(f"{name}: {wrong}; use .float()")
-        if t.dtype != x.dtype and not {t.dtype, x.dtype} <= {*mixed}:
-            cast = f"cast one of them, as {label}.to({first}.dtype)"
-            raise TypeError(f"{name}: {first} is {x.dtype} and {label} {t.dtype}; {cast}")
-        if t.device != x.device:
-            where = f"{first} is on {x.device} and {label} on {t.device}"
-            raise ValueError(f"{name}: {where}; move both to one device")
-        names = letters.removeprefix("... ").split()
-        shape = t.shape[max(0, t.dim() - len(names)) :] if letters[0] == "." else t.shape
-        known = " and ".join(f"{n} = {sizes[n]}" for n in names if n in sizes)
-        same = [sizes.setdefault(n, size) == size for n, size in zip(names, shape)]
-        if len(shape) != len(names) or not all(same):
-            want = f"{label} must be ({letters.replace(' ', ', ')}){known and ' with ' + known}"
-            beside = f" beside {first} {tuple(x.shape)}" if t is not x else ""
-            scalar = letters[0] == "." and t.dim() == 0
-            got = f"a scalar; use {label}.view(1)" if scalar else f"shape {tuple(t.shape)}{beside}"
-            raise ValueError(f"{name}: {want}, got {got}")
-    on = "the CPU: TRITON_INTERPRET=1 is set" if _ON_CPU else "a GPU, or TRITON_INTERPRET=1 set"
-    raise ValueError(f"{name}: {first} must be on {on}, got {x.device}; use {eager} there")
-
-
 def _refuse_sizes(name, num_rows):
     want = "num_rows must be a tuple of ints, the rows of each table, 1 or more"
     raise ValueError(f"{name}: {want}, got {num_rows!r}")
 
 
-def _refuse_arguments(name, ids, weight, num_rows):
-    """What only this op can say, else what _refuse does of weight."""
+@host.remembered
+def _check(name, ids, weight, num_rows, are_sizes):
+    """are_sizes: what _are_sizes says of num_rows, anew in each call: (5.0, 4) is remembered as (5, 4) is."""
     if not isinstance(ids, torch.Tensor):
         raise TypeError(f"{name}: ids must be a torch.Tensor, got {type(ids).__name__}")
-    if ids.dtype not in _INTEGERS:
+    if ids.dtype not in (torch.int64, torch.int32):
         wrong = f"ids must be an int64 or an int32 tensor, got {ids.dtype}"
         raise TypeError(f"{name}: {wrong}; use .long()")
-    if not _are_sizes(num_rows):
+    if not are_sizes:
         _refuse_sizes(name, num_rows)
     if ids.dim() != 2 or ids.shape[1] != len(num_rows):
         want = f"ids must be (B, T) with the T = {len(num_rows)} tables of num_rows"
@@ -365,43 +254,12 @@ def _refuse_arguments(name, ids, weight, num_rows):
     if len(shape) == 2 and shape[0] != n_rows:
         want = f"weight must be (R, D) with R = {n_rows}, the sum of num_rows"
         raise ValueError(f"{name}: {want}, got shape {shape}")
-    _refuse(name, "embedding_hash_eager", weight=(weight, "R D"))
-
-
-def _needs_grad(*tensors):
-    """Whether to go through autograd: also under forward-mode AD and torch.func, so that it raises an error."""
-    # The private import is for functionalize: its tensors have no memory, and a kernel would read address 0.
-    backward = torch.is_grad_enabled() and any([t.requires_grad for t in tensors])
-    transforms = not torch.compiler.is_compiling() and retrieve_all_functorch_interpreters()
-    return backward or forward_ad._current_level >= 0 or transforms
-
-
-def _explain(error, name, eager):
-    """Under torch.func or forward-mode AD, raise an error that names them and the remedy."""
-    if forward_ad._current_level >= 0 or retrieve_all_functorch_interpreters():
-        reach = "torch.func (grad, jvp, vmap) and forward-mode AD do not reach into a kernel"
-        raise RuntimeError(f"{name}: {reach}; under them use {eager}") from error
+    host.check_tensors(name, "embedding_hash_eager", weight=(weight, "R D"))
 
 
 @torch.compiler.disable(reason="torch.compile has no sparse gradients; use sparse=False")
 def _between_graphs(*arguments):
     return _EmbeddingHash.apply(*arguments)
-
-
-def _call(name, ids, weight, num_rows, sparse, deterministic, plan):
-    if not _fits(ids, weight, num_rows):
-        _refuse_arguments(name, ids, weight, num_rows)
-    if torch.compiler.is_compiling():
-        if sparse and torch.is_grad_enabled() and weight.requires_grad:
-            return _between_graphs(ids, weight, num_rows, sparse, deterministic, plan)
-        return embedding_hash_op(ids, weight, num_rows, deterministic)
-    try:
-        if _needs_grad(weight):
-            return _EmbeddingHash.apply(ids, weight, num_rows, sparse, deterministic, plan)
-        return _forward(ids, weight, num_rows, plan)  # past autograd: less time on the host
-    except RuntimeError as error:
-        _explain(error, name, "embedding_hash_eager")
-        raise
 
 
 def embedding_hash_triton(
@@ -421,39 +279,31 @@ def embedding_hash_triton(
     forward-mode AD, nor twice differentiable: these raise.
     Raises TypeError for a wrong dtype, ValueError for a wrong shape, device or num_rows.
     """
-    return _call("embedding_hash_triton", ids, weight, num_rows, sparse, deterministic, plan)
+    name, are_sizes = "embedding_hash_triton", _are_sizes(num_rows)
+    num_rows = tuple(num_rows) if are_sizes else num_rows  # a list is not remembered
+    _check(name, ids, weight, num_rows, are_sizes)
+    how = num_rows, sparse, deterministic, plan
+    if torch.compiler.is_compiling():
+        if sparse and torch.is_grad_enabled() and weight.requires_grad:
+            return _between_graphs(ids, weight, *how)
+        return embedding_hash_op(ids, weight, num_rows, deterministic)
+    return host.call(name, "embedding_hash_eager", _EmbeddingHash, _forward, (ids, weight), *how)
 
 
-@torch.library.custom_op("fused_kernels::embedding_hash", mutates_args=())
+@host.custom_op("fused_kernels::embedding_hash")
 def embedding_hash_op(
     ids: torch.Tensor, weight: torch.Tensor, num_rows: Sequence[int], deterministic: bool = True
 ) -> torch.Tensor:
     """For torch.compile and torch.export: one node of the graph, which nothing looks into."""
-    if not _fits(ids, weight, num_rows):
-        _refuse_arguments("embedding_hash_op", ids, weight, num_rows)
+    _check("embedding_hash_op", ids, weight, tuple(num_rows), _are_sizes(num_rows))
     return _forward(ids, weight, num_rows)
 
 
-@torch.library.custom_op("fused_kernels::embedding_hash_backward", mutates_args=())
+@host.custom_op("fused_kernels::embedding_hash_backward")
 def _embedding_hash_backward_op(
     dy: torch.Tensor, ids: torch.Tensor, num_rows: Sequence[int], deterministic: bool
 ) -> torch.Tensor:
     return _backward(dy, ids, num_rows, deterministic=deterministic)
-
-
-@embedding_hash_op.register_fake
-def _(ids, weight, num_rows, deterministic=True):
-    return weight.new_empty((*ids.shape, weight.shape[1]))
-
-
-@_embedding_hash_backward_op.register_fake
-def _(dy, ids, num_rows, deterministic):
-    return dy.new_empty((sum(num_rows), dy.shape[2]))
-
-
-def _setup_context(ctx, inputs, output):
-    ids, _, num_rows, deterministic = inputs
-    _save(ctx, ids, num_rows, False, deterministic)
 
 
 def _op_backward(ctx, dy):
@@ -462,7 +312,14 @@ def _op_backward(ctx, dy):
     return None, dweight, None, None
 
 
-embedding_hash_op.register_autograd(_op_backward, setup_context=_setup_context)
+embedding_hash_op.register_fake(_empty)
+_embedding_hash_backward_op.register_fake(
+    lambda dy, ids, num_rows, deterministic: dy.new_empty((sum(num_rows), dy.shape[2]))
+)
+embedding_hash_op.register_autograd(
+    _op_backward,
+    setup_context=lambda ctx, inputs, output: _save(ctx, inputs[0], inputs[2], False, inputs[3]),
+)
 
 
 class EmbeddingHash(torch.nn.Module):

@@ -79,17 +79,17 @@ MUTANTS = [
         "the last lookup of a row wins",
     ),
     Mutant(
-        "dweight = torch.zeros(size, dtype=wide", "dweight = torch.empty(size, dtype=wide",
+        "dweight = dy.new_zeros(size, dtype", "dweight = dy.new_empty(size, dtype",
         "atomic additions to what was in memory",
     ),
     Mutant(
-        "wide = torch.float64 if dy.dtype == torch.float64 else torch.float32",
-        "wide = dy.dtype",
+        "dtype=host.sum_dtype(dy.dtype))",
+        "dtype=dy.dtype)",
         "sums of 16 bits in 16 bits",
     ),
     Mutant(
-        "(_cdiv(ids.numel(), plan.block_l), _cdiv(dim, plan.block_d))",
-        "(_cdiv(ids.numel(), plan.block_l), dim // plan.block_d)",
+        "grid = host.cdiv(n_lookups, plan.block_l), host.cdiv(dim, plan.block_d)",
+        "grid = host.cdiv(n_lookups, plan.block_l), dim // plan.block_d",
         "floor where ceil was meant: the last columns forgotten",
     ),
     Mutant("-1, False, sparse)", "-1, False, False)", "a sparse gradient that is dense"),
@@ -99,7 +99,7 @@ MUTANTS = [
         "the registered op always sorts",
     ),
     Mutant(
-        "torch.compiler.is_compiling() or retrieve_all_functorch_interpreters()",
+        "torch.compiler.is_compiling() or host.active_transforms()",
         "torch.compiler.is_compiling()",
         "what was made under torch.func is used after it",
     ),
@@ -113,5 +113,5 @@ MUTANTS = [
         "-1 / len(table), 1 / len(table)",
         "tables that begin too small",
     ),
-    Mutant("    @_once\n", "", "a second derivative that is wrong in silence"),
+    Mutant("    @host.once\n", "", "a second derivative that is wrong in silence"),
 ]  # fmt: skip
