@@ -35,7 +35,6 @@ import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
-from triton.language.extra import libdevice
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 if __package__:
@@ -74,10 +73,8 @@ def lora_linear_eager(
 
 @triton.jit
 def _times_sigmoid(z, v):
-    # z / (1 + exp(-v)), by an approximate reciprocal: 2 instructions, where a quotient takes 7 to scale large
-    # and small divisors. Here they are at least 1; past 2**126 the quotient is 0.
-    t = 1.0 + device.fast_exp(-v)
-    return z / t if z.dtype == tl.float64 or device.INTERPRETED else libdevice.fast_dividef(z, t)
+    # z / (1 + exp(-v))
+    return device.fast_divide(z, 1.0 + device.fast_exp(-v))
 
 
 @triton.jit
