@@ -15,7 +15,6 @@ import itertools
 import json
 import re
 import sys
-import textwrap
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -79,7 +78,8 @@ class _Statement:
         self.text = "\n".join(lines[first - 1 : node.end_lineno])
         self.names, self.siblings = _names([node]), _taken([node], aliases)
         self.at_import = {name for _, name in _taken(_run_at_import(node), aliases)}
-        self.binds = {node.name} if self.is_code else _names([node], ast.Store)
+        targets = getattr(node, "targets", [getattr(node, "target", node)])
+        self.binds = {node.name} if self.is_code else _names(targets, ast.Store)
 
 
 class _File:
@@ -200,8 +200,10 @@ def _import_lines(imports):
 
 
 def _all_of(op):
-    names = json.dumps(sorted(n for s in op.statements for n in s.binds if n[0] != "_"))
-    return "\n\n" + textwrap.fill(f"__all__ = {names}", 100, subsequent_indent="    ") + "\n"
+    names = sorted(n for s in op.statements for n in s.binds if n[0] != "_")
+    line = f"__all__ = {json.dumps(names)}"
+    rows = "".join(f"    {json.dumps(name)},\n" for name in names)
+    return "\n\n" + (line if len(line) <= 100 else f"__all__ = [\n{rows}]") + "\n"
 
 
 # --- the command ---------------------------------------------------------------------------------------------

@@ -311,6 +311,8 @@ def remembered(check):
         kind = ()
         for a in arguments:
             kind += (a.dtype, a.device, a.shape) if isinstance(a, torch.Tensor) else (type(a), a)
+            if type(a) is tuple:
+                kind += (*map(type, a),)  # (5.0, 4) equals (5, 4)
         try:
             if kind in passed:
                 return None

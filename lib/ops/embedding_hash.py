@@ -235,14 +235,13 @@ def _refuse_sizes(name, num_rows):
 
 
 @host.remembered
-def _check(name, ids, weight, num_rows, are_sizes):
-    """are_sizes: what _are_sizes says of num_rows, anew in each call: (5.0, 4) is remembered as (5, 4) is."""
+def _check(name, ids, weight, num_rows):
     if not isinstance(ids, torch.Tensor):
         raise TypeError(f"{name}: ids must be a torch.Tensor, got {type(ids).__name__}")
     if ids.dtype not in (torch.int64, torch.int32):
         wrong = f"ids must be an int64 or an int32 tensor, got {ids.dtype}"
         raise TypeError(f"{name}: {wrong}; use .long()")
-    if not are_sizes:
+    if not _are_sizes(num_rows):
         _refuse_sizes(name, num_rows)
     if ids.dim() != 2 or ids.shape[1] != len(num_rows):
         want = f"ids must be (B, T) with the T = {len(num_rows)} tables of num_rows"
@@ -279,9 +278,10 @@ def embedding_hash_triton(
     forward-mode AD, nor twice differentiable: these raise.
     Raises TypeError for a wrong dtype, ValueError for a wrong shape, device or num_rows.
     """
-    name, are_sizes = "embedding_hash_triton", _are_sizes(num_rows)
-    num_rows = tuple(num_rows) if are_sizes else num_rows  # a list is not remembered
-    _check(name, ids, weight, num_rows, are_sizes)
+    name = "embedding_hash_triton"
+    if isinstance(num_rows, list) and _are_sizes(num_rows):
+        num_rows = tuple(num_rows)  # a list is not remembered
+    _check(name, ids, weight, num_rows)
     how = num_rows, sparse, deterministic, plan
     if torch.compiler.is_compiling():
         if sparse and torch.is_grad_enabled() and weight.requires_grad:
@@ -295,7 +295,7 @@ def embedding_hash_op(
     ids: torch.Tensor, weight: torch.Tensor, num_rows: Sequence[int], deterministic: bool = True
 ) -> torch.Tensor:
     """For torch.compile and torch.export: one node of the graph, which nothing looks into."""
-    _check("embedding_hash_op", ids, weight, tuple(num_rows), _are_sizes(num_rows))
+    _check("embedding_hash_op", ids, weight, tuple(num_rows))
     return _forward(ids, weight, num_rows)
 
 
