@@ -34,7 +34,6 @@ LONGER = {
     "lora_linear": 1057,
     "matmul": 1004,
     "softmax": 873,
-    "lora_epilogue": 854,
     "fused_mlp": 783,
     "bias_gelu_dropout_add": 705,
     "linear_cross_entropy": 616,
