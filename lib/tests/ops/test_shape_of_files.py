@@ -35,7 +35,6 @@ LONGER = {
     "matmul": 1004,
     "softmax": 873,
     "fused_mlp": 783,
-    "bias_gelu_dropout_add": 705,
     "linear_cross_entropy": 616,
     "rope": 613,
     "interaction": 604,
