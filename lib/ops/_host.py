@@ -299,10 +299,9 @@ def remembered(check):
     def run_once(name, *arguments):
         if torch.compiler.is_compiling():
             return check(name, *arguments)
-        kind = []  # a loop: on the host of each call, of which it is a fifth
+        kind = ()
         for a in arguments:
             kind += (a.dtype, a.device, a.shape) if isinstance(a, torch.Tensor) else (type(a), a)
-        kind = tuple(kind)
         try:
             if kind in passed:
                 return None
