@@ -155,16 +155,13 @@ def _launch_backward(plan, dy, y, dx, dtype):
     dtype: that of dbias, None where it is not needed. Of one strip that is dbias itself, in this dtype.
     """
     fold = host.fold_of(y, dy, dx)
-    n_rows, n_cols = host.cdiv(y.shape[0], fold), y.shape[1] * fold
+    n_cols = y.shape[1] * fold
     stride_dym, stride_dyn = dy.stride() if fold == 1 else (n_cols, 1)
     aligned = n_cols % 16 == 0 and stride_dyn == 1
     block_m, block_n, strips = plan or _plan_backward(n_cols, y.dtype, aligned)
-    rows_per_program = host.cdiv(host.cdiv(n_rows, strips), block_m) * block_m
-    strips, n_tiles = host.cdiv(n_rows, rows_per_program), host.cdiv(n_cols, block_n)
-    wide = dtype if strips * fold == 1 else host.sum_dtype(y.dtype)
-    partial = y.new_empty((strips * fold, y.shape[1]), dtype=wide) if dtype else None
+    rows_per_program, strips, partial = host.strips_of(y, fold, block_m, strips, dtype)
     host.run(
-        _add_relu_bwd_kernel, (strips * n_tiles,), (dy, y, dx, partial),
+        _add_relu_bwd_kernel, (strips * host.cdiv(n_cols, block_n),), (dy, y, dx, partial),
         y.shape[0], n_cols, stride_dym, stride_dyn, rows_per_program,
         HAS_DX=dx is not None, HAS_DBIAS=partial is not None, NUM_STAGES=3 if aligned else 1,
         COMPUTE=host.compute_dtype(y.dtype), BLOCK_M=block_m, BLOCK_N=block_n, FOLD=fold, num_warps=8,

@@ -197,10 +197,7 @@ def _launch_backward(plan, dy, dh, h, weight, dx, eps, dtype):
     """
     n_rows, n_cols = h.shape
     block_m, num_warps, strips = plan and plan.backward or _plan_backward(n_cols)
-    rows_per_program = host.cdiv(host.cdiv(n_rows, strips), block_m) * block_m
-    strips = host.cdiv(n_rows, rows_per_program)
-    wide = dtype if strips == 1 else host.sum_dtype(h.dtype)
-    partial = h.new_empty((strips, n_cols), dtype=wide) if dtype else None
+    rows_per_program, strips, partial = host.strips_of(h, 1, block_m, strips, dtype)
     kernel, how = _add_rms_norm_bwd_wide_kernel, {}
     if n_cols <= _READ_AGAIN_ABOVE:
         how = {"NUM_STAGES": _num_stages(n_cols, h.element_size(), block_m), "BLOCK_M": block_m}

@@ -12,7 +12,7 @@ Dropout   Element i, counted row by row, has 16 random bits: lane i % 8 of Philo
           1/65536. The mask is a function of seed and i alone: the same for every tile, stride, dtype and GPU.
 Backward  dx = dy · keep / (1 - p) · gelu'(x + bias); dbias = dx summed over rows. The mask is drawn again
           from the seed: x, bias and the seed are saved, no mask.
-Copy it   this file. MIT licence.
+Copy it   by `make copy OP=bias_gelu_dropout_add TO=folder`, or take _host.py and _device.py along. MIT licence.
 """
 
 import functools
@@ -23,14 +23,14 @@ import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
-from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
-from torch.autograd import forward_ad
 from triton.language.extra import libdevice
 
-# With TRITON_INTERPRET=1 kernels run on CPU tensors; otherwise they need a GPU.
-_ON_CPU = triton.knobs.runtime.interpret
-_INTERPRETED = tl.constexpr(_ON_CPU)
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+if __package__:
+    from . import _device as device
+    from . import _host as host
+else:  # beside this file in a plain folder
+    import _device as device
+    import _host as host
 
 
 class Plan(NamedTuple):
@@ -93,7 +93,7 @@ def _exponent(z):
 def _reciprocal(x):
     # One approximate instruction: plain division takes care of denormals, seven instructions an element more.
     # Triton's interpreter has no libdevice.
-    if x.dtype == tl.float64 or _INTERPRETED:
+    if x.dtype == tl.float64 or device.INTERPRETED:
         y = 1.0 / x
     else:
         y = libdevice.fast_dividef(tl.full((1, 1), 1.0, tl.float32), x)
@@ -145,16 +145,6 @@ def _philox(seed, counter):
 
 
 @triton.jit
-def _fold_ends(n_rows, n_cols, cols, FOLD: tl.constexpr):
-    # FOLD consecutive rows count as one of n_cols. A mask that ends at a multiple of 16 leaves 16-byte loads
-    # whole. Returns where it ends, and offsets and mask of the fewer than 16 elements after it.
-    end = n_rows.to(tl.int64) * (n_cols // FOLD)
-    whole = end // 16 * 16
-    last = (n_rows // FOLD).to(tl.int64) * n_cols + cols
-    return whole, last, (last >= whole) & (last < end) & (cols < n_cols)
-
-
-@triton.jit
 def _bias_gelu_dropout_add_fwd_tile(
     x_ptrs, bias, residual_ptrs, y_ptrs, mask, seed_ptr, rows, first_col, n_cols, first, threshold,
     SOME_DROPPED: tl.constexpr, ALL_DROPPED: tl.constexpr, EIGHTS: tl.constexpr, COMPUTE: tl.constexpr,
@@ -191,7 +181,7 @@ def _bias_gelu_dropout_add_fwd_kernel(
     offsets = rows[:, None] * n_cols + cols[None, :]
     mask, bias_cols = (rows < n_rows)[:, None] & (cols < n_cols)[None, :], cols
     if FOLD > 1:
-        whole, last, behind = _fold_ends(n_rows, n_cols, cols, FOLD)
+        whole, last, behind = device.fold_ends(n_rows, n_cols, cols, FOLD)
         mask = (offsets < whole) & (cols < n_cols)[None, :]
         bias_cols = cols.to(tl.int32) % (n_cols // FOLD)
 
@@ -246,7 +236,7 @@ def _bias_gelu_dropout_add_bwd_kernel(
     cols = first_col + tl.arange(0, BLOCK_N)
     bias_cols, total = cols, tl.zeros((BLOCK_M, BLOCK_N), dtype=COMPUTE)
     if FOLD > 1:
-        whole, last, behind = _fold_ends(n_rows, n_cols, cols, FOLD)
+        whole, last, behind = device.fold_ends(n_rows, n_cols, cols, FOLD)
         bias_cols = cols.to(tl.int32) % (n_cols // FOLD)
     bias = tl.load(bias_ptr + bias_cols, mask=cols < n_cols).to(COMPUTE)
 
@@ -274,96 +264,14 @@ def _bias_gelu_dropout_add_bwd_kernel(
         tl.store(partial_ptr + pid_m.to(tl.int64) * n_cols + cols, sums, mask=cols < n_cols)
 
 
-@triton.jit(do_not_specialize=["n_rows"])
-def _sum_rows_kernel(
-    partial_ptr, out_ptr, n_rows, n_cols, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
-):
-    # One program handles BLOCK_N columns of partial, (n_rows, n_cols), from top to bottom.
-    cols = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
-    total = tl.zeros((BLOCK_M, BLOCK_N), dtype=partial_ptr.dtype.element_ty)
-    for start in range(0, n_rows, BLOCK_M):
-        rows = start + tl.arange(0, BLOCK_M).to(tl.int64)
-        mask = (rows < n_rows)[:, None] & (cols < n_cols)[None, :]
-        total += tl.load(partial_ptr + rows[:, None] * n_cols + cols[None, :], mask=mask, other=0.0)
-    tl.store(out_ptr + cols, tl.sum(total, axis=0), mask=cols < n_cols)
-
-
 # --- plan (the dispatch heuristic) and launch ----------------------------------------------------------------
-
-
-def _cdiv(a, b):
-    return -(-a // b)  # triton.cdiv is the same, and costs 2 µs a call on the host
-
-
-_launched = {}  # of each kind of launch, what runs its compiled kernel, and the arguments around the tensors
-
-
-def _run(kernel, grid, tensors, *sizes, **options):
-    """kernel[grid](*tensors, *sizes, **options) on the tensors' GPU; the second time, without Triton's look-up.
-
-    Triton looks at every argument of every launch to find the kernel compiled for its like. A launch that
-    differs from an earlier one in nothing but memory finds it here, if pointers are aligned to 16 bytes.
-    """
-    first, hooks = getattr(tensors[0], "base", tensors[0]), triton.knobs.runtime
-    device, addresses, kinds = first.get_device(), 0, []
-    for t in tensors:
-        is_tensor = isinstance(t, torch.Tensor)  # else None or a TMA descriptor, which is aligned
-        addresses |= t.data_ptr() if is_tensor else 0
-        kinds.append(t.dtype if is_tensor else t and (t.base.dtype, *t.block_shape))
-    how = kernel.fn, type(kernel).run  # tools that watch launches put another `run` in its place
-    key = (*how, device, grid, sizes, *options.items(), *kinds)
-    hooked = hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls  # as profilers do
-    launch = None if hooked or addresses % 16 else _launched.get(key)
-    if launch and torch.cuda.current_device() == device:
-        run, blocks, stream_of, handles, given = launch
-        run(*blocks, stream_of(device), *handles, *tensors, *given)
-        return
-    with torch.cuda.device_of(first):  # else the launch goes to the current GPU, not to theirs
-        compiled = kernel[grid](*tensors, *sizes, **options)
-    # Other versions go the ordinary way each time, and so does the interpreter, which compiles nothing.
-    if compiled and triton.__version__[:3] in ("3.6", "3.7") and addresses % 16 == 0:
-        named = {name: value for name, value in options.items() if name in kernel.arg_names}
-        given = kernel.signature.bind(*tensors, *sizes, **named)
-        given.apply_defaults()
-        if len(_launched) >= 4096:
-            _launched.clear()  # sizes that never come again
-        handles = compiled.function, compiled.packed_metadata, None, None, None  # no hooks
-        around = (*grid, 1, 1)[:3], triton.runtime.driver.active.get_current_stream, handles
-        _launched[key] = compiled.run, *around, given.args[len(tensors) :]
-
-
-def _compute_dtype(dtype):
-    return tl.float64 if dtype == torch.float64 else tl.float32
 
 
 @functools.cache
 def _flat_tile(n_cols, elements, widest):
     """BLOCK_M, BLOCK_N: a tile of so many elements, its rows at most `widest` long and at least 8."""
-    block_n = max(8, min(triton.next_power_of_2(n_cols), widest))
+    block_n = max(8, min(host.power_of_2(n_cols), widest))
     return max(1, elements // block_n), block_n
-
-
-@functools.cache
-def _rows_to_fold(n_cols):
-    """How many rows of n_cols elements, taken together, are a multiple of 16 elements long.
-
-    16 elements rather than 16 bytes: only of multiples of 16 does Triton know, for any size given at run time,
-    that masks and offsets leave 16-byte loads whole.
-    """
-    return 16 // math.gcd(n_cols, 16)
-
-
-def _fold(*matrices):
-    """How many rows of these (M, N) matrices are taken as one; None among them is left out.
-
-    A width of 781, say, lets rows begin off any 16-byte boundary, and loads shrink to one element; 16 such rows
-    on end are 12496 elements, a good width. So contiguous rows are folded, and the last wide row may be a part;
-    unless they are few: of 32 rows as they are one program sums dbias.
-    """
-    n_rows, n_cols = matrices[0].shape
-    fold = _rows_to_fold(n_cols)
-    folds = fold > 1 and n_rows >= 64 and all([m is None or m.is_contiguous() for m in matrices])
-    return fold if folds else 1
 
 
 @functools.cache
@@ -377,18 +285,18 @@ def _plan_backward(n_cols):
     block_m, block_n = _flat_tile(n_cols, 2048, 64)
     # About 4096 programs fill any GPU; each sums as many rows as that leaves it, and at most 1024 strips
     # keep the second sum short.
-    return block_m, block_n, max(1, min(_cdiv(4096, _cdiv(n_cols, block_n)), 1024))
+    return block_m, block_n, max(1, min(host.cdiv(4096, host.cdiv(n_cols, block_n)), 1024))
 
 
 def _launch(plan, fold, bias, x, residual, y, p, seed, first=0):
     """first: how many elements of the whole tensor come before these rows."""
-    n_rows, n_cols, threshold = _cdiv(x.shape[0], fold), x.shape[1] * fold, _threshold(p)
+    n_rows, n_cols, threshold = host.cdiv(x.shape[0], fold), x.shape[1] * fold, _threshold(p)
     strides = (*x.stride(), *residual.stride()) if fold == 1 else (n_cols, 1) * 2
-    _run(
-        _bias_gelu_dropout_add_fwd_kernel, (_cdiv(n_rows, plan.block_m) * _cdiv(n_cols, plan.block_n),),
+    host.run(
+        _bias_gelu_dropout_add_fwd_kernel, (host.cdiv(n_rows, plan.block_m) * host.cdiv(n_cols, plan.block_n),),
         (x, bias, residual, y, seed), x.shape[0], n_cols, first, threshold, *strides,
         SOME_DROPPED=threshold > 0, ALL_DROPPED=threshold == 65536, EIGHTS=n_cols % 8 == 0,
-        COMPUTE=_compute_dtype(x.dtype), BLOCK_M=plan.block_m, BLOCK_N=plan.block_n, FOLD=fold, num_warps=2,
+        COMPUTE=host.compute_dtype(x.dtype), BLOCK_M=plan.block_m, BLOCK_N=plan.block_n, FOLD=fold, num_warps=2,
     )  # fmt: skip
 
 
@@ -397,57 +305,35 @@ def _launch_backward(plan, dy, x, dx, bias, p, seed, dtype, first=0):
 
     dtype: that of dbias, None where it is not needed. Of one strip that is dbias itself, in this dtype.
     """
-    threshold, fold = _threshold(p), _fold(x, dy, dx)
-    n_rows, n_cols = _cdiv(x.shape[0], fold), x.shape[1] * fold
+    threshold, fold = _threshold(p), host.fold_of(x, dy, dx)
+    n_cols = x.shape[1] * fold
     strides = (*dy.stride(), *x.stride()) if fold == 1 else (n_cols, 1) * 2
     block_m, block_n, strips = plan and plan.backward or _plan_backward(n_cols)
-    rows_per_program = _cdiv(_cdiv(n_rows, strips), block_m) * block_m
-    strips, n_tiles = _cdiv(n_rows, rows_per_program), _cdiv(n_cols, block_n)
-    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-    shape, alone = (strips * fold, x.shape[1]), strips * fold == 1
-    partial = x.new_empty(shape, dtype=dtype if alone else wide) if dtype else None
-    _run(
-        _bias_gelu_dropout_add_bwd_kernel, (strips * n_tiles,), (dy, x, bias, dx, partial, seed),
-        x.shape[0], n_cols, first, threshold, *strides, rows_per_program,
+    rows_per_program, strips, partial = host.strips_of(x, fold, block_m, strips, dtype)
+    host.run(
+        _bias_gelu_dropout_add_bwd_kernel, (strips * host.cdiv(n_cols, block_n),),
+        (dy, x, bias, dx, partial, seed), x.shape[0], n_cols, first, threshold, *strides, rows_per_program,
         SOME_DROPPED=threshold > 0, ALL_DROPPED=threshold == 65536, EIGHTS=n_cols % 8 == 0, NUM_STAGES=3,
-        COMPUTE=_compute_dtype(x.dtype), BLOCK_M=block_m, BLOCK_N=block_n, FOLD=fold, num_warps=4,
+        COMPUTE=host.compute_dtype(x.dtype), BLOCK_M=block_m, BLOCK_N=block_n, FOLD=fold, num_warps=4,
     )  # fmt: skip
     return partial
-
-
-def _sum_rows(partial, dtype):
-    """The sum over strips (row chunks), in one launch and in a fixed order: the same bits in every run."""
-    n_strips, n_cols = partial.shape
-    if n_strips == 1:
-        return partial.view(n_cols)  # in this dtype already
-    out = partial.new_empty(n_cols, dtype=dtype)
-    _run(
-        _sum_rows_kernel, (_cdiv(n_cols, 32),), (partial, out), n_strips, n_cols,
-        BLOCK_M=64, BLOCK_N=32, num_warps=8,
-    )  # fmt: skip
-    return out
 
 
 # --- forward and backward ------------------------------------------------------------------------------------
 
 
-def _rows_of(t):
-    """t as (M, N): itself, a view, or a copy where strides allow none. None stays None."""
-    return t if t is None or t.dim() == 2 else t.reshape(-1, t.shape[-1])
-
-
-@functools.cache
-def _dtype_of_sum(*dtypes):
-    return functools.reduce(torch.promote_types, dtypes)
+def _empty(x, bias, residual, p, seed):
+    """y, before it is written."""
+    dtype = host.dtype_of_sum(x.dtype, bias.dtype, residual.dtype)
+    return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
 
 
 def _forward(x, bias, residual, p, seed, plan=None):
-    dtype = _dtype_of_sum(x.dtype, bias.dtype, residual.dtype)
-    y = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
+    y = _empty(x, bias, residual, p, seed)
     if y.numel() == 0:
         return y
-    matrices = _rows_of(x), _rows_of(residual), _rows_of(y)
-    fold = _fold(*matrices)
+    matrices = host.rows_of(x), host.rows_of(residual), host.rows_of(y)
+    fold = host.fold_of(*matrices)
     _launch(plan or _plan(x.shape[-1] * fold), fold, bias.contiguous(), *matrices, p, seed)
     return y
 
@@ -465,37 +351,9 @@ def _backward(dy, x, bias, p, seed, needs_grad=(True, True), plan=None):
         return dx, torch.zeros_like(bias) if has_dbias else None
     dtype = bias.dtype if has_dbias else None
     # y.sum().backward() sends a dy of strides 0, which is read as it is
-    matrices = _rows_of(dy), _rows_of(x), _rows_of(dx)
+    matrices = host.rows_of(dy), host.rows_of(x), host.rows_of(dx)
     partial = _launch_backward(plan, *matrices, bias.contiguous(), p, seed, dtype)
-    return dx, _sum_rows(partial, dtype) if has_dbias else None
-
-
-class _Undifferentiable(torch.autograd.Function):
-    """Gradients as they are, and an error for whoever differentiates them."""
-
-    @staticmethod
-    def forward(ctx, backward, grads, *sources):
-        ctx.op = backward.__module__.rpartition(".")[2]
-        return grads
-
-    @staticmethod
-    def backward(ctx, *_):
-        raise RuntimeError(f"{ctx.op} has no second derivative; for one, use {ctx.op}_eager")
-
-
-def _once(backward):
-    """A Function's backward that runs once: differentiating what it returns raises instead of being wrong."""
-    # The error lies on every path from the gradients to what they depend on. That of PyTorch's
-    # once_differentiable lies beside, where autograd.grad(..., inputs) does not pass.
-
-    def guarded(ctx, *dys):
-        if not torch.is_grad_enabled():  # the usual case: without create_graph=True
-            return backward(ctx, *dys)
-        with torch.no_grad():
-            grads = backward(ctx, *dys)
-        return _Undifferentiable.apply(backward, grads, *dys, *ctx.saved_tensors)
-
-    return guarded
+    return dx, host.sum_rows(partial, dtype) if has_dbias else None
 
 
 class _BiasGeluDropoutAdd(torch.autograd.Function):
@@ -505,7 +363,7 @@ class _BiasGeluDropoutAdd(torch.autograd.Function):
         return _forward(x, bias, residual, p, seed, plan)
 
     @staticmethod
-    @_once
+    @host.once
     def backward(ctx, dy):
         dx, dbias, (x, bias, seed) = None, None, ctx.saved_tensors
         *needs_grad, needs_dresidual = ctx.needs_input_grad[:3]
@@ -518,85 +376,13 @@ class _BiasGeluDropoutAdd(torch.autograd.Function):
 # --- the calls -----------------------------------------------------------------------------------------------
 
 
-def _mix(*tensors):
-    """Whether their dtypes may differ: under autocast x has 16 bits, and a bias that is a parameter 32."""
-    return all([t.dtype in _DTYPES[:3] for t in tensors])
-
-
-def _fits(x, bias, residual, p):
-    """Whether the kernels take these arguments; if not, _refuse_arguments says why."""
-    return (
-        isinstance(x, torch.Tensor)
-        and isinstance(bias, torch.Tensor)
-        and isinstance(residual, torch.Tensor)
-        and (x.dtype == bias.dtype == residual.dtype in _DTYPES or _mix(x, bias, residual))
-        and x.device == bias.device == residual.device
-        and x.device.type == ("cpu" if _ON_CPU else "cuda")
-        and residual.shape == x.shape != ()
-        and bias.shape == x.shape[-1:]
-        and isinstance(p, (int, float))
-        and not isinstance(p, bool)
-        and 0 <= p <= 1
-    )
-
-
-def _refuse(name, eager, mixed=(), **expected):
-    """Raise the error that says what is wrong with a call of `name`, and what to do.
-
-    expected: label=(tensor, its sizes in letters), as x=(x, "... N"); the first one sets device and
-    dtype, but for dtypes that may be mixed.
-    """
-    (first, (x, _)), sizes = next(iter(expected.items())), {}
-    for label, (t, letters) in expected.items():
-        if not isinstance(t, torch.Tensor):
-            raise TypeError(f"{name}: {label} must be a torch.Tensor, got {type(t).__name__}")
-        if t.dtype not in _DTYPES:
-            wrong = f"{label} must be a floating-point tensor, got {t.dtype}"
-            raise TypeError(f"{name}: {wrong}; use .float()")
-        if t.dtype != x.dtype and not {t.dtype, x.dtype} <= {*mixed}:
-            cast = f"cast one of them, as {label}.to({first}.dtype)"
-            raise TypeError(f"{name}: {first} is {x.dtype} and {label} {t.dtype}; {cast}")
-        if t.device != x.device:
-            where = f"{first} is on {x.device} and {label} on {t.device}"
-            raise ValueError(f"{name}: {where}; move both to one device")
-        names = letters.removeprefix("... ").split()
-        shape = t.shape[max(0, t.dim() - len(names)) :] if letters[0] == "." else t.shape
-        known = " and ".join(f"{n} = {sizes[n]}" for n in names if n in sizes)
-        same = [sizes.setdefault(n, size) == size for n, size in zip(names, shape)]
-        if len(shape) != len(names) or not all(same):
-            want = f"{label} must be ({letters.replace(' ', ', ')}){known and ' with ' + known}"
-            beside = f" beside {first} {tuple(x.shape)}" if t is not x else ""
-            scalar = letters[0] == "." and t.dim() == 0
-            got = f"a scalar; use {label}.view(1)" if scalar else f"shape {tuple(t.shape)}{beside}"
-            raise ValueError(f"{name}: {want}, got {got}")
-    on = "the CPU: TRITON_INTERPRET=1 is set" if _ON_CPU else "a GPU, or TRITON_INTERPRET=1 set"
-    raise ValueError(f"{name}: {first} must be on {on}, got {x.device}; use {eager} there")
-
-
-def _refuse_arguments(name, x, bias, residual, p):
-    """What only this op can say, else what _refuse does."""
+@host.remembered
+def _check(name, x, bias, residual, p):
     if isinstance(p, bool) or not isinstance(p, (int, float)) or not 0 <= p <= 1:
         raise ValueError(f"{name}: p must be a number from 0 to 1, the share to drop, got {p!r}")
-    a, b = (tuple(getattr(t, "shape", ())) for t in (x, residual))
-    if a != b and () not in (a, b):  # lists and numbers are for _refuse
-        raise ValueError(f"{name}: residual must have the shape of x, got x {a} and residual {b}")
+    host.check_same_shape(name, "residual", residual, x)
     sizes = {"x": (x, "... N"), "bias": (bias, "N"), "residual": (residual, "... N")}
-    _refuse(name, "bias_gelu_dropout_add_eager", _DTYPES[:3], **sizes)
-
-
-def _needs_grad(*tensors):
-    """Whether to go through autograd: also under forward-mode AD and torch.func, so that it raises an error."""
-    # The private import is for functionalize: its tensors have no memory, and a kernel would read address 0.
-    backward = torch.is_grad_enabled() and any([t.requires_grad for t in tensors])
-    transforms = not torch.compiler.is_compiling() and retrieve_all_functorch_interpreters()
-    return backward or forward_ad._current_level >= 0 or transforms
-
-
-def _explain(error, name, eager):
-    """Under torch.func or forward-mode AD, raise an error that names them and the remedy."""
-    if forward_ad._current_level >= 0 or retrieve_all_functorch_interpreters():
-        reach = "torch.func (grad, jvp, vmap) and forward-mode AD do not reach into a kernel"
-        raise RuntimeError(f"{name}: {reach}; under them use {eager}") from error
+    host.check_tensors(name, "bias_gelu_dropout_add_eager", host.MIXED, **sizes)
 
 
 def _seed_tensor(name, seed, device):
@@ -609,27 +395,8 @@ def _seed_tensor(name, seed, device):
     is_one = isinstance(seed, torch.Tensor) and seed.dtype == torch.int64 and seed.numel() == 1
     if is_one and seed.device == device:
         return seed
-    raise ValueError(
-        f"{name}: seed must be None, an int, or an int64 tensor of one element on {device}, got {seed!r}"
-    )
-
-
-def _call(name, x, bias, residual, p, seed, training, plan):
-    if not _fits(x, bias, residual, p):
-        _refuse_arguments(name, x, bias, residual, p)
-    if not isinstance(training, bool):
-        raise TypeError(f"{name}: training must be True or False, got {training!r}")
-    p = p if training else 0.0
-    seed = _seed_tensor(name, seed, x.device)
-    if torch.compiler.is_compiling():
-        return bias_gelu_dropout_add_op(x, bias, residual, p, seed)
-    try:
-        if _needs_grad(x, bias, residual):
-            return _BiasGeluDropoutAdd.apply(x, bias, residual, p, seed, plan)
-        return _forward(x, bias, residual, p, seed, plan)  # past autograd: less time on the host
-    except RuntimeError as error:
-        _explain(error, name, "bias_gelu_dropout_add_eager")
-        raise
+    what = f"None, an int, or an int64 tensor of one element on {device}"
+    raise ValueError(f"{name}: seed must be {what}, got {seed!r}")
 
 
 def bias_gelu_dropout_add_triton(
@@ -648,34 +415,32 @@ def bias_gelu_dropout_add_triton(
     twice differentiable: these raise.
     Raises TypeError for a wrong dtype, ValueError for a wrong shape, device, p or seed.
     """
-    return _call("bias_gelu_dropout_add_triton", x, bias, residual, p, seed, training, plan)
+    tensors, name = (x, bias, residual), "bias_gelu_dropout_add_triton"
+    _check(name, *tensors, p)
+    if not isinstance(training, bool):
+        raise TypeError(f"{name}: training must be True or False, got {training!r}")
+    p = p if training else 0.0
+    seed = _seed_tensor(name, seed, x.device)
+    if torch.compiler.is_compiling():
+        return bias_gelu_dropout_add_op(*tensors, p, seed)
+    eager, how = "bias_gelu_dropout_add_eager", (p, seed, plan)
+    return host.call(name, eager, _BiasGeluDropoutAdd, _forward, tensors, *how)
 
 
-@torch.library.custom_op("fused_kernels::bias_gelu_dropout_add", mutates_args=())
+@host.custom_op("fused_kernels::bias_gelu_dropout_add")
 def bias_gelu_dropout_add_op(
     x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, p: float, seed: torch.Tensor
 ) -> torch.Tensor:
     """For torch.compile and torch.export: one node of the graph, which nothing looks into."""
-    if not _fits(x, bias, residual, p):
-        _refuse_arguments("bias_gelu_dropout_add_op", x, bias, residual, p)
+    _check("bias_gelu_dropout_add_op", x, bias, residual, p)
     return _forward(x, bias, residual, p, seed)
 
 
-@torch.library.custom_op("fused_kernels::bias_gelu_dropout_add_backward", mutates_args=())
+@host.custom_op("fused_kernels::bias_gelu_dropout_add_backward")
 def _bias_gelu_dropout_add_backward_op(
     dy: torch.Tensor, x: torch.Tensor, bias: torch.Tensor, p: float, seed: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     return _backward(dy, x, bias, p, seed)
-
-
-@bias_gelu_dropout_add_op.register_fake
-def _(x, bias, residual, p, seed):
-    return x.new_empty(x.shape, dtype=_dtype_of_sum(x.dtype, bias.dtype, residual.dtype))
-
-
-@_bias_gelu_dropout_add_backward_op.register_fake
-def _(dy, x, bias, p, seed):
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device), torch.empty_like(bias)
 
 
 def _op_backward(ctx, dy):
@@ -683,6 +448,10 @@ def _op_backward(ctx, dy):
     return *_bias_gelu_dropout_add_backward_op(dy, x, bias, ctx.p, seed), dy, None, None
 
 
+bias_gelu_dropout_add_op.register_fake(_empty)
+_bias_gelu_dropout_add_backward_op.register_fake(
+    lambda dy, x, bias, p, seed: (x.new_empty(x.shape), torch.empty_like(bias))
+)
 bias_gelu_dropout_add_op.register_autograd(
     _op_backward, setup_context=lambda ctx, inputs, output: _save(ctx, *inputs)
 )

@@ -17,13 +17,6 @@ from lib.ops.bias_gelu_dropout_add import (
     keep_mask,
 )
 from lib.tests.ops import cases
-from lib.tests.ops.test_add_relu import (  # noqa: F401 - of launches: here of this file's `module`
-    test_a_launch_made_before_is_not_looked_up_again,
-    test_another_launch_is_looked_up,
-    test_hooks_hear_of_launches_made_before,
-    test_other_versions_of_triton_are_given_nothing_of_their_own,
-    test_what_watches_launches_sees_those_made_before,
-)
 
 import pytest
 import torch

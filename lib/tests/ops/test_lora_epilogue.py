@@ -2,8 +2,6 @@
 
 import functools
 import re
-from types import SimpleNamespace
-from unittest import mock
 
 from lib import machine
 from lib.measure import registry
@@ -11,17 +9,11 @@ from lib.measure.check import check_against_float64
 from lib.nogpu import cuda
 from lib.nogpu.compile_only import compile_for, instruction_mix, signature_of
 from lib.nogpu.memory import count_traffic
+from lib.ops import _host as host
 from lib.ops import lora_epilogue as op_file
 from lib.ops.lora_epilogue import lora_epilogue_eager, lora_epilogue_triton, lora_epilogue_triton_
 from lib.recorded.results import ROOT
-from lib.tests.ops import cases
-from lib.tests.ops.test_add_relu import (  # noqa: F401 - of launches: here of this file's `module`
-    test_a_launch_made_before_is_not_looked_up_again,
-    test_another_launch_is_looked_up,
-    test_hooks_hear_of_launches_made_before,
-    test_other_versions_of_triton_are_given_nothing_of_their_own,
-    test_what_watches_launches_sees_those_made_before,
-)
+from lib.tests.ops import battery, cases
 
 import pytest
 import torch
@@ -343,7 +335,7 @@ def test_the_cuda_kernel_is_clean_under_the_checker():
 
     if machine.HAS_GPU or cuda.why_no_cuda():
         pytest.skip("the checker belongs to the CPU build")
-    checked = op_file._cuda()  # with no GPU the tests build everything checked
+    checked = host.load_cuda(op_file.__file__)  # with no GPU the tests build everything checked
     for shape in [(1, 1), (5, 7), (17, 33), (9, 640), (3, 4096)]:
         for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
             for number, activation in enumerate(op_file._ACTIVATIONS):
@@ -377,12 +369,9 @@ def test_cuda_is_given_wide_rows_and_those_left_over(module, n_rows):
         shapes.append(tuple(x.shape))
         y.copy_(lora_epilogue_eager(x, delta, bias, scale, list(module._ACTIVATIONS)[activation]))
 
-    cuda_stand_in = mock.patch.object(
-        module, "_cuda", return_value=SimpleNamespace(forward=forward)
-    )
-    with cuda_stand_in, cases.empty_is_nan():
-        y = module._forward_cuda(half, delta, spread, 0.5, "silu")
-        same = module._forward_cuda(half, across, spread, 0.5, "silu")
+    with battery.cuda_calls(module, forward), cases.empty_is_nan():
+        y = module.lora_epilogue_cuda(half, delta, spread, 0.5, "silu")
+        same = module.lora_epilogue_cuda(half, across, spread, 0.5, "silu")
     torch.testing.assert_close(y, lora_epilogue_eager(half, delta, bias, 0.5, "silu"))
     torch.testing.assert_close(same, y)
     left_over = [(n_rows - 64, 3)] * (n_rows > 64)
@@ -392,7 +381,7 @@ def test_cuda_is_given_wide_rows_and_those_left_over(module, n_rows):
 def test_the_cuda_code_says_what_is_wrong():
     if cuda.why_no_cuda():
         pytest.skip(cuda.why_no_cuda())
-    forward = op_file._cuda().forward
+    forward = host.load_cuda(op_file.__file__).forward
     x, delta, bias = detached((4, 8))
     for bad, message in [
         ((x, delta, bias[:3], x, 1.0, 0), "must be"),

@@ -53,8 +53,8 @@ MUTANTS = [
         "a second derivative that is wrong in silence",
     ),
     Mutant(
-        "strips, n_tiles = host.cdiv(n_rows, rows_per_program),",
-        "strips, n_tiles = max(1, n_rows // rows_per_program),",
+        "    strips = cdiv(n_rows, rows_per_program)\n    wide",
+        "    strips = max(1, n_rows // rows_per_program)\n    wide",
         "floor where ceil was meant: the last strip of rows forgotten",
     ),
     Mutant(

@@ -74,11 +74,6 @@ MUTANTS = [
         "dweight times the weight",
     ),
     Mutant(
-        "strips = host.cdiv(n_rows, rows_per_program)\n",
-        "strips = max(1, n_rows // rows_per_program)\n",
-        "floor where ceil was meant: the last strip of rows forgotten",
-    ),
-    Mutant(
         "_launch(plan, host.rows_of(x), host.rows_of(residual), weight.contiguous(), *out, eps)",
         "_launch(plan, host.rows_of(x), host.rows_of(residual), weight, *out, eps)",
         "a strided weight read as if contiguous",
@@ -98,12 +93,12 @@ MUTANTS = [
         "no gradient of the weight from no rows",
     ),
     Mutant(
-        "wide = dtype if strips == 1 else host.sum_dtype(h.dtype)",
-        "wide = host.sum_dtype(h.dtype)",
+        "wide = dtype if strips * fold == 1 else sum_dtype(matrix.dtype)",
+        "wide = sum_dtype(matrix.dtype)",
         "one strip's sums in float32",
     ),
     Mutant(
-        "wide = dtype if strips == 1 else host.sum_dtype(h.dtype)",
+        "wide = dtype if strips * fold == 1 else sum_dtype(matrix.dtype)",
         "wide = dtype",
         "partial sums rounded to 16 bits",
     ),

@@ -1,7 +1,6 @@
 """Mutants of lib/ops/bias_gelu_dropout_add.py."""
 
 from lib.measure.mutants import Mutant
-from lib.tests.ops.mutants._shared import FOLD, RUN
 
 _DROP_Y = "y = tl.where(keep, y, y * 0.0) * scale"
 _DROP_DY = "dy *= tl.where(keep, scale, 0.0)"
@@ -10,7 +9,7 @@ MUTANTS = [
     Mutant("squared = tl.minimum(z * z, 1e6)", "squared = z * z", "0·inf in the gradient, far out"),
     Mutant(_DROP_Y, "y = tl.where(keep, y * scale, 0.0)", "a NaN dropped is 0"),
     Mutant(
-        "    dtype = _dtype_of_sum(x.dtype, bias.dtype, residual.dtype)\n",
+        "    dtype = host.dtype_of_sum(x.dtype, bias.dtype, residual.dtype)\n",
         "    dtype = x.dtype\n",
         "mixed dtypes: y in that of x",
     ),
@@ -62,22 +61,17 @@ MUTANTS = [
         "total += tl.load(partial_ptr", "total = tl.load(partial_ptr", "only the last strips summed"
     ),
     Mutant(
-        "strips, n_tiles = _cdiv(n_rows, rows_per_program),",
-        "strips, n_tiles = max(1, n_rows // rows_per_program),",
-        "floor where ceil was meant: the last strip of rows forgotten",
-    ),
-    Mutant(
         "return dx, torch.zeros_like(bias) if has_dbias else None",
         "return dx, None",
         "no gradient of the bias where x is empty",
     ),
     Mutant(
-        "if _needs_grad(x, bias, residual):",
-        "if _needs_grad(x):",
+        "if needs_autograd(*tensors) else",
+        "if needs_autograd(tensors[0]) else",
         "no gradient for bias alone",
     ),
     Mutant(
-        "    @_once\n",
+        "    @host.once\n",
         "    @staticmethod\n",
         "a second derivative that is wrong in silence",
     ),
@@ -239,15 +233,8 @@ MUTANTS = [
         "rows that are not there counted in dbias",
     ),
     Mutant(
-        "alone = (strips * fold, x.shape[1]), strips * fold == 1",
-        "alone = (strips * fold, x.shape[1]), strips == 1",
-        "partial sums of folded rows in the dtype of dbias",
-    ),
-    Mutant(
         "sums += tl.sum(last_dx, axis=0)",
         "sums = sums",
         "folded rows: dbias without the last elements",
     ),
-    *RUN,
-    *FOLD,
 ]
