@@ -1,15 +1,10 @@
 """What is particular to add_relu: traffic, launches, the shape of its CUDA code."""
 
-import re
-
 from lib import machine
 from lib.measure import registry
-from lib.nogpu import cuda
 from lib.nogpu.compile_only import compile_for, instruction_mix, signature_of
 from lib.nogpu.memory import count_traffic
-from lib.ops import _host as host
 from lib.ops import add_relu
-from lib.recorded.results import ROOT
 from lib.tests.ops import battery, cases
 
 import pytest
@@ -73,34 +68,6 @@ def test_loads_and_stores_are_sixteen_bytes_wide():
     assert compiled.spills == 0
 
 
-def test_the_cuda_source_uses_no_double_by_accident():
-    code = (ROOT / "lib/ops/add_relu.cu").read_text()
-    kernel = code[code.index("__global__") : code.index("void launch")]
-    assert not re.search(r"\d\.\d*(?!\d*f)", kernel), "a literal without f is a double"
-    assert "cudaDeviceSynchronize" not in code
-    assert "getCurrentCUDAStream" in code
-    assert "CUDAGuard" in code
-
-
-def test_the_cuda_kernel_is_clean_under_the_checker():
-    if machine.HAS_GPU or cuda.why_no_cuda():
-        pytest.skip("the checker belongs to the CPU build")
-    source = (ROOT / "lib/ops/add_relu.cu").read_text()
-    checked = cuda.load_cuda(source, ["add_relu_forward"], name="add_relu", checked=True)
-    for shape in [(1, 1), (5, 7), (17, 33), (9, 640), (3, 4096)]:
-        for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
-            x, bias = (t.detach() for t in inputs(shape, dtype))
-            y = torch.empty_like(x)
-            checked.add_relu_forward(x, bias, y)
-            assert torch.equal(y, add_relu.add_relu_eager(x, bias))
-    x, bias = (t.detach() for t in inputs((8, 640)))
-    cuda.memory_traffic(checked)
-    checked.add_relu_forward(x, bias, torch.empty_like(x))
-    traffic = cuda.memory_traffic(checked)
-    assert traffic.bytes_written == x.nbytes
-    assert traffic.bytes_read == 2 * x.nbytes  # x, and a piece of the bias for each piece of x
-
-
 @pytest.mark.parametrize("n_rows", [64, 70])
 def test_cuda_is_given_wide_rows_and_those_left_over(module, n_rows):
     """Rows of an odd width; all contiguous, of one dtype, and between them all of y."""
@@ -120,21 +87,6 @@ def test_cuda_is_given_wide_rows_and_those_left_over(module, n_rows):
     assert torch.equal(y, add_relu.add_relu_eager(half, bias)) and torch.equal(same, y)
     left_over = [(n_rows - 64, 3)] * (n_rows > 64)
     assert shapes == [(4, 48), *left_over, (n_rows, 3)]  # where there are gaps, none are folded
-
-
-def test_the_cuda_code_says_what_is_wrong():
-    if cuda.why_no_cuda():
-        pytest.skip(cuda.why_no_cuda())
-    forward = host.load_cuda(add_relu.__file__).forward
-    x, bias = (t.detach() for t in inputs((4, 8)))
-    for bad, message in [
-        ((x, bias[:3], x), "must be"),
-        ((x, bias, x[:3]), "must be"),
-        ((x[:, ::2], bias[:4], x[:, :4].contiguous()), "contiguous"),
-        ((x, bias.half(), x), "one dtype"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            forward(*bad)
 
 
 def test_sums_of_folded_rows_are_rounded_once(module):

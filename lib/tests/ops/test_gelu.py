@@ -9,7 +9,6 @@ from lib.measure.check import check_against_float64
 from lib.nogpu import cuda
 from lib.nogpu.compile_only import compile_for, instruction_mix, signature_of
 from lib.nogpu.memory import count_traffic
-from lib.ops import _host as host
 from lib.ops import gelu
 from lib.recorded.results import ROOT
 
@@ -168,58 +167,11 @@ def test_the_tanh_form_computes_in_float32_only():
         assert not [op for op in mix if re.match(r"D(ADD|MUL|FMA|SETP)|F2F.*F64", op)]
 
 
-def test_the_cuda_source_uses_no_double_by_accident():
-    code = (ROOT / "lib/ops/gelu.cu").read_text()
-    start = code.index("__device__ __forceinline__ float gelu_tanh")
-    single = code[start : code.index("#ifndef STANDALONE")]
-    single = re.sub(r"(?s)__forceinline__ double.*?\n(}|.*?}\n)", "", single)
-    single = re.sub(r"//[^\n]*", "", single)
-    assert "0.044715f" in single
-    assert not re.search(r"\d\.\d*(?!\d*f)", single), "a literal without f is a double"
-    assert "cudaDeviceSynchronize" not in code
-    assert "getCurrentCUDAStream" in code
-    assert "CUDAGuard" in code
-
-
-@forms
-def test_the_cuda_kernels_are_clean_under_the_checker(approximate):
-    if machine.HAS_GPU or cuda.why_no_cuda():
-        pytest.skip("the checker belongs to the CPU build")
-    checked = host.load_cuda(gelu.__file__)  # with no GPU the tests build everything checked
-    tanh = approximate == "tanh"
-    for vectorized in (True, False):
-        for n in (1, 3, 8, 127, 1024, 1031):
-            for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
-                x = torch.randn(n, dtype=dtype)
-                y = torch.empty_like(x)
-                checked.forward(x, y, tanh, vectorized)
-                torch.testing.assert_close(y, OP.eager(x, approximate))
-        x = torch.randn(1031)
-        cuda.memory_traffic(checked)
-        checked.forward(x, torch.empty_like(x), tanh, vectorized)
-        traffic = cuda.memory_traffic(checked)
-        assert traffic.bytes_read == traffic.bytes_written == x.nbytes
-
-
 def test_the_cuda_kernel_takes_what_starts_off_a_boundary():
     if cuda.why_no_cuda():
         pytest.skip(cuda.why_no_cuda())
     x = torch.randn(1000, device=machine.device())[1:]
     check_against_float64(gelu.gelu_cuda, OP.eager, x.requires_grad_())
-
-
-def test_the_cuda_code_says_what_is_wrong():
-    if cuda.why_no_cuda():
-        pytest.skip(cuda.why_no_cuda())
-    forward = host.load_cuda(gelu.__file__).forward
-    x = torch.randn(4, 8, device=machine.device())
-    for bad, message in [
-        ((x, x[:3]), "one shape"),
-        ((x.t(), x.t()), "contiguous"),
-        ((x, x.half()), "one dtype"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            forward(*bad, True, True)
 
 
 def test_the_program_of_its_own_compiles(tmp_path):

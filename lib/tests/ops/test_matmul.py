@@ -18,7 +18,6 @@ from lib.ops import _host as host
 from lib.ops import matmul as op_file
 from lib.ops._device import place_of
 from lib.ops.matmul import Plan, matmul_cuda, matmul_eager
-from lib.recorded.results import ROOT
 from lib.tests.ops import battery, cases
 
 import pytest
@@ -835,10 +834,6 @@ def test_a_refusal_says_what_to_do(module, registered):
 # --- CUDA ----------------------------------------------------------------------------------------------------
 
 
-def source():
-    return (ROOT / "lib/ops/matmul.cu").read_text()
-
-
 @needs_cuda
 def test_cuda_sums_a_long_row_in_parts():
     """A running sum's error grows with its length: parts of 1024 are to lose less than one sum does."""
@@ -873,40 +868,3 @@ def test_cuda_traffic():
         assert traffic.thread_blocks == across * down
         assert traffic.bytes_read == a.nbytes * across + b.nbytes * down
         assert traffic.bytes_written == y.nbytes
-
-
-def test_the_cuda_source_uses_no_double_by_accident():
-    code = re.sub(r"//[^\n]*", "", source())
-    kernels = code[: code.index("void launch")]
-    assert not re.search(r"\d\.\d*(?!\d*f)", kernels), "a literal without f is a double"
-    assert "cudaDeviceSynchronize" not in code
-    assert "getCurrentCUDAStream" in code
-    assert "CUDAGuard" in code
-
-
-def test_nvcc_compiles_it_without_spills():
-    if not cuda.find_nvcc() or cuda.why_no_cuda():
-        pytest.skip("there is no nvcc")
-    kernels = cuda.nvcc_check(source())
-    assert len(kernels) == 8  # four dtypes, wide and single loads
-    assert not [k.kernel for k in kernels if k.spill_store_bytes]
-    two_at_a_time = [k for k in kernels if re.search(r"(Half|BFloat16), 8|float, 4", k.kernel)]
-    assert len(two_at_a_time) == 3
-    assert all(k.registers <= 128 for k in two_at_a_time), "one thread block to a multiprocessor"
-
-
-@needs_cuda
-def test_the_cuda_code_says_what_is_wrong():
-    forward = host.load_cuda(op_file.__file__).forward
-    a, b, _ = detached((4, 8, 6))
-    y = torch.empty(4, 6, device=a.device)
-    for bad, message in [
-        ((a, b, y[:3]), r"\(M, K\)"),
-        ((a, b[:7], y), r"\(K, N\)"),
-        ((a[0], b, y), r"\(M, K\)"),
-        ((a, b.t().contiguous().t(), y), "contiguous"),
-        ((a, b, torch.empty(6, 4, device=a.device).t()), "contiguous"),
-        ((a, b, y.half()), "one dtype"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            forward(*bad)
