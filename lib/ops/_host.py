@@ -249,10 +249,8 @@ def launch_dz(plan, dy, saved, dz, has_dbias, activation):
     """Write dz unless it is None. Returns what each strip of rows adds to dbias, (strips, N), or None."""
     n_rows, n_cols = dy.shape
     block_m, block_n, strips = plan or plan_dz(n_cols, dy.dtype)
-    rows_per_program = cdiv(cdiv(n_rows, strips), block_m) * block_m
-    strips, n_tiles = cdiv(n_rows, rows_per_program), cdiv(n_cols, block_n)
-    wide = dy.dtype if strips == 1 else sum_dtype(dy.dtype)
-    partial = dy.new_empty((strips, n_cols), dtype=wide) if has_dbias else None
+    dtype, n_tiles = dy.dtype if has_dbias else None, cdiv(n_cols, block_n)
+    rows_per_program, strips, partial = strips_of(dy, 1, block_m, strips, dtype)
     # Unaligned rows load one element per instruction; cp.async cannot pipeline that, so num_stages=1.
     aligned = n_cols % 16 == 0 and dy.stride(1) == 1
     run(

@@ -396,12 +396,11 @@ def _launch_backward(plan, dy, h, dh, gating, has_db):
     """Write dh. Returns what each strip of rows adds to db, (strips, 2H), or None."""
     n_rows, n_hidden = dy.shape
     block_m, block_n, strips = plan or _plan_backward(n_hidden)
-    rows_per_program = host.cdiv(host.cdiv(n_rows, strips), block_m) * block_m
-    strips, n_tiles = host.cdiv(n_rows, rows_per_program), host.cdiv(n_hidden, block_n)
+    dtype, n_tiles = h.dtype if has_db else None, host.cdiv(n_hidden, block_n)
+    h_rows = h.view(n_rows, 2 * n_hidden)
+    rows_per_program, strips, partial = host.strips_of(h_rows, 1, block_m, strips, dtype)
     # Unaligned rows load one element per instruction; cp.async cannot pipeline that, so num_stages=1.
     aligned = n_hidden % 16 == 0 and dy.stride(1) == 1
-    wide = h.dtype if strips == 1 else host.sum_dtype(h.dtype)
-    partial = h.new_empty((strips, 2 * n_hidden), dtype=wide) if has_db else None
     host.run(
         _linear_glu_bwd_kernel, (strips * n_tiles,), (dy, h, dh, partial),
         n_rows, n_hidden, *dy.stride(), rows_per_program,

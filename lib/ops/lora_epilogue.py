@@ -22,7 +22,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 
@@ -32,16 +31,6 @@ if __package__:
 else:  # beside this file in a plain folder
     import _device as device
     import _host as host
-
-# The eager activations, in the order of the numbers that lora_epilogue.cu knows them by.
-_ACTIVATIONS = {
-    "identity": lambda z: z,
-    "relu": torch.relu,
-    "gelu": F.gelu,
-    "gelu_tanh": functools.partial(F.gelu, approximate="tanh"),
-    "silu": F.silu,
-    "sigmoid": torch.sigmoid,
-}
 
 
 class Plan(NamedTuple):
@@ -56,7 +45,7 @@ def lora_epilogue_eager(
     x: torch.Tensor, delta: torch.Tensor, bias: torch.Tensor, scale: float = 1.0,
     activation: str = "identity",
 ) -> torch.Tensor:  # fmt: skip
-    return _ACTIVATIONS[activation](x + scale * delta + bias)
+    return host.ACTIVATIONS[activation](x + scale * delta + bias)
 
 
 @triton.jit
@@ -210,7 +199,7 @@ def _launch(plan, fold, bias, x, delta, y, z, scale, activation):
 def _launch_cuda(plan, fold, bias, x, delta, y, z, scale, activation):
     x, delta = (m if m.stride(1) == 1 else m.contiguous() for m in (x, delta))  # 16 adjacent bytes
     x, delta, bias = (t.to(y.dtype) for t in (x, delta, bias))  # which differ under autocast
-    number = list(_ACTIVATIONS).index(activation)
+    number = list(host.ACTIVATIONS).index(activation)  # as lora_epilogue.cu counts them
     for b, (x_rows, delta_rows, y_rows) in host.folded_and_rest(fold, bias, x, delta, y):
         host.load_cuda(__file__).forward(x_rows, delta_rows, b, y_rows, scale, number)
 
@@ -324,9 +313,7 @@ class _LoRAEpilogue(torch.autograd.Function):
 def _check(name, x, delta, bias, scale, activation):
     if not isinstance(scale, (int, float)):
         raise TypeError(f"{name}: scale must be a Python number, got {type(scale).__name__}")
-    if activation not in _ACTIVATIONS:
-        names = ", ".join(_ACTIVATIONS)
-        raise ValueError(f"{name}: activation must be one of {names}; got {activation!r}")
+    host.check_activation(name, activation)
     host.check_same_shape(name, "delta", delta, x)
     sizes = {"x": (x, "... N"), "delta": (delta, "... N"), "bias": (bias, "N")}
     host.check_tensors(name, "lora_epilogue_eager", host.MIXED, **sizes)
@@ -387,7 +374,7 @@ def lora_epilogue_triton_(
     _check(name, *tensors, scale, activation)
     needs_grad = host.needs_autograd(*tensors)
     # their slope is taken from z, and x is gone; that of relu and sigmoid from y
-    save_z = needs_grad and activation in ("gelu", "gelu_tanh", "silu")
+    save_z = needs_grad and activation in host.OF_Z
     if torch.compiler.is_compiling():
         if not needs_grad:
             lora_epilogue_op_(*tensors, scale, activation)

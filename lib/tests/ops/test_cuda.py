@@ -7,7 +7,6 @@ from lib import machine
 from lib.measure import registry
 from lib.nogpu import cuda
 from lib.ops import _host as host
-from lib.ops import lora_epilogue
 from lib.recorded.results import ROOT
 
 import pytest
@@ -85,7 +84,7 @@ def test_nvcc_compiles_it_without_spills(op):
 # op: pairs of what `forward` takes after its tensors, and what eager does
 MORE = {
     "gelu": [((f == "tanh", wide), (f,)) for f in ("none", "tanh") for wide in (True, False)],
-    "lora_epilogue": [((0.5, n), (0.5, a)) for n, a in enumerate(lora_epilogue._ACTIVATIONS)],
+    "lora_epilogue": [((0.5, n), (0.5, a)) for n, a in enumerate(host.ACTIVATIONS)],
 }
 SHAPES = {
     "gelu": [(1, 1), (1, 3), (1, 8), (1, 127), (1, 1024), (1, 1031)],

@@ -329,7 +329,11 @@ def test_cuda_is_given_wide_rows_and_those_left_over(module, n_rows):
     def forward(x, delta, bias, y, scale, activation):
         assert all(t.is_contiguous() and t.dtype == torch.float32 for t in (x, delta, bias, y))
         shapes.append(tuple(x.shape))
-        y.copy_(lora_epilogue_eager(x, delta, bias, scale, list(module._ACTIVATIONS)[activation]))
+        y.copy_(
+            lora_epilogue_eager(
+                x, delta, bias, scale, list(battery.host_of(module).ACTIVATIONS)[activation]
+            )
+        )
 
     with battery.cuda_calls(module, forward), cases.empty_is_nan():
         y = module.lora_epilogue_cuda(half, delta, spread, 0.5, "silu")

@@ -296,11 +296,6 @@ MUTANTS = [
         "partial_ptr + pid_m.to(tl.int64) * 0",
         "all programs' sums in one row",
     ),
-    Mutant(
-        "strips, n_tiles = host.cdiv(n_rows, rows_per_program),",
-        "strips, n_tiles = max(1, n_rows // rows_per_program),",
-        "floor where ceil was meant: the last rows of dh forgotten",
-    ),
     Mutant("torch.empty_like(h)\n", "h\n", "h overwritten by dh: a second backward is wrong"),
     Mutant(
         "enabled=False):",
@@ -356,13 +351,8 @@ MUTANTS = [
         "a bias of another size",
     ),
     Mutant(
-        "wide = h.dtype if strips == 1 else host",
-        "wide = host",
+        "dtype, n_tiles = h.dtype if has_db",
+        "dtype, n_tiles = torch.float32 if has_db",
         "one strip's sums in float32",
-    ),
-    Mutant(
-        "wide = h.dtype if strips == 1 else host.sum_dtype(h.dtype)",
-        "wide = h.dtype",
-        "partial sums rounded to 16 bits",
     ),
 ]

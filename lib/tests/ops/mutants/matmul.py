@@ -266,11 +266,6 @@ MUTANTS = [
         "no dz for db alone",
     ),
     Mutant(
-        "    strips, n_tiles = cdiv(n_rows, rows_per_program),",
-        "    strips, n_tiles = max(1, n_rows // rows_per_program),",
-        "floor where ceil was meant: the last rows forgotten",
-    ),
-    Mutant(
         "a if has_db else None, b if has_da else None",
         "a if has_da else None, b if has_db else None",
         "a kept for da, b for db",
@@ -340,13 +335,8 @@ MUTANTS = [
     Mutant("z = gelu(z)", "z = gelu_tanh(z)", "gelu: another form"),
     Mutant("dy * gelu_grad(saved)", "dy * gelu_tanh_grad(saved)", "gelu: the other form's slope"),
     Mutant(
-        "wide = dy.dtype if strips == 1 else sum_dtype(dy.dtype)",
-        "wide = sum_dtype(dy.dtype)",
+        "dtype, n_tiles = dy.dtype if has_dbias",
+        "dtype, n_tiles = torch.float32 if has_dbias",
         "one strip's sums in float32",
-    ),
-    Mutant(
-        "wide = dy.dtype if strips == 1 else sum_dtype(dy.dtype)",
-        "wide = dy.dtype",
-        "partial sums rounded to 16 bits",
     ),
 ]
