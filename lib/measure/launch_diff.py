@@ -126,7 +126,7 @@ def _loaded_at(ref, name, folder):
 
 def _load(text, path):
     """A module from its text, with kernels to compile and names of its own in torch.library."""
-    path.write_text(text.replace('"fused_kernels::', f'"{path.stem}::'))
+    path.write_text(re.sub(r'"fused_kernels\w*::', f'"{path.stem}::', text))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module

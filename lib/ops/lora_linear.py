@@ -24,7 +24,7 @@ Backward  One kernel computes dz = dy·act'(z) and sums it over rows to db; a se
           relu and sigmoid) or z (others), each only if a requested gradient needs it.
 Rounding  u is rounded to x's dtype, as eager rounds x Aᵀ, and so is s u. In float16 s u has to be in range; no
           digit is lost if s is a power of 2. The sum of both products is rounded once; eager rounds five times.
-Copy it   this file. MIT licence.
+Copy it   by `make copy OP=lora_linear TO=folder`, or take _host.py and _device.py along. MIT licence.
 """
 
 import functools
@@ -35,34 +35,15 @@ import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
-from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
-from torch.autograd import forward_ad
 from triton.language.extra import libdevice
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-# With TRITON_INTERPRET=1 kernels run on CPU tensors; otherwise they need a GPU.
-_ON_CPU = triton.knobs.runtime.interpret
-_INTERPRETED = tl.constexpr(_ON_CPU)
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-_MAX_RANK = 256
-_ACTIVATIONS = {
-    "identity": lambda z: z,
-    "relu": torch.relu,
-    "gelu": F.gelu,
-    "gelu_tanh": functools.partial(F.gelu, approximate="tanh"),
-    "silu": F.silu,
-    "sigmoid": torch.sigmoid,
-}
-# The same for cuBLAS's way, written into a tensor, which may be z itself
-_ACTIVATIONS_INTO = {
-    # aten.relu.out allocates a tensor; clamp_min does not, and leaves NaN as it is
-    "relu": functools.partial(torch.clamp_min, min=0),
-    "gelu": torch.ops.aten.gelu.out,
-    "gelu_tanh": functools.partial(torch.ops.aten.gelu.out, approximate="tanh"),
-    "silu": torch.ops.aten.silu.out,
-    "sigmoid": torch.ops.aten.sigmoid.out,
-}
-_OF_Z = ("gelu", "gelu_tanh", "silu")  # their slope is taken from z; relu's and sigmoid's from y
+if __package__:
+    from . import _device as device
+    from . import _host as host
+else:  # beside this file in a plain folder
+    import _device as device
+    import _host as host
 
 
 class Tile(NamedTuple):
@@ -79,9 +60,7 @@ class Plan(NamedTuple):
     """How one call is launched. backward: (BLOCK_M, BLOCK_N, strips) of dz, or None to have it chosen."""
 
     tile: Tile | None = None
-    way: str = (
-        "pointers"  # or "tma", which is "pointers" where it cannot be, or "cublas", without a tile
-    )
+    way: str = "pointers"  # or "tma", which is that where it cannot be, or "cublas", without a tile
     backward: tuple[int, int, int] | None = None
 
 
@@ -90,61 +69,15 @@ def lora_linear_eager(
     bias: torch.Tensor | None = None, scale: float = 1.0, activation: str = "identity",
 ) -> torch.Tensor:  # fmt: skip
     delta = (x @ lora_a.T) @ lora_b.T
-    return _ACTIVATIONS[activation](F.linear(x, weight, bias) + scale * delta)
-
-
-@triton.jit
-def _dot(a, b, total, PRECISION: tl.constexpr = None, COMPUTE: tl.constexpr = tl.float32):
-    # total + a b. Triton's interpreter multiplies bfloat16 as the integers that hold its bits: there wider.
-    if _INTERPRETED:
-        a, b = a.to(COMPUTE), b.to(COMPUTE)
-    return tl.dot(a, b, total, input_precision=PRECISION, out_dtype=COMPUTE)
-
-
-@triton.jit
-def _exp(x):
-    # One approximate instruction, which makes 0 of results below 1e-38: tl.exp keeps those, at the price of
-    # three instructions an element more. Triton's interpreter has no libdevice.
-    return tl.exp(x) if x.dtype == tl.float64 or _INTERPRETED else libdevice.fast_expf(x)
+    return host.ACTIVATIONS[activation](F.linear(x, weight, bias) + scale * delta)
 
 
 @triton.jit
 def _times_sigmoid(z, v):
     # z / (1 + exp(-v)), by an approximate reciprocal: 2 instructions, where a quotient takes 7 to scale large
     # and small divisors. Here they are at least 1; past 2**126 the quotient is 0.
-    t = 1.0 + _exp(-v)
-    return z / t if z.dtype == tl.float64 or _INTERPRETED else libdevice.fast_dividef(z, t)
-
-
-@triton.jit
-def _normal(z):
-    # Φ(z) and exp(-z²/2). (1 + erf(z/√2))/2 has lost its digits where Φ is near 0: in float32 it is a twentieth
-    # off at z = -5. Φ(-|z|) = exp(-z²/2)·p(t), t = 1/(1 + 0.3|z|), keeps them. p, of degree 8, fits by least
-    # squares with weights that even out the error, to 1.5e-7 of Φ for |z| up to 14; further out Φ is 0.
-    e = tl.exp2(-0.7213475204444817 * z * z)
-    if z.dtype == tl.float64:
-        cdf = 0.5 * (1.0 + tl.erf(0.7071067811865476 * z))  # float64 has digits to lose
-    else:
-        t = 1.0 / (1.0 + 0.3 * tl.abs(z))
-        p = 0.2063466079825968 + t * (-0.1571989730676126 + t * 0.035673758297739465)
-        p = 0.09991445642353258 + t * (0.1285584005903845 + t * (-0.053677435119704076 + t * p))
-        tail = e * (t * (0.11962930875828147 + t * (0.12075380295863522 + t * p)))
-        cdf = tl.where(z < 0, tail, 1.0 - tail)
-    return cdf, e
-
-
-@triton.jit
-def _gelu(z):
-    # gelu(z) = z·Φ(z)
-    cdf, _ = _normal(z)
-    return z * cdf
-
-
-@triton.jit
-def _gelu_grad(z):
-    # gelu'(z) = Φ(z) + z·Φ'(z), Φ'(z) = exp(-z²/2)/√(2π)
-    cdf, e = _normal(z)
-    return cdf + z * (0.3989422804014327 * e)
+    t = 1.0 + device.fast_exp(-v)
+    return z / t if z.dtype == tl.float64 or device.INTERPRETED else libdevice.fast_dividef(z, t)
 
 
 @triton.jit
@@ -152,7 +85,7 @@ def _act(z, ACTIVATION: tl.constexpr):
     if ACTIVATION == "relu":
         z = tl.where(z < 0, 0.0, z)  # tl.maximum(z, 0) would turn NaN into 0
     elif ACTIVATION == "gelu":
-        z = _gelu(z)
+        z = device.gelu(z)
     elif ACTIVATION == "gelu_tanh":
         # z·sigmoid(2u), 2u = 2√(2/π)·(z + 0.044715 z³): no overflow, where tanh as (e²ᵘ-1)/(e²ᵘ+1) has one
         z = _times_sigmoid(z, z * (1.5957691216057308 + 0.07135481627260025 * z * z))
@@ -164,44 +97,10 @@ def _act(z, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
-def _gelu_tanh_grad(z):
-    # s = sigmoid(2u); gelu'(z) = s + z·s·(1 - s)·2u'. By e = exp(-|2u|), which cannot overflow, and with
-    # s·(1 - s) = e/(1 + e)²: where s is nearly 1, 1 - s has lost its digits, and z·2u' multiplies what is left.
-    # Far out e is 0, and 2u' must not be infinite: 0·inf is NaN.
-    a = tl.minimum(tl.abs(z), 1e3)
-    e = tl.exp2(a * (-2.302208198144325 - 0.1029432395800235 * a * a))  # log₂ e is in the constants
-    t = 1.0 / (1.0 + e)
-    s = tl.where(z < 0, e * t, t)
-    return s + z * (e * t * t) * (1.5957691216057308 + 0.2140644488178008 * a * a)
-
-
-@triton.jit
-def _slope_times(dy, saved, ACTIVATION: tl.constexpr):
-    # dy·act'(z); saved is y for relu and sigmoid, z for the others
-    if ACTIVATION == "relu":
-        dy = tl.where(saved <= 0, 0.0, dy)  # a NaN in y lets dy through, as in torch.relu
-    elif ACTIVATION == "gelu":
-        dy = dy * _gelu_grad(saved)
-    elif ACTIVATION == "gelu_tanh":
-        dy = dy * _gelu_tanh_grad(saved)
-    elif ACTIVATION == "silu":
-        e = tl.exp(-tl.abs(saved))  # as in _gelu_tanh_grad: s·(1 - s) = e/(1 + e)²
-        t = 1.0 / (1.0 + e)
-        dy = dy * (tl.where(saved < 0, e * t, t) + saved * (e * t * t))
-    elif ACTIVATION == "sigmoid":
-        dy = dy * (saved * (1.0 - saved))
-    return dy
-
-
-@triton.jit
 def _place(tile, n_rows, n_cols, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    # First row and column of tile number `tile`, and all of them: down GROUP rows of tiles, then one column on.
-    # So programs that run at the same time need as many rows of x as of W, the fewest together, found in L2.
-    tiles_m, tiles_n = tl.cdiv(n_rows, BLOCK_M), tl.cdiv(n_cols, BLOCK_N)
-    first = tile // (GROUP * tiles_n) * GROUP
-    height = tl.minimum(tiles_m - first, GROUP)
-    tile = tile % (GROUP * tiles_n)
-    row, col = (first + tile % height) * BLOCK_M, tile // height * BLOCK_N
+    # First row and column of tile number `tile`, and all of them.
+    pid_m, pid_n = device.place_of(tile, n_rows, n_cols, GROUP, BLOCK_M, BLOCK_N)
+    row, col = pid_m * BLOCK_M, pid_n * BLOCK_N
     # int64: row * stride passes 2**31 from 4 GiB of bfloat16 on
     rows, cols = row.to(tl.int64) + tl.arange(0, BLOCK_M), col.to(tl.int64) + tl.arange(0, BLOCK_N)
     return row, col, rows, cols
@@ -252,10 +151,9 @@ def _finish(
     ACTIVATION: tl.constexpr, HALVES: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
     if HALVES:
-        half: tl.constexpr = z.shape[1] // 2
-        left, right = tl.split(tl.permute(tl.reshape(z, (z.shape[0], 2, half)), (0, 2, 1)))
+        left, right = device.left_and_right(z)
         _finish_part(left, bias_ptr, y_out, z_out, row, col, n_rows, n_cols, ACTIVATION, TMA)
-        col += half
+        col += z.shape[1] // 2
         _finish_part(right, bias_ptr, y_out, z_out, row, col, n_rows, n_cols, ACTIVATION, TMA)
     else:
         _finish_part(z, bias_ptr, y_out, z_out, row, col, n_rows, n_cols, ACTIVATION, TMA)
@@ -281,14 +179,14 @@ def _lora_linear_kernel(
         inside = tl.arange(0, BLOCK_K) < n_inner - k  # masked-off columns must contribute 0
         x = tl.load(x_ptrs, mask=row_mask & inside[None, :], other=0.0)
         w = tl.load(w_ptrs, mask=inside[:, None] & col_mask, other=0.0)
-        total = _dot(x, w, total, PRECISION, COMPUTE)
+        total = device.dot(x, w, total, PRECISION, COMPUTE)
         x_ptrs += tl.cast(stride_xk, tl.int64) * BLOCK_K
         w_ptrs += tl.cast(stride_wk, tl.int64) * BLOCK_K
     for piece in tl.range(0, PIECES, num_stages=1):
         u, b = _low_rank(
             u_ptr, lora_b_ptr, rows, cols, n_rows, n_cols, rank, scale, stride_bn, stride_br, piece, BLOCK_R
         )  # fmt: skip
-        total = _dot(u, b, total, PRECISION, COMPUTE)
+        total = device.dot(u, b, total, PRECISION, COMPUTE)
     _finish(total, bias_ptr, y_ptr, z_ptr, row, col, n_rows, n_cols, ACTIVATION, HALVES, False)
 
 
@@ -306,57 +204,14 @@ def _lora_linear_tma_kernel(
         row, col, rows, cols = _place(tile, n_rows, n_cols, GROUP, BLOCK_M, BLOCK_N)
         total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
         for k in range(0, n_inner, BLOCK_K):
-            total = _dot(x_desc.load([row, k]), w_desc.load([col, k]).T, total)
+            total = device.dot(x_desc.load([row, k]), w_desc.load([col, k]).T, total)
         # Not before the products, where the sums leave no registers to hold u and B.
         for piece in tl.range(0, PIECES, num_stages=1):
             u, b = _low_rank(
                 u_ptr, lora_b_ptr, rows, cols, n_rows, n_cols, rank, scale, stride_bn, stride_br, piece, BLOCK_R
             )  # fmt: skip
-            total = _dot(u, b, total)
+            total = device.dot(u, b, total)
         _finish(total, bias_ptr, y_desc, z_desc, row, col, n_rows, n_cols, ACTIVATION, HALVES, True)
-
-
-@triton.jit(do_not_specialize=["n_rows", "rows_per_program"])
-def _dz_kernel(
-    dy_ptr, saved_ptr, dz_ptr, partial_ptr, n_rows, n_cols, stride_dym, stride_dyn, rows_per_program,
-    ACTIVATION: tl.constexpr, NUM_STAGES: tl.constexpr,
-    COMPUTE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    # One program handles rows_per_program rows of BLOCK_N columns, BLOCK_M rows at a time, and adds
-    # them up on the way: its row of partial, (programs down, n_cols), is its share of dbias.
-    n_tiles = tl.cdiv(n_cols, BLOCK_N)
-    pid_m, pid_n = tl.program_id(0) // n_tiles, tl.program_id(0) % n_tiles
-    cols = pid_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
-    total = tl.zeros((BLOCK_M, BLOCK_N), dtype=COMPUTE)
-    for start in tl.range(0, rows_per_program, BLOCK_M, num_stages=NUM_STAGES):
-        rows = pid_m.to(tl.int64) * rows_per_program + start + tl.arange(0, BLOCK_M)
-        mask = (rows < n_rows)[:, None] & (cols < n_cols)[None, :]
-        dy_offsets = rows[:, None] * stride_dym + cols[None, :] * stride_dyn
-        dz = tl.load(dy_ptr + dy_offsets, mask=mask, other=0.0).to(COMPUTE)
-        offsets = rows[:, None] * n_cols + cols[None, :]
-        if saved_ptr is not None:
-            saved = tl.load(saved_ptr + offsets, mask=mask, other=0.0).to(COMPUTE)
-            dz = _slope_times(dz, saved, ACTIVATION)  # 0·act'(0) is 0 in a row that is not there
-        if dz_ptr is not None:
-            tl.store(dz_ptr + offsets, dz, mask=mask)
-        total += dz
-    if partial_ptr is not None:
-        sums = tl.sum(total, axis=0)
-        tl.store(partial_ptr + pid_m.to(tl.int64) * n_cols + cols, sums, mask=cols < n_cols)
-
-
-@triton.jit(do_not_specialize=["n_rows"])
-def _sum_rows_kernel(
-    partial_ptr, out_ptr, n_rows, n_cols, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
-):
-    # One program handles BLOCK_N columns of partial, (n_rows, n_cols), from top to bottom.
-    cols = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
-    total = tl.zeros((BLOCK_M, BLOCK_N), dtype=partial_ptr.dtype.element_ty)
-    for start in range(0, n_rows, BLOCK_M):
-        rows = start + tl.arange(0, BLOCK_M).to(tl.int64)
-        mask = (rows < n_rows)[:, None] & (cols < n_cols)[None, :]
-        total += tl.load(partial_ptr + rows[:, None] * n_cols + cols[None, :], mask=mask, other=0.0)
-    tl.store(out_ptr + cols, tl.sum(total, axis=0), mask=cols < n_cols)
 
 
 # --- plan (the dispatch heuristic) and launch ----------------------------------------------------------------
@@ -379,111 +234,41 @@ _TILES = {
 _GROUP = 8  # rows of tiles that programs walk through together
 _HALVES_FROM = 256  # a tile this wide is stored in halves, which leaves shared memory for x and W
 _TMA_FROM = 2**27  # M·N·K; below it descriptors cost the host more than they save
+_MAX_RANK = 256
 _MOST_RANKS = 64  # columns of u and B that are multiplied at once: all of a small rank
-_PROGRAMS, _MOST_STRIPS = 8192, 1024  # for dz: enough for any GPU; partial sums of dbias
+# Activations of cuBLAS's way, written into a tensor, which may be z itself
+_ACTIVATIONS_INTO = {
+    # aten.relu.out allocates a tensor; clamp_min does not, and leaves NaN as it is
+    "relu": functools.partial(torch.clamp_min, min=0),
+    "gelu": torch.ops.aten.gelu.out,
+    "gelu_tanh": functools.partial(torch.ops.aten.gelu.out, approximate="tanh"),
+    "silu": torch.ops.aten.silu.out,
+    "sigmoid": torch.ops.aten.sigmoid.out,
+}
 
 
-def _cdiv(a, b):
-    return -(-a // b)  # triton.cdiv is the same, and costs 2 µs a call on the host
-
-
-_launched = {}  # of each kind of launch, what runs its compiled kernel, and the arguments around the tensors
-
-
-def _run(kernel, grid, tensors, *sizes, **options):
-    """kernel[grid](*tensors, *sizes, **options) on the tensors' GPU; the second time, without Triton's look-up.
-
-    Triton looks at every argument of every launch to find the kernel compiled for its like. A launch that
-    differs from an earlier one in nothing but memory finds it here, if pointers are aligned to 16 bytes.
-    """
-    first, hooks = getattr(tensors[0], "base", tensors[0]), triton.knobs.runtime
-    device, addresses, kinds = first.get_device(), 0, []
-    for t in tensors:
-        is_tensor = isinstance(t, torch.Tensor)  # else None or a TMA descriptor, which is aligned
-        addresses |= t.data_ptr() if is_tensor else 0
-        kinds.append(t.dtype if is_tensor else t and (t.base.dtype, *t.block_shape))
-    how = kernel.fn, type(kernel).run  # tools that watch launches put another `run` in its place
-    key = (*how, device, grid, sizes, *options.items(), *kinds)
-    hooked = hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls  # as profilers do
-    launch = None if hooked or addresses % 16 else _launched.get(key)
-    if launch and torch.cuda.current_device() == device:
-        run, blocks, stream_of, handles, given = launch
-        run(*blocks, stream_of(device), *handles, *tensors, *given)
-        return
-    with torch.cuda.device_of(first):  # else the launch goes to the current GPU, not to theirs
-        compiled = kernel[grid](*tensors, *sizes, **options)
-    # Other versions go the ordinary way each time, and so does the interpreter, which compiles nothing.
-    if compiled and triton.__version__[:3] in ("3.6", "3.7") and addresses % 16 == 0:
-        named = {name: value for name, value in options.items() if name in kernel.arg_names}
-        given = kernel.signature.bind(*tensors, *sizes, **named)
-        given.apply_defaults()
-        if len(_launched) >= 4096:
-            _launched.clear()  # sizes that never come again
-        handles = compiled.function, compiled.packed_metadata, None, None, None  # no hooks
-        around = (*grid, 1, 1)[:3], triton.runtime.driver.active.get_current_stream, handles
-        _launched[key] = compiled.run, *around, given.args[len(tensors) :]
-
-
-def _power_of_2(n):
-    return 1 << max(0, n - 1).bit_length()  # so is triton.next_power_of_2
-
-
-def _compute_dtype(dtype):
-    return tl.float64 if dtype == torch.float64 else tl.float32
-
-
-def _kind(dtype, allow_tf32):
-    if dtype == torch.float32:
-        return "tf32" if allow_tf32 else "tf32x3"
-    return "double" if dtype == torch.float64 else "half"
-
-
-@functools.cache
-def _n_multiprocessors(device):
-    return 4 if _ON_CPU else torch.cuda.get_device_properties(device).multi_processor_count
-
-
-@functools.cache
-def _generation(device):
-    """The major number of the compute capability: 7 is Turing, 8 Ampere and Ada, 9 Hopper, 10 Blackwell."""
-    return 9 if _ON_CPU else torch.cuda.get_device_capability(device)[0]
-
-
-def _pick_tile(n_rows, n_cols, dtype, allow_tf32, device):
+def _pick_tile(n_rows, n_cols, dtype, allow_tf32, gpu):
     """The first tile that is not wider than y and gives work to most SMs; else the last."""
-    kind, generation = _kind(dtype, allow_tf32), _generation(device)
+    kind, major = host.kind_of(dtype, allow_tf32), host.generation(gpu)
     # desktops' Blackwell, 12, has no more shared memory than Ampere
-    if kind != "double" and not 9 <= generation < 12:
-        kind = "turing" if generation < 8 else "elsewhere"
+    if kind != "double" and not 9 <= major < 12:
+        kind = "turing" if major < 8 else "elsewhere"
     for tile in _TILES[kind]:
-        if tile.m >= 2 * max(16, _power_of_2(n_rows)) or tile.n >= 2 * max(16, _power_of_2(n_cols)):
+        sizes = (tile.m, n_rows), (tile.n, n_cols)
+        if any(block >= 2 * max(16, host.power_of_2(size)) for block, size in sizes):
             continue
-        n_tiles = _cdiv(n_rows, tile.m) * _cdiv(n_cols, tile.n)
-        if n_tiles >= 0.75 * _n_multiprocessors(device):
+        n_tiles = host.cdiv(n_rows, tile.m) * host.cdiv(n_cols, tile.n)
+        if n_tiles >= 0.75 * host.n_multiprocessors(gpu):
             break
     return tile
 
 
 @functools.lru_cache(4096)
-def _plan(n_rows, n_cols, n_inner, dtype, allow_tf32, device):
-    tile = _pick_tile(n_rows, n_cols, dtype, allow_tf32, device)
+def _plan(n_rows, n_cols, n_inner, dtype, allow_tf32, gpu):
+    tile = _pick_tile(n_rows, n_cols, dtype, allow_tf32, gpu)
     large = n_rows * n_cols * n_inner >= _TMA_FROM and tile.m >= 64 <= tile.n
-    has_tma = 9 <= _generation(device) < 12
+    has_tma = 9 <= host.generation(gpu) < 12
     return Plan(tile, "tma" if large and has_tma and dtype.itemsize == 2 else "pointers")
-
-
-@functools.cache
-def _plan_backward(n_cols, dtype):
-    """(BLOCK_M, BLOCK_N, strips): tiles of 8 KB, and as many strips as fill any GPU."""
-    block_n = min(128, _power_of_2(n_cols))
-    strips = max(1, min(_cdiv(_PROGRAMS, _cdiv(n_cols, block_n)), _MOST_STRIPS))
-    return 8192 // dtype.itemsize // block_n, block_n, strips
-
-
-def _tma_reads(t):
-    """Whether TMA can read this matrix: rows without gaps in them, which begin on 16-byte boundaries."""
-    pitch, step = t.stride()
-    return step == 1 and pitch >= t.shape[1] and pitch * t.itemsize % 16 == t.data_ptr() % 16 == 0
 
 
 def _launch(plan, x, weight, u, lora_b, bias, y, z, scale, activation, allow_tf32):
@@ -492,29 +277,30 @@ def _launch(plan, x, weight, u, lora_b, bias, y, z, scale, activation, allow_tf3
         _launch_cublas(x, weight, u, lora_b, bias, y, z, scale, activation)
         return
     tile, (n_rows, n_cols), n_inner, rank = plan.tile, y.shape, x.shape[1], u.shape[1]
-    n_tiles = _cdiv(n_rows, tile.m) * _cdiv(n_cols, tile.n)
+    n_tiles = host.cdiv(n_rows, tile.m) * host.cdiv(n_cols, tile.n)
     halves = tile.n >= _HALVES_FROM
-    block_r = min(tile.k, _MOST_RANKS, max(16, _power_of_2(rank)))  # tl.dot takes no less than 16
+    # tl.dot takes no less than 16
+    block_r = min(tile.k, _MOST_RANKS, max(16, host.power_of_2(rank)))
     how = {
-        "ACTIVATION": activation, "GROUP": _GROUP, "HALVES": halves, "PIECES": _cdiv(rank, block_r),
+        "ACTIVATION": activation, "GROUP": _GROUP, "HALVES": halves, "PIECES": host.cdiv(rank, block_r),
         "BLOCK_R": block_r, "BLOCK_M": tile.m, "BLOCK_N": tile.n, "BLOCK_K": tile.k,
         "num_warps": tile.num_warps, "num_stages": tile.num_stages,
     }  # fmt: skip
     by_tma = plan.way == "tma" and x.itemsize == 2 and n_inner > 0
-    by_tma = by_tma and _tma_reads(x) and _tma_reads(weight) and _tma_reads(y)
+    by_tma = by_tma and host.tma_reads(x) and host.tma_reads(weight) and host.tma_reads(y)
     if not by_tma:
         u = u * scale if u.dtype == torch.float64 else u
-        precision = "ieee" if _generation(x.device) < 8 else "tf32" if allow_tf32 else "tf32x3"
-        _run(
+        precision = "ieee" if host.generation(x.device) < 8 else "tf32" if allow_tf32 else "tf32x3"
+        host.run(
             _lora_linear_kernel, (n_tiles,), (x, weight, u, lora_b, bias, y, z),
             n_rows, n_cols, n_inner, rank, float(scale),
             *x.stride(), *weight.stride(), *lora_b.stride(),
-            PRECISION=precision, COMPUTE=_compute_dtype(x.dtype), **how,
+            PRECISION=precision, COMPUTE=host.compute_dtype(x.dtype), **how,
         )  # fmt: skip
         return
     out = [tile.m, tile.n // 2 if halves else tile.n]
-    _run(
-        _lora_linear_tma_kernel, (min(n_tiles, _n_multiprocessors(x.device)),),
+    host.run(
+        _lora_linear_tma_kernel, (min(n_tiles, host.n_multiprocessors(x.device)),),
         (
             TensorDescriptor(x, x.shape, x.stride(), [tile.m, tile.k]),
             TensorDescriptor(weight, weight.shape, weight.stride(), [tile.n, tile.k]), u, lora_b, bias,
@@ -525,81 +311,49 @@ def _launch(plan, x, weight, u, lora_b, bias, y, z, scale, activation, allow_tf3
     )  # fmt: skip
 
 
-def _for_cublas(t):
-    """t; a copy where rows or columns begin 2 GiB apart, at which cuBLAS reads memory that is not t's."""
-    return t.contiguous() if any(s * t.itemsize >= 2**31 for s in t.stride()) else t
-
-
 def _launch_cublas(x, weight, u, lora_b, bias, y, z, scale, activation):
     """Both products by cuBLAS, the second added in place, and the activation in place."""
     total = y if z is None else z
-    x, weight = _for_cublas(x), _for_cublas(weight)
+    x, weight = host.for_cublas(x), host.for_cublas(weight)
     if bias is None:
         torch.mm(x, weight.t(), out=total)
     else:
         torch.addmm(bias, x, weight.t(), out=total)
-    total.addmm_(u, _for_cublas(lora_b).t(), alpha=scale)
+    total.addmm_(u, host.for_cublas(lora_b).t(), alpha=scale)
     if activation != "identity":
         _ACTIVATIONS_INTO[activation](total, out=y)
 
 
-def _product(a, b, scale=1.0):
+def _product(a, b, scale=1.0, out=None):
     """scale (a b), scaled before it is rounded, in one launch; beta=0: what memory held is not read.
 
     Into given memory, which autocast leaves in its dtype.
     """
-    a, b, out = _for_cublas(a), _for_cublas(b), a.new_empty(a.shape[0], b.shape[1])
+    a, b = host.for_cublas(a), host.for_cublas(b)
+    out = a.new_empty(a.shape[0], b.shape[1]) if out is None else out
     # without a scale by mm: PyTorch then calls cuBLAS in another way, with faster kernels for a narrow b
     return torch.mm(a, b, out=out) if scale == 1 else out.addmm_(a, b, beta=0, alpha=scale)
-
-
-def _launch_backward(plan, dy, saved, dz, has_dbias, activation):
-    """Write dz unless it is None. Returns what each strip of rows adds to dbias, (strips, N), or None."""
-    n_rows, n_cols = dy.shape
-    block_m, block_n, strips = plan or _plan_backward(n_cols, dy.dtype)
-    rows_per_program = _cdiv(_cdiv(n_rows, strips), block_m) * block_m
-    strips, n_tiles = _cdiv(n_rows, rows_per_program), _cdiv(n_cols, block_n)
-    wide = dy.dtype if strips == 1 or dy.dtype == torch.float64 else torch.float32
-    partial = dy.new_empty((strips, n_cols), dtype=wide) if has_dbias else None
-    # Unaligned rows load one element per instruction; cp.async cannot pipeline that, so num_stages=1.
-    aligned = n_cols % 16 == 0 and dy.stride(1) == 1
-    _run(
-        _dz_kernel, (strips * n_tiles,), (dy, saved, dz, partial),
-        n_rows, n_cols, *dy.stride(), rows_per_program,
-        ACTIVATION=activation, NUM_STAGES=3 if aligned else 1, COMPUTE=_compute_dtype(dy.dtype),
-        BLOCK_M=block_m, BLOCK_N=block_n, num_warps=8,
-    )  # fmt: skip
-    return partial
-
-
-def _sum_rows(partial, dtype):
-    """The sum over strips (row chunks), in one launch and in a fixed order: the same bits in every run."""
-    n_strips, n_cols = partial.shape
-    if n_strips == 1:
-        return partial.view(n_cols)  # in this dtype already
-    out = partial.new_empty(n_cols, dtype=dtype)
-    _run(
-        _sum_rows_kernel, (_cdiv(n_cols, 32),), (partial, out), n_strips, n_cols,
-        BLOCK_M=64, BLOCK_N=32, num_warps=8,
-    )  # fmt: skip
-    return out
 
 
 # --- forward and backward ------------------------------------------------------------------------------------
 
 
+def _empty(x, weight, lora_a, save_z):
+    """y; u = x Aᵀ, (M, R); and z, (M, N), if it is to be saved, else None; before they are written."""
+    n_rows, n_cols = math.prod(x.shape[:-1]), weight.shape[0]
+    y, u = x.new_empty(*x.shape[:-1], n_cols), x.new_empty(n_rows, lora_a.shape[0])
+    return y, u, x.new_empty(n_rows, n_cols) if save_z else None
+
+
 def _forward(
-    x, weight, lora_a, lora_b, bias, scale, activation, allow_tf32=False, save_z=False, plan=None
+    x, weight, lora_a, lora_b, bias, scale, activation, allow_tf32, plan=None, save_z=False
 ):
-    """y; u = x Aᵀ, (M, R); and z = x Wᵀ + b + s u Bᵀ, (M, N), if it is to be saved, else None."""
-    n_rows, (n_cols, n_inner) = math.prod(x.shape[:-1]), weight.shape
+    y, u, z = _empty(x, weight, lora_a, save_z)
+    n_rows, (n_cols, n_inner) = u.shape[0], weight.shape
     rows = x.reshape(n_rows, n_inner)  # a view if x's strides allow
-    u = _product(rows, lora_a.t())
-    y = torch.empty((*x.shape[:-1], n_cols), dtype=x.dtype, device=x.device)
-    out = y.view(n_rows, n_cols)
-    z = torch.empty_like(out) if save_z else None
+    _product(rows, lora_a.t(), out=u)
     if y.numel() > 0:
-        bias = None if bias is None else bias.contiguous()
+        bias, out = None if bias is None else bias.contiguous(), y.view(n_rows, n_cols)
         plan = plan or _plan(n_rows, n_cols, n_inner, x.dtype, allow_tf32, x.device)
         _launch(plan, rows, weight, u, lora_b, bias, out, z, scale, activation, allow_tf32)
     return y, u, z
@@ -615,11 +369,10 @@ def _save(ctx, tensors, u, y, z, how, all_inputs=False):
     # of the registered op, torch leaves out a bias that is None, the default
     has_dx, _, has_da, has_db, has_dbias = (*ctx.needs_input_grad, False)[:5]
     ctx.needs_grad = [has_dx, has_da, has_db, has_dbias]
-    saved = None if activation == "identity" else z if activation in _OF_Z else y
     ctx.save_for_backward(
         x if has_da or all_inputs else None, weight if has_dx or all_inputs else None,
         lora_a if has_dx or all_inputs else None, lora_b if has_dx or has_da or all_inputs else None,
-        u if has_db else None, saved, bias if all_inputs else None,
+        u if has_db else None, host.saved_of(activation, y, z), bias if all_inputs else None,
     )  # fmt: skip
 
 
@@ -629,7 +382,7 @@ def _backward(dy, x, weight, lora_a, lora_b, u, saved, scale, activation, needs_
     dy_rows = dy.reshape(math.prod(dy.shape[:-1]), dy.shape[-1])
     saved = None if saved is None else saved.reshape(dy_rows.shape)
     has_dz = has_dx or has_da or has_db
-    dz, dbias = _dz(dy_rows, saved, activation, has_dz, has_dbias, plan and plan.backward)
+    dz, dbias = host.dz_of(dy_rows, saved, activation, has_dz, has_dbias, plan and plan.backward)
     dx = da = db = None
     if has_db:
         db = _product(dz.t(), u, scale)
@@ -639,61 +392,23 @@ def _backward(dy, x, weight, lora_a, lora_b, u, saved, scale, activation, needs_
         da = _product(du.t(), x.reshape(du.shape[0], x.shape[-1]))
     if has_dx:
         # the small summand is rounded first, and added in float32 to the sums of the large one
-        dx = _product(du, lora_a).addmm_(_for_cublas(dz), _for_cublas(weight))
+        dx = _product(du, lora_a).addmm_(host.for_cublas(dz), host.for_cublas(weight))
         dx = dx.view(*dy.shape[:-1], weight.shape[1])
     return dx, da, db, dbias
-
-
-def _dz(dy, saved, activation, has_dz, has_dbias, plan=None):
-    """dz = dy·act'(z), dy itself for identity, and its sum over rows; each None unless asked for."""
-    dz = torch.empty_like(saved) if has_dz and saved is not None else None
-    result = dy if has_dz and saved is None else dz
-    if dy.numel() == 0 or not (has_dbias or dz is not None):
-        return result, dy.new_zeros(dy.shape[1]) if has_dbias else None
-    partial = _launch_backward(plan, dy, saved, dz, has_dbias, activation)
-    return result, _sum_rows(partial, dy.dtype) if has_dbias else None
-
-
-class _Undifferentiable(torch.autograd.Function):
-    """Gradients as they are, and an error for whoever differentiates them."""
-
-    @staticmethod
-    def forward(ctx, backward, grads, *sources):
-        ctx.op = backward.__module__.rpartition(".")[2]
-        return grads
-
-    @staticmethod
-    def backward(ctx, *_):
-        raise RuntimeError(f"{ctx.op} has no second derivative; for one, use {ctx.op}_eager")
-
-
-def _once(backward):
-    """A Function's backward that runs once: differentiating what it returns raises instead of being wrong."""
-    # The error lies on every path from the gradients to what they depend on. That of PyTorch's
-    # once_differentiable lies beside, where autograd.grad(..., inputs) does not pass.
-
-    def guarded(ctx, *dys):
-        if not torch.is_grad_enabled():  # the usual case: without create_graph=True
-            return backward(ctx, *dys)
-        with torch.no_grad():
-            grads = backward(ctx, *dys)
-        return _Undifferentiable.apply(backward, grads, *dys, *ctx.saved_tensors)
-
-    return guarded
 
 
 class _LoRALinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, lora_a, lora_b, bias, scale, activation, allow_tf32, plan):
         tensors, how = (x, weight, lora_a, lora_b, bias), (scale, activation, allow_tf32)
-        y, u, z = _forward(*tensors, *how, activation in _OF_Z, plan)
+        y, u, z = _forward(*tensors, *how, plan, activation in host.OF_Z)
         _save(ctx, tensors, u, y, z, how)
         ctx.plan = plan
         ctx.set_materialize_grads(False)  # no zeros for the gradients of u and z
         return y, u, z  # u and z too: by them a second derivative finds its way to the inputs
 
     @staticmethod
-    @_once
+    @host.once
     def backward(ctx, dy, *_):
         if dy is None:  # y is used, and has no gradient all the same
             return (None,) * 9
@@ -705,79 +420,20 @@ class _LoRALinear(torch.autograd.Function):
 # --- the calls -----------------------------------------------------------------------------------------------
 
 
-def _fits(x, weight, lora_a, lora_b, bias, scale, activation):
-    """Whether the kernels take these arguments; if not, _refuse_arguments says why."""
-    tensors = (x, weight, lora_a, lora_b, x if bias is None else bias)
-    return (
-        all([isinstance(t, torch.Tensor) for t in tensors])
-        and x.dtype in _DTYPES
-        and all([t.dtype == x.dtype and t.device == x.device for t in tensors])
-        and x.device.type == ("cpu" if _ON_CPU else "cuda")
-        and x.dim() > 0
-        and weight.dim() == lora_a.dim() == 2
-        and x.shape[-1] == weight.shape[1] == lora_a.shape[1]
-        and lora_b.shape == (weight.shape[0], lora_a.shape[0])
-        and (bias is None or bias.shape == weight.shape[:1])
-        and 1 <= lora_a.shape[0] <= _MAX_RANK
-        and isinstance(scale, (int, float))
-        and activation in _ACTIVATIONS
-        and not (weight.requires_grad and torch.is_grad_enabled())
-    )
-
-
-def _refuse(name, eager, mixed=(), **expected):
-    """Raise the error that says what is wrong with a call of `name`, and what to do.
-
-    expected: label=(tensor, its sizes in letters), as x=(x, "... N"); the first one sets device and
-    dtype, but for dtypes that may be mixed.
-    """
-    (first, (x, _)), sizes = next(iter(expected.items())), {}
-    for label, (t, letters) in expected.items():
-        if not isinstance(t, torch.Tensor):
-            raise TypeError(f"{name}: {label} must be a torch.Tensor, got {type(t).__name__}")
-        if t.dtype not in _DTYPES:
-            wrong = f"{label} must be a floating-point tensor, got {t.dtype}"
-            raise TypeError(f"{name}: {wrong}; use .float()")
-        if t.dtype != x.dtype and not {t.dtype, x.dtype} <= {*mixed}:
-            cast = f"cast one of them, as {label}.to({first}.dtype)"
-            raise TypeError(f"{name}: {first} is {x.dtype} and {label} {t.dtype}; {cast}")
-        if t.device != x.device:
-            where = f"{first} is on {x.device} and {label} on {t.device}"
-            raise ValueError(f"{name}: {where}; move both to one device")
-        names = letters.removeprefix("... ").split()
-        shape = t.shape[max(0, t.dim() - len(names)) :] if letters[0] == "." else t.shape
-        known = " and ".join(f"{n} = {sizes[n]}" for n in names if n in sizes)
-        same = [sizes.setdefault(n, size) == size for n, size in zip(names, shape)]
-        if len(shape) != len(names) or not all(same):
-            want = f"{label} must be ({letters.replace(' ', ', ')}){known and ' with ' + known}"
-            beside = f" beside {first} {tuple(x.shape)}" if t is not x else ""
-            scalar = letters[0] == "." and t.dim() == 0
-            got = f"a scalar; use {label}.view(1)" if scalar else f"shape {tuple(t.shape)}{beside}"
-            raise ValueError(f"{name}: {want}, got {got}")
-    on = "the CPU: TRITON_INTERPRET=1 is set" if _ON_CPU else "a GPU, or TRITON_INTERPRET=1 set"
-    raise ValueError(f"{name}: {first} must be on {on}, got {x.device}; use {eager} there")
-
-
-def _refuse_arguments(name, x, weight, lora_a, lora_b, bias, scale, activation):
-    """Raise the error that says what is wrong with these arguments of `name`, and what to do."""
-    _check_activation(name, activation)
+@host.remembered
+def _check(name, x, weight, lora_a, lora_b, bias, scale, activation, trains_weight):
+    host.check_activation(name, activation)
     if not isinstance(scale, (int, float)):
         got = type(scale).__name__
         raise TypeError(f"{name}: scale must be a Python number, alpha / rank, got {got}")
-    if getattr(weight, "requires_grad", False) and torch.is_grad_enabled():
+    if trains_weight:
         _refuse_to_train_weight(name)
     if getattr(lora_a, "shape", (0, 0))[1:] == getattr(x, "shape", (0,))[-1:]:
         _check_rank(name, lora_a.shape[0])
     tensors = {
         "x": (x, "... K"), "weight": (weight, "N K"), "lora_a": (lora_a, "R K"), "lora_b": (lora_b, "N R"),
     } | ({} if bias is None else {"bias": (bias, "N")})  # fmt: skip
-    _refuse(name, "lora_linear_eager", **tensors)
-
-
-def _check_activation(name, activation):
-    if activation not in _ACTIVATIONS:
-        known = ", ".join(_ACTIVATIONS)
-        raise ValueError(f"{name}: activation must be one of {known}; got {activation!r}")
+    host.check_tensors(name, "lora_linear_eager", **tensors)
 
 
 def _check_rank(name, rank):
@@ -795,45 +451,18 @@ def _refuse_to_train_weight(name):
     )
 
 
-def _autocast(*tensors):
-    """Under autocast the tensors in its dtype, as torch's own products take them."""
-    device = "cpu" if _ON_CPU else "cuda"
-    if not torch.is_autocast_enabled(device):
-        return tensors
-    dtype, casts = torch.get_autocast_dtype(device), _DTYPES[:3]
-    return [t.to(dtype) if getattr(t, "dtype", None) in casts else t for t in tensors]
+def _trains(weight):
+    return getattr(weight, "requires_grad", False) and torch.is_grad_enabled()
 
 
-def _needs_grad(*tensors):
-    """Whether to go through autograd: also under forward-mode AD and torch.func, so that it raises an error."""
-    # The private import is for functionalize: its tensors have no memory, and a kernel would read address 0.
-    backward = torch.is_grad_enabled() and any([t.requires_grad for t in tensors])
-    transforms = not torch.compiler.is_compiling() and retrieve_all_functorch_interpreters()
-    return backward or forward_ad._current_level >= 0 or transforms
-
-
-def _explain(error, name, eager):
-    """Under torch.func or forward-mode AD, raise an error that names them and the remedy."""
-    if forward_ad._current_level >= 0 or retrieve_all_functorch_interpreters():
-        reach = "torch.func (grad, jvp, vmap) and forward-mode AD do not reach into a kernel"
-        raise RuntimeError(f"{name}: {reach}; under them use {eager}") from error
-
-
-def _call(name, x, weight, lora_a, lora_b, bias, scale, activation, allow_tf32, plan):
-    tensors, how = _autocast(x, weight, lora_a, lora_b, bias), (scale, activation, allow_tf32)
-    if not _fits(*tensors, scale, activation):
-        _refuse_arguments(name, *tensors, scale, activation)
-    needs_grad = _needs_grad(*(tensors if bias is not None else tensors[:4]))
+def _call(name, tensors, scale, activation, allow_tf32, plan):
+    tensors = host.autocast(*tensors)
+    _check(name, *tensors, scale, activation, _trains(tensors[1]))
     if torch.compiler.is_compiling():
-        return lora_linear_op(*tensors, *how, needs_grad and activation in _OF_Z)[0]
-    try:
-        if needs_grad:
-            return _LoRALinear.apply(*tensors, *how, plan)[0]
-        # past autograd: a third of the host's time less
-        return _forward(*tensors, *how, plan=plan)[0]
-    except RuntimeError as error:
-        _explain(error, name, "lora_linear_eager")
-        raise
+        save_z = activation in host.OF_Z and host.needs_autograd(*tensors)
+        return lora_linear_op(*tensors, scale, activation, allow_tf32, save_z)[0]
+    how = scale, activation, allow_tf32, plan
+    return host.call(name, "lora_linear_eager", _LoRALinear, _forward, tensors, *how)[0]
 
 
 def lora_linear_triton(
@@ -853,8 +482,8 @@ def lora_linear_triton(
     Raises TypeError for a wrong dtype; ValueError for a wrong shape, rank, device or activation, and for a
     weight that requires grad while gradients are recorded.
     """
-    how = scale, activation, allow_tf32, plan
-    return _call("lora_linear_triton", x, weight, lora_a, lora_b, bias, *how)
+    tensors = x, weight, lora_a, lora_b, bias
+    return _call("lora_linear_triton", tensors, scale, activation, allow_tf32, plan)
 
 
 def lora_linear_cublas(
@@ -866,11 +495,11 @@ def lora_linear_cublas(
     What lora_linear_triton has to beat. Shapes, errors and gradients are its; float32 is multiplied as
     torch.backends.cuda.matmul.allow_tf32 says. Not for torch.compile, which gets lora_linear_triton's op.
     """
-    how = scale, activation, False, Plan(way="cublas")
-    return _call("lora_linear_cublas", x, weight, lora_a, lora_b, bias, *how)
+    tensors, plan = (x, weight, lora_a, lora_b, bias), Plan(way="cublas")
+    return _call("lora_linear_cublas", tensors, scale, activation, False, plan)
 
 
-@torch.library.custom_op("fused_kernels::lora_linear", mutates_args=())
+@host.custom_op("fused_kernels::lora_linear")
 def lora_linear_op(
     x: torch.Tensor, weight: torch.Tensor, lora_a: torch.Tensor, lora_b: torch.Tensor,
     bias: torch.Tensor | None = None, scale: float = 1.0, activation: str = "identity",
@@ -881,29 +510,26 @@ def lora_linear_op(
     Returns y, and u = x Aᵀ and z = x Wᵀ + b + s u Bᵀ for the backward pass. Without save_z z is empty, and the
     backward pass of gelu, gelu_tanh and silu computes it again.
     """
-    if not _fits(x, weight, lora_a, lora_b, bias, scale, activation):
-        _refuse_arguments("lora_linear_op", x, weight, lora_a, lora_b, bias, scale, activation)
-    y, u, z = _forward(x, weight, lora_a, lora_b, bias, scale, activation, allow_tf32, save_z)
-    return y, u, y.new_empty(0) if z is None else z
+    tensors, how = (x, weight, lora_a, lora_b, bias), (scale, activation)
+    _check("lora_linear_op", *tensors, *how, _trains(weight))
+    return host.none_as_empty(x, _forward(*tensors, *how, allow_tf32, save_z=save_z))
 
 
-@torch.library.custom_op("fused_kernels::lora_linear_backward", mutates_args=())
+@host.custom_op("fused_kernels::lora_linear_backward")
 def _lora_linear_backward_op(
     dy: torch.Tensor, x: torch.Tensor | None, weight: torch.Tensor | None, lora_a: torch.Tensor | None,
     lora_b: torch.Tensor | None, u: torch.Tensor | None, saved: torch.Tensor | None,
     scale: float, activation: str, needs_grad: list[bool],
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     grads = _backward(dy, x, weight, lora_a, lora_b, u, saved, scale, activation, needs_grad)
-    return tuple(dy.new_empty(0) if g is None else g for g in grads)
+    return host.none_as_empty(dy, grads)
 
 
 @lora_linear_op.register_fake
 def _(
     x, weight, lora_a, lora_b, bias=None, scale=1.0, activation="identity", allow_tf32=False, save_z=False
 ):  # fmt: skip
-    n_rows, n_cols = math.prod(x.shape[:-1]), weight.shape[0]
-    y = x.new_empty(*x.shape[:-1], n_cols)
-    return y, x.new_empty(n_rows, lora_a.shape[0]), x.new_empty((n_rows, n_cols) if save_z else 0)
+    return host.none_as_empty(x, _empty(x, weight, lora_a, save_z))
 
 
 @_lora_linear_backward_op.register_fake
@@ -927,7 +553,7 @@ def _setup_context(ctx, inputs, output):
     _save(ctx, tensors, u, y, z if save_z else None, how, all_inputs=True)
 
 
-@_once
+@host.once
 def _op_backward(ctx, dy, *_):
     *tensors, u, saved, bias = ctx.saved_tensors
     scale, activation, allow_tf32 = ctx.how
@@ -950,7 +576,7 @@ class LoRALinear(torch.nn.Module):
 
     def __init__(self, base, rank, alpha, activation="identity"):
         super().__init__()
-        if not isinstance(base, torch.nn.Linear) or base.weight.dtype not in _DTYPES:
+        if not isinstance(base, torch.nn.Linear) or base.weight.dtype not in host.DTYPES:
             got = base if isinstance(base, torch.nn.Module) else type(base).__name__
             raise TypeError(
                 f"LoRALinear: base must be a torch.nn.Linear of a floating-point dtype, got {got}; "
@@ -962,7 +588,7 @@ class LoRALinear(torch.nn.Module):
         if isinstance(alpha, bool) or not isinstance(alpha, (int, float)):
             wrong = f"alpha must be a Python number, as 2 * rank, got {alpha!r}"
             raise TypeError(f"LoRALinear: {wrong}")
-        _check_activation("LoRALinear", activation)
+        host.check_activation("LoRALinear", activation)
         # not base.requires_grad = False, which sets an attribute of the module that nothing reads
         self.base = base.requires_grad_(False)
         like_weight = {"device": base.weight.device, "dtype": base.weight.dtype}
@@ -1002,7 +628,7 @@ class LoRALinear(torch.nn.Module):
                 "LoRALinear: merged, lora_a and lora_b take no part in the product and get no gradient; call "
                 "unmerge() to train, or eval()"
             )
-        return _ACTIVATIONS[self.activation](F.linear(x, weight, bias))
+        return host.ACTIVATIONS[self.activation](F.linear(x, weight, bias))
 
     def merge(self):
         """Add s B A to the base weight, in place: inference then costs one product. Twice is once.

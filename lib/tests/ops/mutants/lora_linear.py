@@ -1,13 +1,8 @@
-"""Mutants of lib/ops/lora_linear.py."""
+"""Mutants of lib/ops/lora_linear.py; those of what products share are in matmul.py."""
 
 from lib.measure.mutants import Mutant
 
 MUTANTS = [
-    Mutant(
-        "a = tl.minimum(tl.abs(z), 1e3)",
-        "a = tl.abs(z)",
-        "gelu: 0·inf in the gradient, far out",
-    ),
     # --- both kernels
     Mutant(
         "z = tl.where(z < 0, 0.0, z)  # tl.maximum",
@@ -34,16 +29,11 @@ MUTANTS = [
         "z += tl.load(bias_ptr + cols - col, mask=cols < n_cols, other=0.0)",
         "the bias of the first tile for all",
     ),
-    Mutant("        col += half\n", "", "both halves written to the left one's place"),
+    Mutant("        col += z.shape[1] // 2\n", "", "both halves written to the left one's place"),
     Mutant(
-        "tl.split(tl.permute(tl.reshape(z, (z.shape[0], 2, half)), (0, 2, 1)))",
-        "tl.split(tl.reshape(z, (z.shape[0], half, 2)))",
+        "tl.split(tl.permute(tl.reshape(x, (x.shape[0], 2, x.shape[1] // 2)), (0, 2, 1)))",
+        "tl.split(tl.reshape(x, (x.shape[0], x.shape[1] // 2, 2)))",
         "even and odd columns for left and right ones",
-    ),
-    Mutant(
-        "height = tl.minimum(tiles_m - first, GROUP)",
-        "height = GROUP",
-        "a last group as high as the others",
     ),
     Mutant(
         "tile = tile % (GROUP * tiles_n)", "tile = tile % (tiles_m * tiles_n)", "groups overlap"
@@ -65,7 +55,7 @@ MUTANTS = [
         "u read with padding",
     ),
     Mutant(
-        '"PIECES": _cdiv(rank, block_r)',
+        '"PIECES": host.cdiv(rank, block_r)',
         '"PIECES": max(1, rank // block_r)',
         "the last ranks forgotten",
     ),
@@ -87,8 +77,8 @@ MUTANTS = [
         "W stepped through as if contiguous",
     ),
     Mutant(
-        "total = _dot(x, w, total, PRECISION, COMPUTE)",
-        "total = _dot(x, w, total * 0.0, PRECISION, COMPUTE)",
+        "total = device.dot(x, w, total, PRECISION, COMPUTE)",
+        "total = device.dot(x, w, total * 0.0, PRECISION, COMPUTE)",
         "only the last step over K kept",
     ),
     Mutant(
@@ -108,13 +98,13 @@ MUTANTS = [
     ),
     # --- the TMA kernel
     Mutant(
-        "            total = _dot(u, b, total)\n        _finish",
+        "            total = device.dot(u, b, total)\n        _finish",
         "        _finish",
         "TMA: no low-rank part",
     ),
     Mutant(
-        "            total = _dot(u, b, total)\n        _finish",
-        "        total = _dot(u, b, total)\n        _finish",
+        "            total = device.dot(u, b, total)\n        _finish",
+        "        total = device.dot(u, b, total)\n        _finish",
         "TMA: the last piece of the rank alone",
     ),
     Mutant(
@@ -140,15 +130,15 @@ MUTANTS = [
     Mutant("large = n_rows * n_cols * n_inner >= _TMA_FROM and", "large =", "TMA: small products"),
     # --- forward on the host
     Mutant(
-        "u = _product(rows, lora_a.t())",
-        "u = _product(rows, lora_a.t(), scale)",
+        "_product(rows, lora_a.t(), out=u)",
+        "_product(rows, lora_a.t(), scale, out=u)",
         "scaled twice",
     ),
     Mutant("u = (u.to(tl.float32) * scale).to(u.dtype)", "pass", "no scale"),
     Mutant("u = u * scale if u.dtype == torch.float64 else u", "pass", "no scale in float64"),
     Mutant(
-        "bias = None if bias is None else bias.contiguous()",
-        "pass",
+        "bias, out = None if bias is None else bias.contiguous(), y",
+        "out = y",
         "a strided bias read side by side",
     ),
     Mutant(
@@ -157,8 +147,8 @@ MUTANTS = [
         "cuBLAS: z without bias",
     ),
     Mutant(
-        "total.addmm_(u, _for_cublas(lora_b)",
-        "y.addmm_(u, _for_cublas(lora_b)",
+        "total.addmm_(u, host.for_cublas(lora_b)",
+        "y.addmm_(u, host.for_cublas(lora_b)",
         "cuBLAS: z without its low-rank part",
     ),
     Mutant(
@@ -166,24 +156,9 @@ MUTANTS = [
         "if False:\n        _ACT",
         "cuBLAS: not activated",
     ),
-    Mutant("*how, activation in _OF_Z, plan)", "*how, True, plan)", "z saved for relu"),
+    Mutant("*how, plan, activation in host.OF_Z)", "*how, plan, True)", "z saved for relu"),
     Mutant("plan = plan or _plan(", "plan = _plan(", "the plan that is given ignored"),
     # --- backward
-    Mutant(
-        "dy = tl.where(saved <= 0, 0.0, dy)",
-        "dy = tl.where(saved < 0, 0.0, dy)",
-        "relu: a slope of 1 where y is 0",
-    ),
-    Mutant(
-        "+ saved * (e * t * t))",
-        "- saved * (e * t * t))",
-        "silu: a wrong slope",
-    ),
-    Mutant(
-        "dy = dy * (saved * (1.0 - saved))",
-        "dy = dy * (saved * (1.0 + saved))",
-        "sigmoid: a wrong slope",
-    ),
     Mutant(
         "e = tl.exp2(a",
         "e = tl.exp2(z",
@@ -196,29 +171,19 @@ MUTANTS = [
         "dA and dx without the scale",
     ),
     Mutant(
-        "dx = _product(du, lora_a).addmm_(_for_cublas(dz), _for_cublas(weight))",
+        "dx = _product(du, lora_a).addmm_(host.for_cublas(dz), host.for_cublas(weight))",
         "dx = _product(dz, weight)",
         "dx without its low-rank part",
     ),
     Mutant(
-        "dz, dbias = _dz(dy_rows, saved",
-        "dz, dbias = _dz(dy, saved",
+        "dz, dbias = host.dz_of(dy_rows, saved",
+        "dz, dbias = host.dz_of(dy, saved",
         "dy of three dimensions",
-    ),
-    Mutant(
-        "strips, n_tiles = _cdiv(n_rows, rows_per_program),",
-        "strips, n_tiles = max(1, n_rows // rows_per_program),",
-        "floor where ceil was meant: the last rows forgotten",
     ),
     Mutant(
         "dy_offsets = rows[:, None] * stride_dym + cols[None, :] * stride_dyn",
         "dy_offsets = rows[:, None] * n_cols + cols[None, :]",
         "dy read as if contiguous",
-    ),
-    Mutant(
-        "rows = pid_m.to(tl.int64) * rows_per_program + start",
-        "rows = pid_m * rows_per_program + start",
-        "int32 rows of dy",
     ),
     Mutant(
         "tl.store(partial_ptr + pid_m.to(tl.int64) * n_cols + cols, sums, mask=cols < n_cols)",
@@ -232,39 +197,34 @@ MUTANTS = [
         "x and W saved for nothing",
     ),
     Mutant(
-        "    @_once\n",
+        "    @host.once\n",
         "    @staticmethod\n",
         "a second derivative wrong in silence",
     ),
     # --- checks, autocast, torch.library
     Mutant(
-        "        and not (weight.requires_grad and torch.is_grad_enabled())\n",
-        "",
+        "    if trains_weight:\n",
+        "    if False:\n",
         "a trained weight taken",
     ),
     Mutant(
-        "and not (weight.requires_grad and torch.is_grad_enabled())",
-        "and not weight.requires_grad",
+        'return getattr(weight, "requires_grad", False) and torch.is_grad_enabled()',
+        'return getattr(weight, "requires_grad", False)',
         "refused under no_grad",
     ),
     Mutant(
-        "and lora_b.shape == (weight.shape[0], lora_a.shape[0])",
-        "and lora_b.shape[0] == weight.shape[0]",
+        '"lora_b": (lora_b, "N R")',
+        '"lora_b": (lora_b, "N Q")',
         "two ranks taken",
     ),
-    Mutant(
-        "and 1 <= lora_a.shape[0] <= _MAX_RANK", "and lora_a.shape[0] <= _MAX_RANK", "rank 0 taken"
-    ),
+    Mutant("        _check_rank(name, lora_a.shape[0])\n", "        pass\n", "rank 0 taken"),
     Mutant("if not 1 <= rank <= _MAX_RANK:", "if not rank <= _MAX_RANK:", "rank 0 not named"),
+    Mutant('"bias": (bias, "N")', '"bias": (bias, "P")', "a short bias taken"),
     Mutant(
-        "        and (bias is None or bias.shape == weight.shape[:1])\n", "", "a short bias taken"
-    ),
-    Mutant(
-        "all([t.dtype == x.dtype and t.device == x.device for",
-        "all([t.device == x.device for",
+        "        if t.dtype != x.dtype and not",
+        "        if False and not",
         "two dtypes taken",
     ),
-    Mutant("if not torch.is_autocast_enabled(device):", "if True:", "autocast ignored"),
     Mutant("if ctx.needs_input_grad[1]:", "if False:", "op: a trained weight without a gradient"),
     Mutant(
         'if saved is None and activation != "identity":', "if False:", "op: gelu's slope without z"
@@ -347,16 +307,5 @@ MUTANTS = [
         "    def _load_from_state_dict(self, *args, **kwargs):\n        if False:",
         "loaded while merged",
     ),
-    Mutant("z = _gelu(z)", "z = _times_sigmoid(z, 1.702 * z)", "gelu: another form"),
-    Mutant("dy * _gelu_grad(saved)", "dy * _gelu_tanh_grad(saved)", "gelu: the other form's slope"),
-    Mutant(
-        "wide = dy.dtype if strips == 1 or",
-        "wide = dy.dtype if",
-        "one strip's sums in float32",
-    ),
-    Mutant(
-        "wide = dy.dtype if strips == 1 or dy.dtype == torch.float64 else torch.float32",
-        "wide = dy.dtype",
-        "partial sums rounded to 16 bits",
-    ),
+    Mutant("z = device.gelu(z)", "z = _times_sigmoid(z, 1.702 * z)", "gelu: another form"),
 ]
