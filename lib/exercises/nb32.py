@@ -268,5 +268,8 @@ def compiled_part(kernel, dtype):
     if kernel is softmax._softmax_parts_fwd_kernel:
         more = (n_cols, *more, 0)  # the stride before, zero behind
         sizes |= {"WHOLE_PIECES": False, "COMPUTE": tl.float32, "V": 16 // row.itemsize}
-        sizes |= {"EMPTY": softmax._EMPTY.get(dtype, -INF), "MAX_OF_PAIRS": softmax._MAX.get(dtype)}
+        sizes |= {
+            "EMPTY": softmax._MINUS_INF.get(dtype, -INF),
+            "MAX_OF_PAIRS": softmax._MAX.get(dtype),
+        }
     return compile_for(kernel, signature_of(kernel, row, row, words, n_cols, *more, **sizes))

@@ -15,30 +15,23 @@ Design    A row that fits into a program stays in registers between its sum and 
           Rows that do not begin on a 16-byte boundary are read in whole 16-byte pieces, and at their two ends
           element by element.
 Backward  dx = scale · y · (dy - sum(y · dy)). Saves y only.
-Copy it   this file for Triton; softmax.cu beside it for CUDA. MIT licence.
+Copy it   by `make copy OP=softmax TO=folder`, or take _host.py and _device.py along. MIT licence.
 """
 
-import contextlib
-import fcntl
 import functools
 import math
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
-from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
-from torch.autograd import forward_ad
-from triton.language.extra import libdevice
 
-# With TRITON_INTERPRET=1 kernels run on CPU tensors; otherwise they need a GPU.
-_ON_CPU = triton.knobs.runtime.interpret
-_INTERPRETED = tl.constexpr(_ON_CPU)
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-# Of two numbers of 16 bits in 32: -inf, and PTX for the larger ones of two such pairs.
-_EMPTY = {torch.bfloat16: -0x007F0080, torch.float16: -0x03FF0400}
-_MAX = {torch.bfloat16: "max.bf16x2 $0, $1, $2;", torch.float16: "max.f16x2 $0, $1, $2;"}
+if __package__:
+    from . import _device as device
+    from . import _host as host
+else:  # beside this file in a plain folder
+    import _device as device
+    import _host as host
 
 
 class Plan(NamedTuple):
@@ -75,13 +68,6 @@ def softmax_eager(
 def _n_seq(x):
     """How many rows follow each other before the first column counts again: S of x (..., S, N)."""
     return x.shape[-2] if x.dim() > 1 else 1
-
-
-@triton.jit
-def _exp(x):
-    # One approximate instruction, which makes 0 of results below 1e-38: tl.exp keeps those, at the price of
-    # three instructions an element more. Triton's interpreter has no libdevice.
-    return tl.exp(x) if x.dtype == tl.float64 or _INTERPRETED else libdevice.fast_expf(x)
 
 
 @triton.jit
@@ -165,10 +151,10 @@ def _softmax_fwd_kernel(
     if WHOLE_PIECES:
         top = tl.maximum(top, _row_max(ends))
     # NaN, +inf, a row of -inf: x - top is NaN somewhere, so the sum is, so the whole row is, as in torch
-    numerator = _exp(x - top)
+    numerator = device.fast_exp(x - top)
     total = _row_sum(numerator)
     if WHOLE_PIECES:
-        end_numerator = _exp(ends - top)
+        end_numerator = device.fast_exp(ends - top)
         total += _row_sum(end_numerator)
         tl.store(y_ptr + base + end_cols, end_numerator * (1.0 / total), mask=at_ends)
     tl.store(y_ptr + y_offsets, numerator * (1.0 / total), mask=mask)
@@ -291,7 +277,7 @@ def _row_alone(
         x = _scored(x, row, cols - pieces[2], whole, n_seq, SCALE)
         before, top = top, tl.maximum(top, tl.max(x))
         base = tl.where(top == -float("inf"), 0.0, top)
-        total = total * _exp(before - base) + tl.sum(_exp(x - base))
+        total = total * device.fast_exp(before - base) + tl.sum(device.fast_exp(x - base))
     return top, total
 
 
@@ -331,7 +317,7 @@ def _softmax_parts_fwd_kernel(
     for t in tl.static_range(TILES):
         cols, x = _tile_cols(t, part, n_parts, BLOCK_N), _numbers(held[t], zero, DTYPE, COMPUTE)
         x = _scored(x, row, cols - pieces[2], _whole(cols, pieces, V), n_seq, SCALE)
-        sums += _exp(x - base)
+        sums += device.fast_exp(x - base)
 
     words_ptr += 2 * row * n_parts
     _tell(words_ptr + 2 * part, top)
@@ -350,13 +336,14 @@ def _softmax_parts_fwd_kernel(
         top = tl.maximum(top, tl.max(ends))
     total = tl.sum(totals * tl.exp(tops - top))  # NaN for a row of -inf, as in torch
     if WHOLE_PIECES:
-        end_numerator = _exp(ends - top)
+        end_numerator = device.fast_exp(ends - top)
         total += tl.sum(end_numerator)
         tl.store(y_row + end_cols, end_numerator * (1.0 / total), mask=at_ends & (part == 0))
     for t in tl.static_range(TILES):
         cols, x = _tile_cols(t, part, n_parts, BLOCK_N), _numbers(held[t], 2 * zero, DTYPE, COMPUTE)
         whole = _whole(cols, pieces, V)
-        y = _exp(_scored(x, row, cols - pieces[2], whole, n_seq, SCALE) - top) * (1.0 / total)
+        x = _scored(x, row, cols - pieces[2], whole, n_seq, SCALE)
+        y = device.fast_exp(x - top) * (1.0 / total)
         if t == 0 or t == TILES - 1:
             tl.store(y_row + cols, y, mask=whole)
         else:
@@ -412,67 +399,9 @@ def _softmax_parts_bwd_kernel(
 # --- plan (the dispatch heuristic) and launch ----------------------------------------------------------------
 
 
-def _cdiv(a, b):
-    return -(-a // b)  # triton.cdiv is the same, and costs 2 µs a call on the host
-
-
-def _power_of_2(n):
-    return 1 << max(0, n - 1).bit_length()  # so is triton.next_power_of_2
-
-
-_launched = {}  # of each kind of launch, what runs its compiled kernel, and the arguments around the tensors
-
-
-def _run(kernel, grid, tensors, *sizes, **options):
-    """kernel[grid](*tensors, *sizes, **options) on the tensors' GPU; the second time, without Triton's look-up.
-
-    Triton looks at every argument of every launch to find the kernel compiled for its like. A launch that
-    differs from an earlier one in nothing but memory finds it here, if pointers are aligned to 16 bytes.
-    """
-    first, hooks = getattr(tensors[0], "base", tensors[0]), triton.knobs.runtime
-    device, addresses, kinds = first.get_device(), 0, []
-    for t in tensors:
-        is_tensor = isinstance(t, torch.Tensor)  # else None or a TMA descriptor, which is aligned
-        addresses |= t.data_ptr() if is_tensor else 0
-        kinds.append(t.dtype if is_tensor else t and (t.base.dtype, *t.block_shape))
-    how = kernel.fn, type(kernel).run  # tools that watch launches put another `run` in its place
-    key = (*how, device, grid, sizes, *options.items(), *kinds)
-    hooked = hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls  # as profilers do
-    launch = None if hooked or addresses % 16 else _launched.get(key)
-    if launch and torch.cuda.current_device() == device:
-        run, blocks, stream_of, handles, given = launch
-        run(*blocks, stream_of(device), *handles, *tensors, *given)
-        return
-    with torch.cuda.device_of(first):  # else the launch goes to the current GPU, not to theirs
-        compiled = kernel[grid](*tensors, *sizes, **options)
-    # Other versions go the ordinary way each time, and so does the interpreter, which compiles nothing.
-    if compiled and triton.__version__[:3] in ("3.6", "3.7") and addresses % 16 == 0:
-        named = {name: value for name, value in options.items() if name in kernel.arg_names}
-        given = kernel.signature.bind(*tensors, *sizes, **named)
-        given.apply_defaults()
-        if len(_launched) >= 4096:
-            _launched.clear()  # sizes that never come again
-        handles = compiled.function, compiled.packed_metadata, None, None, None  # no hooks
-        around = (*grid, 1, 1)[:3], triton.runtime.driver.active.get_current_stream, handles
-        _launched[key] = compiled.run, *around, given.args[len(tensors) :]
-
-
-def _compute_dtype(dtype):
-    return tl.float64 if dtype == torch.float64 else tl.float32
-
-
-@functools.cache
-def _n_multiprocessors(device):
-    return 4 if _ON_CPU else torch.cuda.get_device_properties(device).multi_processor_count
-
-
-@functools.cache
-def _has_pairs(device):
-    """Whether the GPU has the instructions of _MAX."""
-    if _ON_CPU or torch.version.hip:
-        return False
-    return torch.cuda.get_device_capability(device) >= (8, 0)
-
+# Of two numbers of 16 bits in 32: -inf, and PTX for the larger ones of two such pairs.
+_MINUS_INF = {torch.bfloat16: -0x007F0080, torch.float16: -0x03FF0400}
+_MAX = {torch.bfloat16: "max.bf16x2 $0, $1, $2;", torch.float16: "max.f16x2 $0, $1, $2;"}
 
 # What is tuned, on an H200; on other GPUs it is correct, not tuned.
 _SHORT, _SHARED = 512, 1024  # rows as short as that share a program, so many elements together
@@ -490,7 +419,7 @@ def _plan_tile(n_cols, itemsize, contiguous):
     v = 16 // itemsize
     # 16 elements rather than 16 bytes: only of multiples of 16 does Triton know that masks leave loads whole
     whole_pieces = n_cols % 16 != 0 and contiguous and n_cols > 2 * v
-    width = _power_of_2(n_cols + (v - 1 if whole_pieces else 0))
+    width = host.power_of_2(n_cols + (v - 1 if whole_pieces else 0))
     block_m = max(1, _SHARED // width) if width <= _SHORT else 1
     if width <= _SHORT:
         num_warps = 4
@@ -501,24 +430,29 @@ def _plan_tile(n_cols, itemsize, contiguous):
     return Plan("tile", block_m, width, num_warps, whole_pieces)
 
 
-def _plan_parts(n_cols, itemsize, device, tiles):
+def _plan_parts(n_cols, itemsize, gpu, tiles):
     block_n = 4 * 32 * 16 // itemsize  # 16 bytes a thread
-    most = max(64, _MOST_PARTS * _n_multiprocessors(device)) * tiles * block_n
+    most = max(64, _MOST_PARTS * host.n_multiprocessors(gpu)) * tiles * block_n
     return Plan("parts" if n_cols <= most else "eager", 1, block_n, 4, tiles=tiles)
 
 
 @functools.cache
-def _plan(n_cols, itemsize, contiguous, device):
+def _plan(n_cols, itemsize, contiguous, gpu):
     plan = _plan_tile(n_cols, itemsize, contiguous)
     long = plan.block_n > _LONGEST[itemsize]
-    return _plan_parts(n_cols, itemsize, device, _TILES[itemsize]) if long else plan
+    return _plan_parts(n_cols, itemsize, gpu, _TILES[itemsize]) if long else plan
 
 
 @functools.cache
-def _plan_backward(n_cols, itemsize, contiguous, device):
+def _plan_backward(n_cols, itemsize, contiguous, gpu):
     plan = _plan_tile(n_cols, itemsize, contiguous)
     long = plan.block_n > _LONGEST_BACKWARD[itemsize]
-    return _plan_parts(n_cols, itemsize, device, _TILES_BACKWARD[itemsize]) if long else plan
+    return _plan_parts(n_cols, itemsize, gpu, _TILES_BACKWARD[itemsize]) if long else plan
+
+
+def _has_pairs(gpu):
+    """Whether the GPU has the instructions of _MAX."""
+    return not (host.ON_CPU or torch.version.hip) and host.generation(gpu) >= 8
 
 
 def _options(scale, n_seq):
@@ -537,19 +471,20 @@ def _in_pieces(x):
 def _parts(plan, x, n_words):
     """Grid, memory of n_words for each part, sizes and constants of a launch for rows of x in parts."""
     n_rows, n_cols = x.shape
-    n_tiles = _cdiv(n_cols, plan.block_n)  # in pieces none needs more: what is beyond is an end
-    n_parts = _cdiv(n_tiles, plan.tiles)
+    n_tiles = host.cdiv(n_cols, plan.block_n)  # in pieces none needs more: what is beyond is an end
+    n_parts = host.cdiv(n_tiles, plan.tiles)
     bits = torch.int64 if x.dtype == torch.float64 else torch.int32
     words = torch.zeros(n_rows * n_parts * n_words, dtype=bits, device=x.device)
     constants = {
-        "WHOLE_PIECES": n_cols % 16 != 0, "COMPUTE": _compute_dtype(x.dtype), "V": 16 // x.itemsize,
-        "TILES": _cdiv(n_tiles, n_parts), "BLOCK_N": plan.block_n,
-        "PARTS": max(_power_of_2(n_parts), 32 * plan.num_warps), "num_warps": plan.num_warps,
+        "WHOLE_PIECES": n_cols % 16 != 0, "COMPUTE": host.compute_dtype(x.dtype), "V": 16 // x.itemsize,
+        "TILES": host.cdiv(n_tiles, n_parts), "BLOCK_N": plan.block_n,
+        "PARTS": max(host.power_of_2(n_parts), 32 * plan.num_warps), "num_warps": plan.num_warps,
     }  # fmt: skip
-    return (n_rows * n_parts,), words, (n_parts, 0 if _ON_CPU else plan.patience, 0), constants
+    return (n_rows * n_parts,), words, (n_parts, 0 if host.ON_CPU else plan.patience, 0), constants
 
 
 def _launch(plan, x, y, scale=1.0, n_seq=None):
+    """x: (M, N); y: contiguous, of any shape."""
     options = _options(scale, n_seq)
     n_rows, n_cols = x.shape
     if plan.way == "eager":
@@ -560,18 +495,23 @@ def _launch(plan, x, y, scale=1.0, n_seq=None):
         x = _in_pieces(x)
         grid, words, sizes, constants = _parts(plan, x, 2)
         pairs = not options and _has_pairs(x.device)
-        _run(
+        host.run(
             _softmax_parts_fwd_kernel, grid, (x, y, words), n_cols, x.stride(0), *sizes,
-            EMPTY=_EMPTY.get(x.dtype, -math.inf), MAX_OF_PAIRS=_MAX.get(x.dtype) if pairs else None,
+            EMPTY=_MINUS_INF.get(x.dtype, -math.inf), MAX_OF_PAIRS=_MAX.get(x.dtype) if pairs else None,
             **constants, **options,
         )  # fmt: skip
         return
-    _run(
-        _softmax_fwd_kernel, (_cdiv(n_rows, plan.block_m),), (x, y), n_rows, n_cols, x.stride(0),
-        WHOLE_PIECES=plan.whole_pieces and x.is_contiguous(), COMPUTE=_compute_dtype(x.dtype),
+    host.run(
+        _softmax_fwd_kernel, (host.cdiv(n_rows, plan.block_m),), (x, y), n_rows, n_cols, x.stride(0),
+        WHOLE_PIECES=plan.whole_pieces and x.is_contiguous(), COMPUTE=host.compute_dtype(x.dtype),
         V=16 // x.itemsize, BLOCK_M=plan.block_m, BLOCK_N=plan.block_n, **options,
         num_warps=plan.num_warps,
     )  # fmt: skip
+
+
+def _launch_cuda(plan, x, y, scale, n_seq):
+    # -ftz=true: results below 1e-38 are 0, and exp is one instruction
+    host.load_cuda(__file__, "-ftz=true").forward(x, host.rows_of(y))
 
 
 def _launch_backward(plan, dy, y, dx, scale, n_seq):
@@ -584,15 +524,15 @@ def _launch_backward(plan, dy, y, dx, scale, n_seq):
     if plan.way == "parts":
         dy = _in_pieces(dy)
         grid, words, sizes, constants = _parts(plan, y, 1)
-        _run(
+        host.run(
             _softmax_parts_bwd_kernel, grid, (dy, y, dx, words), n_cols, dy.stride(0), *sizes,
             **constants, **options,
         )  # fmt: skip
         return
-    _run(
-        _softmax_bwd_kernel, (_cdiv(n_rows, plan.block_m),), (dy, y, dx), n_rows, n_cols,
+    host.run(
+        _softmax_bwd_kernel, (host.cdiv(n_rows, plan.block_m),), (dy, y, dx), n_rows, n_cols,
         dy.stride(0), WHOLE_PIECES=plan.whole_pieces and dy.is_contiguous(),
-        COMPUTE=_compute_dtype(y.dtype), V=16 // y.itemsize, BLOCK_M=plan.block_m,
+        COMPUTE=host.compute_dtype(y.dtype), V=16 // y.itemsize, BLOCK_M=plan.block_m,
         BLOCK_N=plan.block_n, **options, num_warps=plan.num_warps,
     )  # fmt: skip
 
@@ -605,13 +545,18 @@ def _rows_side_by_side(x):
     return x if x.stride(1) == 1 or x.shape[1] == 1 else x.contiguous()
 
 
+def _empty(x, scale=1.0, causal=False):
+    """y, before it is written."""
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
 def _forward(x, scale=1.0, causal=False, plan=None, launch=_launch):
-    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    y = _empty(x)
     if y.numel() > 0:
         n_cols, n_seq = x.shape[-1], _n_seq(x) if causal else None
-        x, out = _rows_side_by_side(x.reshape(-1, n_cols)), y.view(-1, n_cols)
+        x = _rows_side_by_side(host.rows_of(x))
         chosen = plan or _plan(n_cols, x.itemsize, x.is_contiguous(), x.device)
-        launch(chosen, x, out, scale, n_seq)
+        launch(chosen, x, y, scale, n_seq)
     return y
 
 
@@ -625,53 +570,23 @@ def _backward(dy, y, scale, causal, plan=None):
     if y.numel() > 0:
         n_cols = y.shape[-1]
         # y.sum().backward() sends a dy of strides 0: copied, as rows are read side by side
-        dy = _rows_side_by_side(dy.reshape(-1, n_cols))
-        contiguous = dy.is_contiguous()
-        chosen = _plan_backward(n_cols, y.itemsize, contiguous, y.device)
-        plan = plan and plan.backward or chosen
-        n_seq = _n_seq(y) if causal else None
-        _launch_backward(plan, dy, y.view(-1, n_cols), dx.view(-1, n_cols), scale, n_seq)
+        dy = _rows_side_by_side(host.rows_of(dy))
+        chosen = _plan_backward(n_cols, y.itemsize, dy.is_contiguous(), y.device)
+        plan, n_seq = plan and plan.backward or chosen, _n_seq(y) if causal else None
+        _launch_backward(plan, dy, host.rows_of(y), host.rows_of(dx), scale, n_seq)
     return dx
-
-
-class _Undifferentiable(torch.autograd.Function):
-    """Gradients as they are, and an error for whoever differentiates them."""
-
-    @staticmethod
-    def forward(ctx, backward, grads, *sources):
-        ctx.op = backward.__module__.rpartition(".")[2]
-        return grads
-
-    @staticmethod
-    def backward(ctx, *_):
-        raise RuntimeError(f"{ctx.op} has no second derivative; for one, use {ctx.op}_eager")
-
-
-def _once(backward):
-    """A Function's backward that runs once: differentiating what it returns raises instead of being wrong."""
-    # The error lies on every path from the gradients to what they depend on. That of PyTorch's
-    # once_differentiable lies beside, where autograd.grad(..., inputs) does not pass.
-
-    def guarded(ctx, *dys):
-        if not torch.is_grad_enabled():  # the usual case: without create_graph=True
-            return backward(ctx, *dys)
-        with torch.no_grad():
-            grads = backward(ctx, *dys)
-        return _Undifferentiable.apply(backward, grads, *dys, *ctx.saved_tensors)
-
-    return guarded
 
 
 class _Softmax(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, scale, causal, forward, plan):
-        y = forward(x, scale, causal, plan)
+    def forward(ctx, x, scale, causal, plan, launch):
+        y = _forward(x, scale, causal, plan, launch)
         _save(ctx, y, scale, causal)
         ctx.plan = plan
         return y
 
     @staticmethod
-    @_once
+    @host.once
     def backward(ctx, dy):
         return _backward(dy, *ctx.saved_tensors, *ctx.how, ctx.plan), *[None] * 4
 
@@ -679,98 +594,32 @@ class _Softmax(torch.autograd.Function):
 # --- the calls -----------------------------------------------------------------------------------------------
 
 
-def _fits(x, scale, causal):
-    """Whether the kernels take these arguments; if not, _refuse_arguments says why."""
-    return (
-        isinstance(x, torch.Tensor)
-        and x.dtype in _DTYPES
-        and x.device.type == ("cpu" if _ON_CPU else "cuda")
-        and x.dim() > 0
-        and isinstance(scale, (int, float))
-        and math.isfinite(scale)
-        and isinstance(causal, bool)
-    )
-
-
-def _refuse(name, eager, mixed=(), **expected):
-    """Raise the error that says what is wrong with a call of `name`, and what to do.
-
-    expected: label=(tensor, its sizes in letters), as x=(x, "... N"); the first one sets device and
-    dtype, but for dtypes that may be mixed.
-    """
-    (first, (x, _)), sizes = next(iter(expected.items())), {}
-    for label, (t, letters) in expected.items():
-        if not isinstance(t, torch.Tensor):
-            raise TypeError(f"{name}: {label} must be a torch.Tensor, got {type(t).__name__}")
-        if t.dtype not in _DTYPES:
-            wrong = f"{label} must be a floating-point tensor, got {t.dtype}"
-            raise TypeError(f"{name}: {wrong}; use .float()")
-        if t.dtype != x.dtype and not {t.dtype, x.dtype} <= {*mixed}:
-            cast = f"cast one of them, as {label}.to({first}.dtype)"
-            raise TypeError(f"{name}: {first} is {x.dtype} and {label} {t.dtype}; {cast}")
-        if t.device != x.device:
-            where = f"{first} is on {x.device} and {label} on {t.device}"
-            raise ValueError(f"{name}: {where}; move both to one device")
-        names = letters.removeprefix("... ").split()
-        shape = t.shape[max(0, t.dim() - len(names)) :] if letters[0] == "." else t.shape
-        known = " and ".join(f"{n} = {sizes[n]}" for n in names if n in sizes)
-        same = [sizes.setdefault(n, size) == size for n, size in zip(names, shape)]
-        if len(shape) != len(names) or not all(same):
-            want = f"{label} must be ({letters.replace(' ', ', ')}){known and ' with ' + known}"
-            beside = f" beside {first} {tuple(x.shape)}" if t is not x else ""
-            scalar = letters[0] == "." and t.dim() == 0
-            got = f"a scalar; use {label}.view(1)" if scalar else f"shape {tuple(t.shape)}{beside}"
-            raise ValueError(f"{name}: {want}, got {got}")
-    on = "the CPU: TRITON_INTERPRET=1 is set" if _ON_CPU else "a GPU, or TRITON_INTERPRET=1 set"
-    raise ValueError(f"{name}: {first} must be on {on}, got {x.device}; use {eager} there")
-
-
-def _refuse_arguments(name, x, scale, causal):
+@host.remembered
+def _check(name, x, dim, scale, causal):
     if not isinstance(scale, (int, float)) or not math.isfinite(scale):
         raise ValueError(f"{name}: scale must be a finite Python number, got {scale!r}")
     if not isinstance(causal, bool):
         raise TypeError(f"{name}: causal must be True or False, got {causal!r}")
-    _refuse(name, "softmax_eager", x=(x, "... N"))
+    host.check_tensors(name, "softmax_eager", x=(x, "... N"))
+    if dim == -1:
+        return
+    if isinstance(dim, bool) or not isinstance(dim, int):
+        raise TypeError(f"{name}: dim must be an int, got {dim!r}")
+    if not -x.dim() <= dim < x.dim():
+        want = f"from {-x.dim()} to {x.dim() - 1} for x {tuple(x.shape)}"
+        raise ValueError(f"{name}: dim must be {want}, got {dim}")
+    if causal and dim != x.dim() - 1:
+        raise ValueError(f"{name}: causal is for the last dimension, got dim {dim}")
 
 
-def _needs_grad(*tensors):
-    """Whether to go through autograd: also under forward-mode AD and torch.func, so that it raises an error."""
-    # The private import is for functionalize: its tensors have no memory, and a kernel would read address 0.
-    backward = torch.is_grad_enabled() and any([t.requires_grad for t in tensors])
-    transforms = not torch.compiler.is_compiling() and retrieve_all_functorch_interpreters()
-    return backward or forward_ad._current_level >= 0 or transforms
-
-
-def _explain(error, name, eager):
-    """Under torch.func or forward-mode AD, raise an error that names them and the remedy."""
-    if forward_ad._current_level >= 0 or retrieve_all_functorch_interpreters():
-        reach = "torch.func (grad, jvp, vmap) and forward-mode AD do not reach into a kernel"
-        raise RuntimeError(f"{name}: {reach}; under them use {eager}") from error
-
-
-def _call(name, forward, x, dim, scale, causal, plan):
-    if not _fits(x, scale, causal):
-        _refuse_arguments(name, x, scale, causal)
-    if dim != -1:
-        if isinstance(dim, bool) or not isinstance(dim, int):
-            raise TypeError(f"{name}: dim must be an int, got {dim!r}")
-        if not -x.dim() <= dim < x.dim():
-            want = f"from {-x.dim()} to {x.dim() - 1} for x {tuple(x.shape)}"
-            raise ValueError(f"{name}: dim must be {want}, got {dim}")
-        if dim != x.dim() - 1:
-            if causal:
-                raise ValueError(f"{name}: causal is for the last dimension, got dim {dim}")
-            turned = x.transpose(dim, -1)
-            return _call(name, forward, turned, -1, scale, causal, plan).transpose(dim, -1)
+def _call(name, x, dim, scale=1.0, causal=False, plan=None, launch=_launch):
+    _check(name, x, dim, scale, causal)
+    if dim != -1 and dim != x.dim() - 1:
+        turned = x.transpose(dim, -1)
+        return _call(name, turned, -1, scale, causal, plan, launch).transpose(dim, -1)
     if torch.compiler.is_compiling():
         return softmax_op(x, float(scale), causal)
-    try:
-        if _needs_grad(x):
-            return _Softmax.apply(x, scale, causal, forward, plan)
-        return forward(x, scale, causal, plan)  # past autograd: a third of the host's time less
-    except RuntimeError as error:
-        _explain(error, name, "softmax_eager")
-        raise
+    return host.call(name, "softmax_eager", _Softmax, _forward, (x,), scale, causal, plan, launch)
 
 
 def softmax_triton(
@@ -788,81 +637,7 @@ def softmax_triton(
     Raises TypeError for a wrong dtype, ValueError for a scalar, a wrong device, a dim that x has not or a scale
     that is not finite.
     """
-    return _call("softmax_triton", _forward, x, dim, scale, causal, plan)
-
-
-@torch.library.custom_op("fused_kernels::softmax", mutates_args=())
-def softmax_op(x: torch.Tensor, scale: float = 1.0, causal: bool = False) -> torch.Tensor:
-    """softmax for torch.compile and torch.export: one node of the graph, which nothing looks into."""
-    if not _fits(x, scale, causal):
-        _refuse_arguments("softmax_op", x, scale, causal)
-    return _forward(x, scale, causal)
-
-
-@torch.library.custom_op("fused_kernels::softmax_backward", mutates_args=())
-def _softmax_backward_op(
-    dy: torch.Tensor, y: torch.Tensor, scale: float, causal: bool
-) -> torch.Tensor:
-    return _backward(dy, y, scale, causal)
-
-
-@softmax_op.register_fake
-def _(x, scale=1.0, causal=False):
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
-
-
-@_softmax_backward_op.register_fake
-def _(dy, y, scale, causal):
-    return torch.empty_like(y)
-
-
-softmax_op.register_autograd(
-    lambda ctx, dy: (_softmax_backward_op(dy, *ctx.saved_tensors, *ctx.how), None, None),
-    setup_context=lambda ctx, inputs, output: _save(ctx, output, *inputs[1:]),
-)
-
-
-@contextlib.contextmanager
-def _one_build(name, load_inline):
-    """Around load_inline: one process at a time, and none waits for a build that was killed."""
-    if hasattr(load_inline, "builds_for_the_cpu"):  # replaced by what sees to that itself
-        yield
-        return
-    if _ON_CPU:
-        why = "TRITON_INTERPRET=1 runs Triton's kernels on the CPU, and no others"
-        raise ValueError(f"{name}: tensors must be on a GPU; {why}")
-    from torch.utils.cpp_extension import _get_build_directory
-
-    folder = Path(_get_build_directory(name, verbose=False))
-    with open(folder / "one_at_a_time", "w") as file:
-        # ends with its process; PyTorch's own, the file named lock, does not
-        fcntl.flock(file, fcntl.LOCK_EX)
-        (folder / "lock").unlink(missing_ok=True)
-        yield
-
-
-@functools.cache
-def _cuda():
-    """The functions of softmax.cu, compiled at the first call (half a minute, then cached on disk)."""
-    from torch.utils.cpp_extension import load_inline
-
-    binding = 'TORCH_LIBRARY(softmax_cuda, m) { m.def("forward", &softmax_forward); }'
-    source = Path(__file__).with_suffix(".cu").read_text() + binding
-    with _one_build("softmax_cuda", load_inline):
-        load_inline(
-            "softmax_cuda", cpp_sources="", cuda_sources=source, is_python_module=False,
-            extra_cuda_cflags=["-O3", "-ftz=true"],  # results below 1e-38 are 0, and exp is one instruction
-            no_implicit_headers=True,
-        )  # fmt: skip
-    return torch.ops.softmax_cuda
-
-
-def _launch_cuda(plan, x, y, scale, n_seq):
-    _cuda().forward(x, y)
-
-
-def _forward_cuda(x, scale=1.0, causal=False, plan=None):
-    return _forward(x, scale, causal, plan, _launch_cuda)
+    return _call("softmax_triton", x, dim, scale, causal, plan)
 
 
 def softmax_cuda(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
@@ -870,4 +645,26 @@ def softmax_cuda(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
 
     Shapes, dtypes and errors as for softmax_triton. Needs nvcc and a C++ compiler at the first call.
     """
-    return _call("softmax_cuda", _forward_cuda, x, dim, 1.0, False, None)
+    return _call("softmax_cuda", x, dim, launch=_launch_cuda)
+
+
+@host.custom_op("fused_kernels::softmax")
+def softmax_op(x: torch.Tensor, scale: float = 1.0, causal: bool = False) -> torch.Tensor:
+    """softmax for torch.compile and torch.export: one node of the graph, which nothing looks into."""
+    _check("softmax_op", x, -1, scale, causal)
+    return _forward(x, scale, causal)
+
+
+@host.custom_op("fused_kernels::softmax_backward")
+def _softmax_backward_op(
+    dy: torch.Tensor, y: torch.Tensor, scale: float, causal: bool
+) -> torch.Tensor:
+    return _backward(dy, y, scale, causal)
+
+
+softmax_op.register_fake(_empty)
+_softmax_backward_op.register_fake(lambda dy, y, scale, causal: torch.empty_like(y))
+softmax_op.register_autograd(
+    lambda ctx, dy: (_softmax_backward_op(dy, *ctx.saved_tensors, *ctx.how), None, None),
+    setup_context=lambda ctx, inputs, output: _save(ctx, output, *inputs[1:]),
+)

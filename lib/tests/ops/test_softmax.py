@@ -10,8 +10,10 @@ from lib.measure.check import check_against_float64
 from lib.nogpu import cuda
 from lib.nogpu.compile_only import compile_for, instruction_mix, signature_of
 from lib.nogpu.memory import count_traffic
+from lib.ops import _host as host
 from lib.ops import softmax
 from lib.recorded.results import ROOT
+from lib.tests.ops import battery
 
 import pytest
 import torch
@@ -351,7 +353,7 @@ def test_long_rows_are_launched_in_other_ways(n_cols, itemsize, ways):
 
 def test_no_more_parts_than_run_at_once(module):
     """Programs that wait for some which cannot start lose their time."""
-    most = max(64, 3 * module._n_multiprocessors(machine.device()))
+    most = max(64, 3 * battery.host_of(module).n_multiprocessors(machine.device()))
     for n_cols, itemsize in ((40000, 4), (2**20, 2), (2**22, 2), (2**22 + 1, 4), (2**24, 8)):
         for chosen in (module._plan, module._plan_backward):
             plan = chosen(n_cols, itemsize, True, machine.device())
@@ -384,7 +386,7 @@ def test_parts_tell_each_other(module, n_cols, backward, dtype):
     inputs, kernel = (x, y), module._softmax_parts_bwd_kernel
     if not backward:
         inputs, kernel = (x,), module._softmax_parts_fwd_kernel
-        constants |= {"EMPTY": module._EMPTY.get(dtype, -INF), "MAX_OF_PAIRS": None}
+        constants |= {"EMPTY": module._MINUS_INF.get(dtype, -INF), "MAX_OF_PAIRS": None}
     launch = functools.partial(
         kernel[grid], *inputs, out, words, n_cols, x.stride(0), *sizes, **constants
     )
@@ -489,7 +491,7 @@ def test_parts_are_held_in_registers(n_cols, dtype, gradient):
         plan = softmax._plan(n_cols, x.itemsize, True, x.device)
         kernel, inputs = softmax._softmax_parts_fwd_kernel, (x, x)
         extra = {
-            "EMPTY": softmax._EMPTY.get(dtype, -INF),
+            "EMPTY": softmax._MINUS_INF.get(dtype, -INF),
             "MAX_OF_PAIRS": softmax._MAX.get(dtype),
         }
     _, words, sizes, constants = softmax._parts(plan, x, 2)
@@ -567,7 +569,7 @@ def test_the_cuda_kernel_is_clean_under_the_checker():
 def test_the_cuda_code_says_what_is_wrong():
     if cuda.why_no_cuda():
         pytest.skip(cuda.why_no_cuda())
-    forward = softmax._cuda().forward
+    forward = host.load_cuda(softmax.__file__, "-ftz=true").forward
     x = rows((4, 8)).detach()
     for bad, message in [
         ((x, x[:3]), "one shape"),

@@ -7,7 +7,11 @@ MUTANTS = [
     # --- rows in one tile
     Mutant(_LOAD_X, _LOAD_X.replace('-float("inf")', "0.0"), "the padding counted in the sum"),
     Mutant(_LOAD_X, _LOAD_X.replace("COMPUTE", "tl.bfloat16"), "computed in bfloat16"),
-    Mutant("numerator = _exp(x - top)\n", "numerator = _exp(x)\n", "the maximum not taken off"),
+    Mutant(
+        "numerator = device.fast_exp(x - top)\n",
+        "numerator = device.fast_exp(x)\n",
+        "the maximum not taken off",
+    ),
     Mutant(
         "tl.store(y_ptr + y_offsets, numerator * (1.0 / total), mask=mask)",
         "tl.store(y_ptr + y_offsets, numerator, mask=mask)",
@@ -107,12 +111,12 @@ MUTANTS = [
         "a sliced dy read as if contiguous",
     ),
     Mutant(
-        "dy = _rows_side_by_side(dy.reshape(-1, n_cols))",
-        "dy = dy.reshape(-1, n_cols)",
+        "dy = _rows_side_by_side(host.rows_of(dy))",
+        "dy = host.rows_of(dy)",
         "a gradient of strides 0",
     ),
     Mutant(
-        "    @_once\n",
+        "    @host.once\n",
         "    @staticmethod\n",
         "a second derivative that is wrong in silence",
     ),
@@ -127,7 +131,7 @@ MUTANTS = [
         "a row inside one piece counted twice",
     ),
     # --- rows in parts
-    Mutant("EMPTY=_EMPTY.get(x.dtype, -math.inf)", "EMPTY=0", "in parts: the padding counted"),
+    Mutant("EMPTY=_MINUS_INF.get(x.dtype, -math.inf)", "EMPTY=0", "in parts: the padding counted"),
     Mutant(
         "torch.bfloat16: -0x007F0080",
         "torch.bfloat16: -0x007F0000",
@@ -143,7 +147,9 @@ MUTANTS = [
         "base = top\n        total",
         "alone: tiles of -inf make the row NaN",
     ),
-    Mutant("total * _exp(before - base)", "total", "alone: sums with each its own maximum"),
+    Mutant(
+        "total * device.fast_exp(before - base)", "total", "alone: sums with each its own maximum"
+    ),
     Mutant(
         "x_row, n_parts * TILES, row",
         "x_row, n_parts * TILES - 1, row",
@@ -218,12 +224,12 @@ MUTANTS = [
         "in parts: the last tile written beyond the row",
     ),
     Mutant(
-        "n_tiles = _cdiv(n_cols, plan.block_n)",
+        "n_tiles = host.cdiv(n_cols, plan.block_n)",
         "n_tiles = max(1, n_cols // plan.block_n)",
         "in parts: the last columns forgotten",
     ),
     Mutant(
-        '"TILES": _cdiv(n_tiles, n_parts)',
+        '"TILES": host.cdiv(n_tiles, n_parts)',
         '"TILES": n_tiles // n_parts',
         "in parts: floor where ceil was meant",
     ),
@@ -300,8 +306,8 @@ MUTANTS = [
         "parts: scale and causal forward only",
     ),
     Mutant(
-        "y = _exp(_scored(x, row, cols - pieces[2], whole, n_seq, SCALE) - top)",
-        "y = _exp(x - top)",
+        "x = _scored(x, row, cols - pieces[2], whole, n_seq, SCALE)\n        y",
+        "y",
         "parts: deaf to scale and causal",
     ),
     Mutant(
