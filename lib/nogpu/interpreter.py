@@ -422,6 +422,9 @@ def swapped(fn, old_type, new_type):
             if name in ("INTERPRETED", "_INTERPRETED"):
                 undo.append((space, name, value))
                 space[name] = interpreted
+            beside = getattr(value, "__package__", None) == (space.get("__package__") or "none")
+            if isinstance(value, types.ModuleType) and beside:
+                todo.append(vars(value))  # module.device.gelu, in a kernel of a notebook
             if type(value) is not old_type:
                 continue
             if value.fn not in replacements:

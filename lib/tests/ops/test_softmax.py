@@ -10,9 +10,7 @@ from lib.measure.check import check_against_float64
 from lib.nogpu import cuda
 from lib.nogpu.compile_only import compile_for, instruction_mix, signature_of
 from lib.nogpu.memory import count_traffic
-from lib.ops import _host as host
 from lib.ops import softmax
-from lib.recorded.results import ROOT
 from lib.tests.ops import battery
 
 import pytest
@@ -519,64 +517,3 @@ def test_the_kernels_compute_in_float32(gradient):
 
 
 # --- CUDA --------------------------------------------------------------------------------------------------
-
-
-def source():
-    return (ROOT / "lib/ops/softmax.cu").read_text()
-
-
-def test_the_cuda_source_uses_no_double_by_accident():
-    code = re.sub(r"//[^\n]*", "", source())
-    kernels = code[code.index("__global__") : code.index("void launch")]
-    assert not re.search(r"\d\.\d*(?!\d*f)", kernels), "a literal without f is a double"
-    assert "cudaDeviceSynchronize" not in code
-    assert "getCurrentCUDAStream" in code
-    assert "CUDAGuard" in code
-
-
-def test_nvcc_compiles_it_without_spills():
-    if not cuda.find_nvcc() or cuda.why_no_cuda():
-        pytest.skip("there is no nvcc")
-    kernels = cuda.nvcc_check(source())
-    assert (
-        len(kernels) == 19
-    )  # two kernels, four dtypes, wide and single loads; clusters for three dtypes
-    spilling = [k.kernel for k in kernels if k.spill_store_bytes and "double" not in k.kernel]
-    assert not spilling
-
-
-def test_the_cuda_kernel_is_clean_under_the_checker():
-    if machine.HAS_GPU or cuda.why_no_cuda():
-        pytest.skip("the checker belongs to the CPU build")
-    checked = cuda.load_cuda(source(), ["softmax_forward"], name="softmax", checked=True)
-    for shape in [(1, 1), (5, 7), (9, 33), (3, 781), (2, 1024), (2, 1025), (1, 4099)]:
-        for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
-            x = rows(shape, dtype).detach()
-            y = torch.empty_like(x)
-            checked.softmax_forward(x, y)
-            check_against_float64(lambda _, y=y: y, softmax.softmax_eager, x)
-    for shape, reads in [((8, 640), 1), ((7, 781), 1), ((3, 2049), 2)]:
-        x = rows(shape).detach()
-        cuda.memory_traffic(checked)
-        checked.softmax_forward(x, torch.empty_like(x))
-        traffic = cuda.memory_traffic(checked)
-        assert traffic.bytes_written == x.nbytes
-        assert (
-            reads * x.nbytes - 64 * len(x) <= traffic.bytes_read <= reads * x.nbytes
-        )  # ends: once
-
-
-def test_the_cuda_code_says_what_is_wrong():
-    if cuda.why_no_cuda():
-        pytest.skip(cuda.why_no_cuda())
-    forward = host.load_cuda(softmax.__file__, "-ftz=true").forward
-    x = rows((4, 8)).detach()
-    for bad, message in [
-        ((x, x[:3]), "one shape"),
-        ((x[0], x[0]), r"\(M, N\)"),
-        ((x[:, ::2], x[:, :4].contiguous()), "contiguous"),
-        ((x, torch.empty(8, 4, device=x.device).t()), "contiguous"),
-        ((x, x.half()), "one dtype"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            forward(*bad)

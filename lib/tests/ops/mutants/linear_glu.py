@@ -48,7 +48,7 @@ MUTANTS = [
         "deaf to the gate, backward",
     ),
     Mutant(
-        "y = x1 * device.gelu(x2)",
+        "y = x1 * gelu(x2)",
         "y = x1 * fast_divide(x2, 1.0 + fast_exp(-1.702 * x2))",
         "gelu: another",
     ),

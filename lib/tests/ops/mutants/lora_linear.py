@@ -15,8 +15,8 @@ MUTANTS = [
         "gelu: 2√(2/π) forgotten in the cubic term",
     ),
     Mutant(
-        "return z / t if z.dtype",
-        "return z * tl.exp(v) / (tl.exp(v) + 1.0) if z.dtype",
+        "return device.fast_divide(z, 1.0 + device.fast_exp(-v))",
+        "return z * tl.exp(v) / (tl.exp(v) + 1.0)",
         "sigmoid that overflows",
     ),
     Mutant(
