@@ -48,9 +48,7 @@ MUTANTS = [
         "only the last rows summed",
     ),
     Mutant(
-        "    @host.once\n",
-        "    @staticmethod\n",
-        "a second derivative that is wrong in silence",
+        "    @host.once\n", "    @staticmethod\n", "a second derivative that is wrong in silence"
     ),
     Mutant(
         "    strips = cdiv(n_rows, rows_per_program)\n    wide",
@@ -88,36 +86,22 @@ MUTANTS = [
         "hooked else",
         "a kernel for aligned pointers launched on others",
     ),
+    Mutant("*options.items(), *kinds)", "*options.items())", "a kernel for other dtypes launched"),
     Mutant(
-        "*options.items(), *kinds)",
-        "*options.items())",
-        "a kernel for other dtypes launched",
-    ),
-    Mutant(
-        "*options.items(), *kinds)",
-        "*options, *kinds)",
-        "a kernel for other constants launched",
+        "*options.items(), *kinds)", "*options, *kinds)", "a kernel for other constants launched"
     ),
     Mutant(
         "    if launch and torch.cuda.current_device() == gpu:\n",
         "    if launch:\n",
         "a launch on the current GPU, which is not the tensors'",
     ),
-    Mutant(
-        "        given.apply_defaults()\n",
-        "",
-        "a launch without the kernel's defaults",
-    ),
+    Mutant("        given.apply_defaults()\n", "", "a launch without the kernel's defaults"),
     Mutant(
         'if compiled and triton.__version__[:3] in ("3.6", "3.7") and',
         "if compiled and",
         "the launcher of any version of Triton",
     ),
-    Mutant(
-        "launch = None if hooked or",
-        "launch = None if",
-        "launches that hooks do not hear of",
-    ),
+    Mutant("launch = None if hooked or", "launch = None if", "launches that hooks do not hear of"),
     Mutant(
         "launch_enter_hook.calls or hooks.launch_exit_hook.calls",
         "launch_enter_hook.calls",
@@ -145,9 +129,7 @@ MUTANTS = [
         "a kernel for a bias of another dtype launched",
     ),
     Mutant(
-        "gpu, grid, sizes, *options",
-        "gpu, grid, *options",
-        "a launch with the sizes of another",
+        "gpu, grid, sizes, *options", "gpu, grid, *options", "a launch with the sizes of another"
     ),
     Mutant(
         "*handles, *tensors, *given)",
@@ -187,9 +169,7 @@ MUTANTS = [
         "CUDA: the rows left over by folding forgotten",
     ),
     Mutant(
-        "m[:top].view(wide) for",
-        "m[n_rows - top :].view(wide) for",
-        "CUDA: the last rows folded",
+        "m[:top].view(wide) for", "m[n_rows - top :].view(wide) for", "CUDA: the last rows folded"
     ),
     Mutant(
         "else m[top:] for m in",

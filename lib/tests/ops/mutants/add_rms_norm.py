@@ -19,11 +19,7 @@ MUTANTS = [
         "h = x.to(COMPUTE) + residual.to(COMPUTE)\n",
         "the norm of h before it is rounded",
     ),
-    Mutant(
-        "y = h * root * weight",
-        "y = h * root",
-        "the weight forgotten",
-    ),
+    Mutant("y = h * root * weight", "y = h * root", "the weight forgotten"),
     Mutant(
         "rows = (tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M))[:, None]",
         "rows = (tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M))[:, None]",

@@ -16,15 +16,11 @@ MUTANTS = [
     # --- scale and choice
     Mutant(_DROP_Y, "y = tl.where(keep, y, 0.0)", "1/(1 - p) forgotten"),
     Mutant(
-        _DROP_Y,
-        "y = tl.where(keep, y / scale, 0.0)",
-        "multiplied by 1 - p where it is divided",
+        _DROP_Y, "y = tl.where(keep, y / scale, 0.0)", "multiplied by 1 - p where it is divided"
     ),
     Mutant(_DROP_Y, "y = tl.where(keep, 0.0, y * scale)", "the kept ones dropped"),
     Mutant(
-        _DROP_Y,
-        "y = tl.where(keep, y * scale, -residual.to(COMPUTE))",
-        "the residual dropped too",
+        _DROP_Y, "y = tl.where(keep, y * scale, -residual.to(COMPUTE))", "the residual dropped too"
     ),
     Mutant(" y *= 0.0", " y = tl.zeros_like(z)", "p = 1: a NaN dropped is 0"),
     Mutant(
@@ -71,9 +67,7 @@ MUTANTS = [
         "no gradient for bias alone",
     ),
     Mutant(
-        "    @host.once\n",
-        "    @staticmethod\n",
-        "a second derivative that is wrong in silence",
+        "    @host.once\n", "    @staticmethod\n", "a second derivative that is wrong in silence"
     ),
     Mutant(
         "_backward_op(dy, x, bias, ctx.p, seed), dy",

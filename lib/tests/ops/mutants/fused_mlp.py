@@ -40,11 +40,7 @@ MUTANTS = [
         "FINAL=final",
         "split: the last function of each part, and of their sum",
     ),
-    Mutant(
-        "w2, None if split else b2, out",
-        "w2, b2, out",
-        "split: b2 in each part",
-    ),
+    Mutant("w2, None if split else b2, out", "w2, b2, out", "split: b2 in each part"),
     Mutant("parts_ptr += n_elements", "parts_ptr += 0", "split: the first part again and again"),
     Mutant(
         "out = x.new_empty((plan.n_splits, *y.shape), dtype=wide) if split else y",
@@ -218,9 +214,7 @@ MUTANTS = [
         "autocast ignored",
     ),
     Mutant(
-        "    @host.once\n",
-        "    @staticmethod\n",
-        "a second derivative that is wrong in silence",
+        "    @host.once\n", "    @staticmethod\n", "a second derivative that is wrong in silence"
     ),
     Mutant(
         "if needs_autograd(*tensors) else",

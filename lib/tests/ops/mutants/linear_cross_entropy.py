@@ -62,14 +62,10 @@ MUTANTS = [
     Mutant("slope += 2.0 * Z_LOSS", "slope += Z_LOSS", "the slope of the z-loss without its 2"),
     Mutant("dz *= 1.0 - t * t", "dz *= 1.0", "the soft cap's slope forgotten"),
     Mutant(
-        "    of_label = _capped(of_label, SOFTCAP)\n\n",
-        "\n",
-        "the label's logit is not capped",
+        "    of_label = _capped(of_label, SOFTCAP)\n\n", "\n", "the label's logit is not capped"
     ),
     Mutant(
-        "t = tl.where(s < 0.03, a + a * s * series, t)",
-        "t = t * 1.0",
-        "tanh without digits near 0",
+        "t = tl.where(s < 0.03, a + a * s * series, t)", "t = t * 1.0", "tanh without digits near 0"
     ),
     Mutant("t = tl.where(a < 0, -t, t)", "t = t * 1.0", "tanh of negative numbers is positive"),
     Mutant(

@@ -23,9 +23,7 @@ MUTANTS = [
         "sigmoid as e/(e + 1): NaN where e overflows",
     ),
     Mutant(
-        "y = x1 * fast_divide(x2, 1.0 + e)",
-        "y = fast_divide(x2, 1.0 + e)",
-        "no x1: gelu alone",
+        "y = x1 * fast_divide(x2, 1.0 + e)", "y = fast_divide(x2, 1.0 + e)", "no x1: gelu alone"
     ),
     Mutant(
         "fast_exp2(x2 * (-2.302208198",
@@ -327,9 +325,7 @@ MUTANTS = [
         "the op: a second derivative wrong in silence",
     ),
     Mutant(
-        "(*ctx.needs_input_grad, False)[:3]",
-        "ctx.needs_input_grad[:3]",
-        "the op without a bias",
+        "(*ctx.needs_input_grad, False)[:3]", "ctx.needs_input_grad[:3]", "the op without a bias"
     ),
     Mutant(
         "    ctx.mark_non_differentiable(h)\n", "", "the op: h with a gradient, which is ignored"
@@ -345,11 +341,7 @@ MUTANTS = [
         "deaf to autocast",
     ),
     Mutant("weight.shape[0] % 2 or weight", "weight", "an odd number of rows"),
-    Mutant(
-        '{"bias": (bias, "2H")}',
-        '{"bias": (bias, "B")}',
-        "a bias of another size",
-    ),
+    Mutant('{"bias": (bias, "2H")}', '{"bias": (bias, "B")}', "a bias of another size"),
     Mutant(
         "dtype, n_tiles = h.dtype if has_db",
         "dtype, n_tiles = torch.float32 if has_db",

@@ -4,9 +4,7 @@ from lib.measure.mutants import Mutant
 
 MUTANTS = [
     Mutant(
-        "a = tl.minimum(tl.abs(z), 1e3)",
-        "a = tl.abs(z)",
-        "gelu: 0·inf in the gradient, far out",
+        "a = tl.minimum(tl.abs(z), 1e3)", "a = tl.abs(z)", "gelu: 0·inf in the gradient, far out"
     ),
     Mutant(
         "z = x.to(COMPUTE) + tl.cast(scale, COMPUTE) * delta.to(COMPUTE)",
@@ -30,11 +28,7 @@ MUTANTS = [
         "a gradient that drops NaN",
     ),
     Mutant("z = z / (1.0 + tl.exp(-z))", "z = z / (1.0 + tl.exp(z))", "silu: the wrong sign"),
-    Mutant(
-        "+ saved * (e * t * t))",
-        "+ saved * (t * t))",
-        "silu: a wrong gradient",
-    ),
+    Mutant("+ saved * (e * t * t))", "+ saved * (t * t))", "silu: a wrong gradient"),
     Mutant(
         "dy = dy * (saved * (1.0 - saved))",
         "dy = dy * (saved * (1.0 + saved))",

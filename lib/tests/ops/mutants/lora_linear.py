@@ -92,9 +92,7 @@ MUTANTS = [
         "int32 steps over K",
     ),
     Mutant(
-        '< 8 else "tf32" if allow_tf32 else "tf32x3"',
-        '< 8 else "tf32"',
-        "tf32 though nobody asked",
+        '< 8 else "tf32" if allow_tf32 else "tf32x3"', '< 8 else "tf32"', "tf32 though nobody asked"
     ),
     # --- the TMA kernel
     Mutant(
@@ -112,11 +110,7 @@ MUTANTS = [
         "row, col, rows, cols = _place(tl.program_id(0), n_rows",
         "TMA: each program's first tile again and again",
     ),
-    Mutant(
-        " and pitch * t.itemsize % 16 == t.data_ptr() % 16 == 0",
-        "",
-        "TMA: unaligned rows",
-    ),
+    Mutant(" and pitch * t.itemsize % 16 == t.data_ptr() % 16 == 0", "", "TMA: unaligned rows"),
     Mutant(
         "return step == 1 and pitch >= t.shape[1]",
         "return pitch >= t.shape[1]",
@@ -159,11 +153,7 @@ MUTANTS = [
     Mutant("*how, plan, activation in host.OF_Z)", "*how, plan, True)", "z saved for relu"),
     Mutant("plan = plan or _plan(", "plan = _plan(", "the plan that is given ignored"),
     # --- backward
-    Mutant(
-        "e = tl.exp2(a",
-        "e = tl.exp2(z",
-        "gelu: a wrong slope",
-    ),
+    Mutant("e = tl.exp2(a", "e = tl.exp2(z", "gelu: a wrong slope"),
     Mutant("db = _product(dz.t(), u, scale)", "db = _product(dz.t(), u)", "dB without the scale"),
     Mutant(
         "du = _product(dz, lora_b, scale)",
@@ -196,45 +186,25 @@ MUTANTS = [
         "x, weight",
         "x and W saved for nothing",
     ),
-    Mutant(
-        "    @host.once\n",
-        "    @staticmethod\n",
-        "a second derivative wrong in silence",
-    ),
+    Mutant("    @host.once\n", "    @staticmethod\n", "a second derivative wrong in silence"),
     # --- checks, autocast, torch.library
-    Mutant(
-        "    if trains_weight:\n",
-        "    if False:\n",
-        "a trained weight taken",
-    ),
+    Mutant("    if trains_weight:\n", "    if False:\n", "a trained weight taken"),
     Mutant(
         'return getattr(weight, "requires_grad", False) and torch.is_grad_enabled()',
         'return getattr(weight, "requires_grad", False)',
         "refused under no_grad",
     ),
-    Mutant(
-        '"lora_b": (lora_b, "N R")',
-        '"lora_b": (lora_b, "N Q")',
-        "two ranks taken",
-    ),
+    Mutant('"lora_b": (lora_b, "N R")', '"lora_b": (lora_b, "N Q")', "two ranks taken"),
     Mutant("        _check_rank(name, lora_a.shape[0])\n", "        pass\n", "rank 0 taken"),
     Mutant("if not 1 <= rank <= _MAX_RANK:", "if not rank <= _MAX_RANK:", "rank 0 not named"),
     Mutant('"bias": (bias, "N")', '"bias": (bias, "P")', "a short bias taken"),
-    Mutant(
-        "        if t.dtype != x.dtype and not",
-        "        if False and not",
-        "two dtypes taken",
-    ),
+    Mutant("        if t.dtype != x.dtype and not", "        if False and not", "two dtypes taken"),
     Mutant("if ctx.needs_input_grad[1]:", "if False:", "op: a trained weight without a gradient"),
     Mutant(
         'if saved is None and activation != "identity":', "if False:", "op: gelu's slope without z"
     ),
     Mutant("z if save_z else None, how", "z, how", "op: gelu's slope of a z that is empty"),
-    Mutant(
-        "bias if all_inputs else None",
-        "None",
-        "op: what makes z again not saved",
-    ),
+    Mutant("bias if all_inputs else None", "None", "op: what makes z again not saved"),
     Mutant(
         "u, saved, scale, activation, ctx.needs_grad)",
         "u, saved, scale, activation, [ctx.needs_input_grad[k] for k in (0, 2, 3, 4)])",

@@ -7,9 +7,7 @@ _COLS = "    cols = pid_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)\n"
 
 MUTANTS = [
     Mutant(
-        "a = tl.minimum(tl.abs(z), 1e3)",
-        "a = tl.abs(z)",
-        "gelu: 0·inf in the gradient, far out",
+        "a = tl.minimum(tl.abs(z), 1e3)", "a = tl.abs(z)", "gelu: 0·inf in the gradient, far out"
     ),
     # --- the epilogue and its gradient
     Mutant("z = tl.where(z < 0, 0.0, z)", "z = tl.maximum(z, 0.0)", "relu that drops NaN"),
@@ -22,11 +20,7 @@ MUTANTS = [
         "0.2140644488178008", "0.07135481627260025", "gelu: x³ without its factor 3 in the gradient"
     ),
     Mutant("z * (e * t * t) *", "z * (s * (1.0 - s)) *", "gelu: 1 - s where s is nearly 1"),
-    Mutant(
-        "+ saved * (e * t * t))",
-        "+ saved * (t * t))",
-        "silu: s for 1 - s in the gradient",
-    ),
+    Mutant("+ saved * (e * t * t))", "+ saved * (t * t))", "silu: s for 1 - s in the gradient"),
     Mutant("dy * (saved * (1.0 - saved))", "dy * (1.0 - saved)", "sigmoid: half of its gradient"),
     Mutant(
         "tl.where(saved <= 0, 0.0, dy)",
@@ -126,11 +120,7 @@ MUTANTS = [
         "    n_parts = plan.n_parts\n",
         "a part with nothing in it",
     ),
-    Mutant(
-        "(parts, bias, y, z),",
-        "(parts, None, y, z),",
-        "split-K without the bias",
-    ),
+    Mutant("(parts, bias, y, z),", "(parts, None, y, z),", "split-K without the bias"),
     Mutant(
         "COMPUTE=host.compute_dtype(a.dtype), GROUP",
         "COMPUTE=tl.float32, GROUP",
@@ -223,9 +213,7 @@ MUTANTS = [
         "if bare and aligned and", "if bare and", "odd rows handed to cuBLAS, which is slow at them"
     ),
     Mutant(
-        "torch.addmm(bias, a, b, out=total)",
-        "torch.mm(a, b, out=total)",
-        "cuBLAS without the bias",
+        "torch.addmm(bias, a, b, out=total)", "torch.mm(a, b, out=total)", "cuBLAS without the bias"
     ),
     Mutant(
         "    total = y if z is None else z\n    a, b = host.for",
@@ -282,9 +270,7 @@ MUTANTS = [
     ),
     Mutant('return "tf32" if allow_tf32 else "tf32x3"', 'return "tf32"', "tf32 in silence"),
     Mutant(
-        "    @host.once\n",
-        "    @staticmethod\n",
-        "a second derivative that is wrong in silence",
+        "    @host.once\n", "    @staticmethod\n", "a second derivative that is wrong in silence"
     ),
     # --- torch.library, torch.compile, autocast
     Mutant("    ctx.mark_non_differentiable(z)\n", "", "z with a gradient of its own"),

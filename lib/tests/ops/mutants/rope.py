@@ -169,17 +169,11 @@ MUTANTS = [
         "cos rounded to the dtype of q",
     ),
     Mutant(
-        "COMPUTE=host.compute_dtype(q.dtype)",
-        "COMPUTE=tl.float32",
-        "float64 computed in float32",
+        "COMPUTE=host.compute_dtype(q.dtype)", "COMPUTE=tl.float32", "float64 computed in float32"
     ),
     # --- in place, autograd, torch.library
     Mutant("            ctx.mark_dirty(q, k)", "            pass", "in place: autograd not told"),
-    Mutant(
-        "    out = q, k\n",
-        "    out = q, k.clone()\n",
-        "in place: k left as it was",
-    ),
+    Mutant("    out = q, k\n", "    out = q, k.clone()\n", "in place: k left as it was"),
     Mutant("if step <= reach:", "if step < reach:", "in place: an expanded q written"),
     Mutant(
         "if q.numel() and k.numel() and host.shares_memory(q, k):",
@@ -197,9 +191,7 @@ MUTANTS = [
         "in place: columns with gaps",
     ),
     Mutant(
-        "(t.is_leaf or t._is_view())",
-        "t._is_view()",
-        "in place: a leaf that requires grad written",
+        "(t.is_leaf or t._is_view())", "t._is_view()", "in place: a leaf that requires grad written"
     ),
     Mutant(
         "_Rope, forward, (q, k), *given)",
@@ -207,9 +199,7 @@ MUTANTS = [
         "no gradient for k alone",
     ),
     Mutant(
-        "    @host.once\n",
-        "    @staticmethod\n",
-        "a second derivative that is wrong in silence",
+        "    @host.once\n", "    @staticmethod\n", "a second derivative that is wrong in silence"
     ),
     Mutant(
         "_save(ctx, *inputs[2:4],",

@@ -116,9 +116,7 @@ MUTANTS = [
         "a gradient of strides 0",
     ),
     Mutant(
-        "    @host.once\n",
-        "    @staticmethod\n",
-        "a second derivative that is wrong in silence",
+        "    @host.once\n", "    @staticmethod\n", "a second derivative that is wrong in silence"
     ),
     Mutant(
         "inputs, output: _save(ctx, output, *inputs[1:])",
