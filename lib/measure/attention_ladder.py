@@ -13,6 +13,7 @@ import warnings
 
 from lib import machine
 from lib.measure import bench, registry
+from lib.ops import _host as host
 from lib.ops import attention
 
 import torch
@@ -275,7 +276,7 @@ def backward(b, h, g, s, d):
     q, k, v = draw(b, h, g, s, d, gradients=True)
     o, lse = attention.attention_op(q, k, v, None, True)
     plan = attention._plan(q.dtype, b, h, g, s, s, d, q.device)
-    *_, dkdv = attention._tiles_for(q.dtype, d, attention._generation(q.device))
+    *_, dkdv = attention._tiles_for(q.dtype, d, host.generation(q.device))
     no_tma = plan._replace(dkdv=dkdv, tma=False)  # as the op does for shorter sequences
     o_no_tma = attention.attention_triton(q, k, v, is_causal=True, plan=no_tma)
     do, saved = torch.randn_like(o), [t.detach() for t in (q, k, v, o, lse)]

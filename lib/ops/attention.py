@@ -19,11 +19,11 @@ Method    Dao, FlashAttention-2, 2023: a tile of q goes along the keys with the 
           of exponentials. Few queries (decoding): the keys are cut in parts, and a second kernel adds the
           parts up; the queries of all heads that share k and v lie in one tile, so that each is read once.
           Long sequences in 16 bits on Hopper: FlashAttention-3's roles, two groups that multiply and one warp
-          that fetches by TMA, in Gluon.
+          that fetches by TMA, in Gluon (_attention_gluon.py).
 Backward  delta = rowsum(do·o), ds = p(do vᵀ - delta), dq = scale·ds k, dk = scale·dsᵀ q, dv = pᵀ do. In 16 bits
           o is rounded, so where terms cancel a rounding of do·o stays. One kernel each for delta, dq, dk and dv
           (over the heads of a group): no atomics, the same bits in every run. Saves q, k, v, o, a number a row.
-Copy it   this file. MIT licence.
+Copy it   by `make copy OP=attention TO=folder`, or take _host, _device and _attention_gluon along. MIT licence.
 """
 
 import functools
@@ -34,21 +34,16 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
-from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
-from torch.autograd import forward_ad
-from triton.experimental import gluon
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia import hopper
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-# With TRITON_INTERPRET=1 kernels run on CPU tensors; otherwise they need a GPU.
-_ON_CPU = triton.knobs.runtime.interpret
-_INTERPRETED = tl.constexpr(_ON_CPU)
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-_INTEGERS = (torch.int64, torch.int32)
-_LONGEST = 256  # D: rows of q, k, v and o lie in the registers and the shared memory of one program
+if __package__:
+    from . import _attention_gluon as gluon_kernels
+    from . import _device as device
+    from . import _host as host
+else:  # beside this file in a plain folder
+    import _attention_gluon as gluon_kernels
+    import _device as device
+    import _host as host
 
 
 class Tile(NamedTuple):
@@ -95,14 +90,6 @@ def attention_eager(
         hidden = hidden | (j >= lengths[:, None, None, None])
     weights = torch.softmax(scores.masked_fill(hidden, -float("inf")), dim=-1)
     return weights.masked_fill(hidden, 0.0) @ v  # of a query that sees no key they were NaN
-
-
-@triton.jit
-def _dot(a, b, total, PRECISION: tl.constexpr = None, COMPUTE: tl.constexpr = tl.float32):
-    # total + a b. Triton's interpreter multiplies bfloat16 as the integers that hold its bits: there wider.
-    if _INTERPRETED:
-        a, b = a.to(COMPUTE), b.to(COMPUTE)
-    return tl.dot(a, b, total, input_precision=PRECISION, out_dtype=COMPUTE)
 
 
 @triton.jit
@@ -201,9 +188,8 @@ def _attention_fwd_kernel(
     n_blocks, n_packs = tl.cdiv(n_queries * PACKED, BLOCK_M), n_heads // PACKED
     n_places = tl.num_programs(0) // n_blocks
     place = tl.program_id(0) // n_blocks
-    block = (
-        n_blocks - 1 - tl.program_id(0) % n_blocks
-    )  # causal, the last queries have most to do: they begin
+    # causal, the last queries have most to do: they begin
+    block = n_blocks - 1 - tl.program_id(0) % n_blocks
     # int64: sample * stride, head * stride and row * stride pass 2**31 from 4 GiB of bfloat16 on
     batch, first_head = (place // n_packs).to(tl.int64), place % n_packs * PACKED
     kv_head = (first_head // n_repeats).to(tl.int64)
@@ -236,7 +222,7 @@ def _attention_fwd_kernel(
             tile = tl.where(t < a, t, t + b - a) if MASKED else t + a
             j = start + tile * BLOCK_N
             k = _load_rows(k_ptr, j, end, stride_ks, MASKED, DIM, BLOCK_N, BLOCK_D)
-            s = _dot(q, k.T, None, PRECISION, COMPUTE)
+            s = device.dot(q, k.T, None, PRECISION, COMPUTE)
             if NEGATIVE:
                 s = -s
             if MASKED:
@@ -249,7 +235,7 @@ def _attention_fwd_kernel(
             total = total * old + tl.sum(p, axis=1)
             shift = new_shift
             v = _load_rows(v_ptr, j, end, stride_vs, MASKED, DIM, BLOCK_N, BLOCK_D)
-            o = _dot(p.to(v.dtype), v, o * old[:, None], PRECISION, COMPUTE)
+            o = device.dot(p.to(v.dtype), v, o * old[:, None], PRECISION, COMPUTE)
 
     top *= log2_scale
     rows = (batch * n_heads + head) * n_queries + i
@@ -363,12 +349,12 @@ def _attention_dq_kernel(
             j = start + tile * BLOCK_N
             k = _load_rows(k_ptr, j, length, stride_ks, MASKED, DIM, BLOCK_N, BLOCK_D)
             v = _load_rows(v_ptr, j, length, stride_vs, MASKED, DIM, BLOCK_N, BLOCK_D)
-            p = _weights(_dot(q, k.T, None, PRECISION, COMPUTE) * log2_scale, lse[:, None])
-            ds = p * (_dot(do, v.T, None, PRECISION, COMPUTE) - delta[:, None])
+            p = _weights(device.dot(q, k.T, None, PRECISION, COMPUTE) * log2_scale, lse[:, None])
+            ds = p * (device.dot(do, v.T, None, PRECISION, COMPUTE) - delta[:, None])
             if MASKED:
                 js = j + tl.arange(0, BLOCK_N)[None, :]
                 ds = tl.where((js >= lowest) & (js <= highest), ds, 0.0)
-            dq = _dot(ds.to(k.dtype), k, dq, PRECISION, COMPUTE)
+            dq = device.dot(ds.to(k.dtype), k, dq, PRECISION, COMPUTE)
     dq *= tl.cast(scale, COMPUTE)
     _store_rows(dq_ptr, dq, first, n_queries, stride_ds, DIM, BLOCK_M, BLOCK_D)
 
@@ -424,22 +410,22 @@ def _attention_dkdv_kernel(
                 do_desc, sample, of_q,
             )  # fmt: skip
             lse = _load_numbers(lse_ptr, lse_desc, sample, of_q, n_heads, i, n_queries, BLOCK_M)
-            p = _weights(_dot(k, q.T, None, PRECISION, COMPUTE) * log2_scale, lse[None, :])
+            p = _weights(device.dot(k, q.T, None, PRECISION, COMPUTE) * log2_scale, lse[None, :])
             if MASKED:
                 # keys behind `length` have rows of their own in dk and dv, which are not stored
                 rows = i + tl.arange(0, BLOCK_M)[None, :]
                 seen = (rows >= lowest) & (rows <= highest)
                 p = tl.where(seen, p, 0.0)
             if dv_ptr is not None:
-                dv = _dot(p.to(do.dtype), do, dv, PRECISION, COMPUTE)
+                dv = device.dot(p.to(do.dtype), do, dv, PRECISION, COMPUTE)
             if dk_ptr is not None:
                 delta = _load_numbers(
                     delta_ptr, delta_desc, sample, of_q, n_heads, i, n_queries, BLOCK_M
                 )
-                ds = p * (_dot(v, do.T, None, PRECISION, COMPUTE) - delta[None, :])
+                ds = p * (device.dot(v, do.T, None, PRECISION, COMPUTE) - delta[None, :])
                 if MASKED:
                     ds = tl.where(seen, ds, 0.0)  # 0 times NaN is NaN
-                dk = _dot(ds.to(q.dtype), q, dk, PRECISION, COMPUTE)
+                dk = device.dot(ds.to(q.dtype), q, dk, PRECISION, COMPUTE)
     is_key = (j < length)[:, None]
     if dk_ptr is not None:
         dk_ptr += batch * stride_db + kv_head * stride_dh
@@ -449,186 +435,6 @@ def _attention_dkdv_kernel(
         dv_ptr += batch * stride_eb + kv_head * stride_eh
         dv = tl.where(is_key, dv, 0.0)
         _store_rows(dv_ptr, dv, first, n_keys, stride_es, DIM, BLOCK_N, BLOCK_D)
-
-
-# --- forward on Hopper, in roles -----------------------------------------------------------------------------
-
-
-@gluon.constexpr_function
-def _sums(n):  # how the 128 threads of a warp group hold what wgmma adds up, n columns
-    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, n, 16])
-
-
-@gluon.jit
-def _barriers(N: gl.constexpr, COUNT: gl.constexpr):
-    bars = gl.allocate_shared_memory(gl.int64, [N, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(N):
-        mbarrier.init(bars.index(i), count=COUNT)
-    return bars
-
-
-@gluon.jit
-def _job_of(
-    job, n_places, n_blocks, n_keys,
-    IS_CAUSAL: gl.constexpr, ROWS: gl.constexpr, BLOCK_N: gl.constexpr,
-):  # fmt: skip
-    # The place, first query and tiles of keys of one number: down 8 places, whose k and v stay in the L2 cache,
-    # then a block on. The blocks with most keys come first.
-    first = job // (8 * n_blocks) * 8
-    height = gl.minimum(n_places - first, 8)
-    job = job % (8 * n_blocks)
-    row = (n_blocks - 1 - job // height) * ROWS
-    end = gl.minimum(n_keys, row + ROWS) if IS_CAUSAL else n_keys
-    return first + job % height, row, gl.cdiv(end, BLOCK_N)
-
-
-@gluon.jit
-def _fetch(
-    q_desc, k_desc, v_desc, q_bufs, k_bufs, v_bufs, bars, n_heads, n_repeats, n_keys, n_places, n_blocks,
-    IS_CAUSAL: gl.constexpr,
-):  # fmt: skip
-    # The role of one warp: asks TMA for tiles, as soon as both others have done with what lies in their place.
-    q_full, q_empty, k_full, k_empty, v_full, v_empty = bars
-    M: gl.constexpr = q_bufs.shape[3]
-    N: gl.constexpr = k_bufs.shape[3]
-    STAGES: gl.constexpr = k_bufs.shape[0]
-    count = 0
-    for job in range(gl.program_id(0), n_places * n_blocks, gl.num_programs(0)):
-        place, row, n_tiles = _job_of(job, n_places, n_blocks, n_keys, IS_CAUSAL, 2 * M, N)
-        batch, head = place // n_heads, place % n_heads
-        mbarrier.wait(q_empty.index(0), ((job // gl.num_programs(0)) & 1) ^ 1)
-        mbarrier.expect(q_full.index(0), 2 * q_desc.block_type.nbytes)
-        for who in gl.static_range(2):
-            at = [batch, head, row + who * M, 0]
-            tma.async_copy_global_to_shared(q_desc, at, q_full.index(0), q_bufs.index(who))
-        for t in range(n_tiles):
-            slot = count % STAGES
-            phase = ((count // STAGES) & 1) ^ 1
-            at = [batch, head // n_repeats, (n_tiles - 1 - t) * N, 0]
-            mbarrier.wait(k_empty.index(slot), phase)
-            mbarrier.expect(k_full.index(slot), k_desc.block_type.nbytes)
-            tma.async_copy_global_to_shared(k_desc, at, k_full.index(slot), k_bufs.index(slot))
-            mbarrier.wait(v_empty.index(slot), phase)
-            mbarrier.expect(v_full.index(slot), v_desc.block_type.nbytes)
-            tma.async_copy_global_to_shared(v_desc, at, v_full.index(slot), v_bufs.index(slot))
-            count += 1
-
-
-@gluon.jit
-def _soften(s, top, total, shift, factor, power):
-    # As in _attention_fwd_kernel; also what o so far is multiplied by.
-    top = gl.maximum(top, gl.max(s, axis=1))
-    factor = gl.where(gl.abs(top * factor) < 2.0**27, factor, power)
-    p = gl.exp2(s * factor[:, None] - (top * factor)[:, None])
-    old = gl.exp2(shift - top * factor)
-    return p, top, total * old + gl.sum(p, axis=1), top * factor, old
-
-
-@gluon.jit
-def _attend(
-    q_bufs, k_bufs, v_bufs, o_bufs, bars, o_desc, lse_ptr, factor, power, n_heads, n_queries, n_keys,
-    n_places, n_blocks, WHO: gl.constexpr, IS_CAUSAL: gl.constexpr,
-):  # fmt: skip
-    # The role of a warp group: 64 queries. q kᵀ of a tile and p v of the one before are on their way together,
-    # and the softmax of the former goes beside the latter, and beside the products of the other group.
-    q_full, q_empty, k_full, k_empty, v_full, v_empty = bars
-    M: gl.constexpr = q_bufs.shape[3]
-    D: gl.constexpr = q_bufs.shape[4]
-    N: gl.constexpr = k_bufs.shape[3]
-    STAGES: gl.constexpr = k_bufs.shape[0]
-    DTYPE: gl.constexpr = q_bufs.dtype
-    S: gl.constexpr = _sums(N)
-    ACC: gl.constexpr = _sums(D)
-    P: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=ACC, k_width=2)
-    q = q_bufs.index(WHO).reshape([M, D])
-    count = 0
-    for job in range(gl.program_id(0), n_places * n_blocks, gl.num_programs(0)):
-        place, row, n_tiles = _job_of(job, n_places, n_blocks, n_keys, IS_CAUSAL, 2 * M, N)
-        row += WHO * M
-        i = row + gl.arange(0, M, layout=gl.SliceLayout(1, S))
-        top = gl.full((M,), -(2.0**125), gl.float32, gl.SliceLayout(1, S))
-        total = gl.zeros((M,), gl.float32, gl.SliceLayout(1, S))
-        # the last keys first: theirs is the only tile that some query sees in part
-        mbarrier.wait(q_full.index(0), (job // gl.num_programs(0)) & 1)
-        mbarrier.wait(k_full.index(count % STAGES), (count // STAGES) & 1)
-        k = k_bufs.index(count % STAGES).reshape([N, D]).permute((1, 0))
-        none = gl.zeros((M, N), gl.float32, S)
-        s = hopper.warpgroup_mma(q, k, none, use_acc=False, is_async=True)
-        s = hopper.warpgroup_mma_wait(0, deps=(s,))
-        mbarrier.arrive(k_empty.index(count % STAGES), count=1)
-        j = (n_tiles - 1) * N + gl.arange(0, N, layout=gl.SliceLayout(0, S))
-        end = gl.minimum(i + 1, n_keys) if IS_CAUSAL else i * 0 + n_keys
-        s = gl.where(j[None, :] < end[:, None], s, -float("inf"))
-        p, top, total, shift, _ = _soften(s, top, total, top * factor, factor, power)
-        p = gl.convert_layout(p.to(DTYPE), P)
-        o = gl.zeros((M, D), gl.float32, ACC)
-        for _ in range(1, n_tiles):
-            last = count % STAGES
-            last_phase = (count // STAGES) & 1
-            count += 1
-            mbarrier.wait(k_full.index(count % STAGES), (count // STAGES) & 1)
-            k = k_bufs.index(count % STAGES).reshape([N, D]).permute((1, 0))
-            s = hopper.warpgroup_mma(q, k, none, use_acc=False, is_async=True)
-            mbarrier.wait(v_full.index(last), last_phase)
-            o = hopper.warpgroup_mma(p, v_bufs.index(last).reshape([N, D]), o, is_async=True)
-            s = hopper.warpgroup_mma_wait(1, deps=(s,))
-            mbarrier.arrive(k_empty.index(count % STAGES), count=1)
-            new, top, total, shift, old = _soften(s, top, total, shift, factor, power)
-            new = gl.convert_layout(new.to(DTYPE), P)
-            # long over, but it ends a basic block: else ptxas moves the wait for o before the softmax
-            mbarrier.wait(v_full.index(last), last_phase)
-            o, p = hopper.warpgroup_mma_wait(0, deps=(o, new))
-            mbarrier.arrive(v_empty.index(last), count=1)
-            o *= gl.convert_layout(old, gl.SliceLayout(1, ACC))[:, None]
-        mbarrier.arrive(q_empty.index(0), count=1)
-        mbarrier.wait(v_full.index(count % STAGES), (count // STAGES) & 1)
-        v = v_bufs.index(count % STAGES).reshape([N, D])
-        o = hopper.warpgroup_mma(p, v, o, is_async=True)
-        o = hopper.warpgroup_mma_wait(0, deps=(o,))
-        mbarrier.arrive(v_empty.index(count % STAGES), count=1)
-        count += 1
-        lse = top * factor + gl.log2(total)
-        gl.store(lse_ptr + place.to(gl.int64) * n_queries + i, lse, mask=i < n_queries)
-        o *= gl.convert_layout(1.0 / total, gl.SliceLayout(1, ACC))[:, None]
-        tma.store_wait(0)  # of the job before
-        o_bufs.index(WHO).reshape([M, D]).store(o.to(DTYPE))
-        hopper.fence_async_shared()
-        at = [place // n_heads, place % n_heads, row, 0]
-        tma.async_copy_shared_to_global(o_desc, at, o_bufs.index(WHO))
-    tma.store_wait(0)
-
-
-@gluon.jit(
-    do_not_specialize=["n_heads", "n_repeats", "n_queries", "n_keys", "n_places", "n_blocks"]
-)
-def _attention_gluon_kernel(
-    lse_ptr, q_desc, k_desc, v_desc, o_desc, factor, power, n_heads, n_repeats, n_queries, n_keys,
-    n_places, n_blocks, IS_CAUSAL: gl.constexpr, STAGES: gl.constexpr,
-):  # fmt: skip
-    # One program on each SM takes 128 queries of one head after another: two groups multiply, a warp fetches.
-    bars = (_barriers(1, 1), _barriers(1, 2), _barriers(STAGES, 1), _barriers(STAGES, 2),
-            _barriers(STAGES, 1), _barriers(STAGES, 2))  # fmt: skip
-    dtype: gl.constexpr = q_desc.dtype
-    M: gl.constexpr = q_desc.block_type.shape[2]
-    N: gl.constexpr = k_desc.block_type.shape[2]
-    D: gl.constexpr = q_desc.block_type.shape[3]
-    q_bufs = gl.allocate_shared_memory(dtype, [2, 1, 1, M, D], q_desc.layout)
-    k_bufs = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, N, D], k_desc.layout)
-    v_bufs = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, N, D], v_desc.layout)
-    o_bufs = gl.allocate_shared_memory(dtype, [2, 1, 1, M, D], o_desc.layout)
-    # constants stand in the calls themselves: in a tuple with a name they would become values
-    gl.warp_specialize(
-        [
-            (_attend, (q_bufs, k_bufs, v_bufs, o_bufs, bars, o_desc, lse_ptr, factor, power, n_heads,
-                       n_queries, n_keys, n_places, n_blocks, 0, IS_CAUSAL)),
-            (_attend, (q_bufs, k_bufs, v_bufs, o_bufs, bars, o_desc, lse_ptr, factor, power, n_heads,
-                       n_queries, n_keys, n_places, n_blocks, 1, IS_CAUSAL)),
-            (_fetch, (q_desc, k_desc, v_desc, q_bufs, k_bufs, v_bufs, bars, n_heads, n_repeats, n_keys,
-                      n_places, n_blocks, IS_CAUSAL)),
-        ],
-        [4, 1],
-        [232, 24],
-    )  # fmt: skip
 
 
 # --- plan (the dispatch heuristic) and launch ----------------------------------------------------------------
@@ -653,98 +459,34 @@ _FEW = 64  # queries in all heads of a group: as many lie in one tile, and the k
 _DECODING = Tile(16, 64, 2, 2)  # n, warps and stages then; of wide rows or elements n is less
 _RESIDENT = 4  # such programs fit into one SM
 _MOST_PARTS, _LEAST_TILES = 64, 4  # of the keys, and in each
+_LONGEST = 256  # D: rows of q, k, v and o lie in the registers and the shared memory of one program
 
 
-def _cdiv(a, b):
-    return -(-a // b)  # triton.cdiv is the same, and costs 2 µs a call on the host
-
-
-_launched = {}  # of each kind of launch, what runs its compiled kernel, and the arguments around the tensors
-
-
-def _run(kernel, grid, tensors, *sizes, **options):
-    """kernel[grid](*tensors, *sizes, **options) on the tensors' GPU; the second time, without Triton's look-up.
-
-    Triton looks at every argument of every launch to find the kernel compiled for its like. A launch that
-    differs from an earlier one in nothing but memory finds it here, if pointers are aligned to 16 bytes.
-    """
-    first, hooks = getattr(tensors[0], "base", tensors[0]), triton.knobs.runtime
-    device, addresses, kinds = first.get_device(), 0, []
-    for t in tensors:
-        is_tensor = isinstance(t, torch.Tensor)  # else None or a TMA descriptor, which is aligned
-        addresses |= t.data_ptr() if is_tensor else 0
-        kinds.append(t.dtype if is_tensor else t and (t.base.dtype, *t.block_shape))
-    how = kernel.fn, type(kernel).run  # tools that watch launches put another `run` in its place
-    key = (*how, device, grid, sizes, *options.items(), *kinds)
-    hooked = hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls  # as profilers do
-    launch = None if hooked or addresses % 16 else _launched.get(key)
-    if launch and torch.cuda.current_device() == device:
-        run, blocks, stream_of, handles, given = launch
-        run(*blocks, stream_of(device), *handles, *tensors, *given)
-        return
-    with torch.cuda.device_of(first):  # else the launch goes to the current GPU, not to theirs
-        compiled = kernel[grid](*tensors, *sizes, **options)
-    # Other versions go the ordinary way each time, and so does the interpreter, which compiles nothing.
-    if compiled and triton.__version__[:3] in ("3.6", "3.7") and addresses % 16 == 0:
-        named = {name: value for name, value in options.items() if name in kernel.arg_names}
-        given = kernel.signature.bind(*tensors, *sizes, **named)
-        given.apply_defaults()
-        if len(_launched) >= 4096:
-            _launched.clear()  # sizes that never come again
-        handles = compiled.function, compiled.packed_metadata, None, None, None  # no hooks
-        around = (*grid, 1, 1)[:3], triton.runtime.driver.active.get_current_stream, handles
-        _launched[key] = compiled.run, *around, given.args[len(tensors) :]
-
-
-def _power_of_2(n):
-    return 1 << max(0, n - 1).bit_length()  # so is triton.next_power_of_2
-
-
-def _compute_dtype(dtype):
-    return tl.float64 if dtype == torch.float64 else tl.float32
-
-
-@functools.cache
-def _n_multiprocessors(device):
-    return 4 if _ON_CPU else torch.cuda.get_device_properties(device).multi_processor_count
-
-
-@functools.cache
-def _generation(device):
-    """The major number of the compute capability: 7 is Turing, 8 Ampere and Ada, 9 Hopper, 10 Blackwell."""
-    return 9 if _ON_CPU else torch.cuda.get_device_capability(device)[0]
-
-
-def _has_roles(device):
-    """Whether _attention_gluon_kernel runs there: wgmma is Hopper's, and Triton's interpreter has no Gluon."""
-    return _generation(device) == 9 and not _ON_CPU
-
-
-def _tiles_for(dtype, dim, generation):
+def _tiles_for(dtype, dim, major):
     kind = {torch.float32: "float", torch.float64: "double"}.get(dtype, "half")
-    if kind != "double" and not 9 <= generation < 12:
+    if kind != "double" and not 9 <= major < 12:
         kind = "elsewhere"  # desktops' Blackwell, 12, has no more shared memory than Ampere
     return next(tiles for (k, most), tiles in _TILES.items() if k == kind and dim <= most)
 
 
 @functools.lru_cache(4096)
-def _plan(dtype, batch, n_heads, n_kv_heads, n_queries, n_keys, dim, device):
-    forward, dq, dkdv = _tiles_for(dtype, dim, _generation(device))
+def _plan(dtype, batch, n_heads, n_kv_heads, n_queries, n_keys, dim, gpu):
+    forward, dq, dkdv = _tiles_for(dtype, dim, host.generation(gpu))
     n_repeats = n_heads // n_kv_heads
     packed = n_repeats > 1 and n_queries * n_repeats <= _FEW
-    rows, n_resident = n_queries * (n_repeats if packed else 1), _n_multiprocessors(device)
+    rows, n_resident = n_queries * (n_repeats if packed else 1), host.n_multiprocessors(gpu)
     if rows <= _FEW // 2:
         n_resident *= _RESIDENT
         _, n, num_warps, num_stages = _DECODING
-        n = max(16, min(n, 16384 // (_power_of_2(dim) * dtype.itemsize)))
-        forward = Tile(max(16, _power_of_2(rows)), n, num_warps, num_stages)
-    n_programs = batch * n_heads * n_queries // rows * _cdiv(rows, forward.m)
+        n = max(16, min(n, 16384 // (host.power_of_2(dim) * dtype.itemsize)))
+        forward = Tile(max(16, host.power_of_2(rows)), n, num_warps, num_stages)
+    n_programs = batch * n_heads * n_queries // rows * host.cdiv(rows, forward.m)
     most = min(_MOST_PARTS, n_keys // (_LEAST_TILES * forward.n))
     n_parts = max(1, min(n_resident // n_programs, most))
     plan = Plan(forward, dq, dkdv, n_parts, packed)
     # descriptors cost the host up to 100 µs a call
     long = n_parts == 1 and rows > _FEW and batch * n_heads * n_queries * n_keys * dim >= 2**36
-    if long and dim <= 128 and dtype.itemsize == 2 and 9 <= _generation(device) < 12:
+    if long and dim <= 128 and dtype.itemsize == 2 and 9 <= host.generation(gpu) < 12:
         plan = plan._replace(dkdv=_BY_TMA if dim > 64 else dkdv, tma=True)
     return plan
 
@@ -759,11 +501,11 @@ def _limits(q, k, is_causal, window):
 
 def _options_of(q, tile):
     """What all kernels with products take: sizes of tiles, the units for float32, warps and stages."""
-    tensor_cores = q.dtype == torch.float32 and _generation(q.device) >= 8
+    tensor_cores = q.dtype == torch.float32 and host.generation(q.device) >= 8
     return {
-        "PRECISION": "tf32x3" if tensor_cores else "ieee", "COMPUTE": _compute_dtype(q.dtype),
+        "PRECISION": "tf32x3" if tensor_cores else "ieee", "COMPUTE": host.compute_dtype(q.dtype),
         "DIM": q.shape[3], "BLOCK_M": tile.m, "BLOCK_N": tile.n,
-        "BLOCK_D": max(16, _power_of_2(q.shape[3])),  # tensor cores take 16 at least
+        "BLOCK_D": max(16, host.power_of_2(q.shape[3])),  # tensor cores take 16 at least
         "num_warps": tile.num_warps, "num_stages": tile.num_stages,
     }  # fmt: skip
 
@@ -775,44 +517,31 @@ def _tma_fits(*tensors):
         aligned = t.data_ptr() % 16 == 0 and all([p > 0 and p % 16 == 0 for p in pitches])
         if not (aligned and t.numel() > 0 and (t.itemsize == 2 or t.dim() == 3)):
             return False
-    return 9 <= _generation(tensors[0].device) < 12
+    return 9 <= host.generation(tensors[0].device) < 12
 
 
 def _row_strides(*tensors):
     return [stride for t in tensors for stride in t.stride()[:3]]
 
 
-def _launch_roles(q, k, v, o, lse, is_causal, scale):
-    (batch, n_heads, n_queries, dim), (_, n_kv_heads, n_keys, _) = q.shape, k.shape
-    width = 64 if dim <= 64 else 128
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
-    tiles = ((q, 64), (k, 128), (v, 128), (o, 64))
-    described = [GluonDescriptor.from_tensor(t, [1, 1, n, width], layout) for t, n in tiles]
-    n_places, n_blocks, factor = batch * n_heads, _cdiv(n_queries, 128), scale * 1.4426950408889634
-    _run(
-        _attention_gluon_kernel, (min(n_places * n_blocks, _n_multiprocessors(q.device)),),
-        (lse, *described), factor, 2.0 ** math.ceil(math.log2(factor)), n_heads, n_heads // n_kv_heads,
-        n_queries, n_keys, n_places, n_blocks, IS_CAUSAL=is_causal, STAGES=2, num_warps=4,
-    )  # fmt: skip
-
-
 def _launch(plan, q, k, v, lengths, o, lse, limits, scale):
     (batch, n_heads, n_queries, dim), n_keys = q.shape, k.shape[2]
     n_repeats, tile = n_heads // k.shape[1], plan.forward
     plain = lengths is None and limits[0] == n_queries and limits[1] in (0, n_keys) and scale > 0
-    if plan.tma and plain and dim <= 128 and _has_roles(q.device) and _tma_fits(q, k, v, o):
-        _launch_roles(q, k, v, o, lse, limits[1] == 0, scale)
+    has_roles = plan.tma and dim <= 128 and gluon_kernels.run_on(q.device)
+    if has_roles and plain and _tma_fits(q, k, v, o):
+        gluon_kernels.launch_roles(q, k, v, o, lse, limits[1] == 0, scale)
         return
     packed = n_repeats if plan.packed else 1
-    keys_per_part = _cdiv(_cdiv(n_keys, plan.n_parts), tile.n) * tile.n
-    n_parts = _cdiv(n_keys, keys_per_part or 1)
-    n_programs = batch * n_heads // packed * _cdiv(n_queries * packed, tile.m)
+    keys_per_part = host.cdiv(host.cdiv(n_keys, plan.n_parts), tile.n) * tile.n
+    n_parts = host.cdiv(n_keys, keys_per_part or 1)
+    n_programs = batch * n_heads // packed * host.cdiv(n_queries * packed, tile.m)
     sizes, out, tops, totals, stride = (n_heads, n_queries, n_keys, *limits), o, lse, None, 0
     if n_parts > 1:
         out = o.new_empty((n_parts, *q.shape), dtype=lse.dtype)
         tops, totals = lse.new_empty(2, n_parts, *lse.shape)
         stride = out.stride(0)
-    _run(
+    host.run(
         _attention_fwd_kernel, (n_programs, max(1, n_parts)),
         (q, k, v, lengths, out, tops, totals), scale,
         n_heads, n_repeats, *sizes[1:], keys_per_part,
@@ -820,10 +549,10 @@ def _launch(plan, q, k, v, lengths, o, lse, limits, scale):
         PACKED=packed, NEGATIVE=scale < 0, **_options_of(q, tile),
     )  # fmt: skip
     if n_parts > 1:
-        n_rows, block_d = lse.numel(), _power_of_2(dim)
+        n_rows, block_d = lse.numel(), host.power_of_2(dim)
         block_m = max(1, 1024 // block_d)
-        _run(
-            _combine_kernel, (_cdiv(n_rows, block_m),), (out, tops, totals, lengths, o, lse),
+        host.run(
+            _combine_kernel, (host.cdiv(n_rows, block_m),), (out, tops, totals, lengths, o, lse),
             n_rows, *sizes, n_parts, *_row_strides(o),
             DIM=dim, BLOCK_M=block_m, BLOCK_D=block_d, num_warps=4,
         )  # fmt: skip
@@ -833,17 +562,17 @@ def _launch_backward(plan, do, q, k, v, lengths, o, lse, dq, dk, dv, limits, sca
     """Write dq, dk and dv, each unless it is None."""
     (batch, n_heads, n_queries, dim), (_, n_kv_heads, n_keys, _) = q.shape, k.shape
     sizes = n_heads, n_heads // n_kv_heads, n_queries, n_keys, *limits
-    delta, block_m = torch.empty_like(lse), max(16, 8192 // _power_of_2(dim))
+    delta, block_m = torch.empty_like(lse), max(16, 8192 // host.power_of_2(dim))
     if dq is not None or dk is not None:
-        _run(
-            _delta_kernel, (batch * n_heads * _cdiv(n_queries, block_m),), (do, o, delta),
+        host.run(
+            _delta_kernel, (batch * n_heads * host.cdiv(n_queries, block_m),), (do, o, delta),
             n_heads, n_queries, *_row_strides(do, o),
-            DIM=dim, BLOCK_M=block_m, BLOCK_D=_power_of_2(dim), num_warps=4,
+            DIM=dim, BLOCK_M=block_m, BLOCK_D=host.power_of_2(dim), num_warps=4,
         )  # fmt: skip
     saved = lengths, lse, delta
     if dq is not None:
-        _run(
-            _attention_dq_kernel, (batch * n_heads * _cdiv(n_queries, plan.dq.m),),
+        host.run(
+            _attention_dq_kernel, (batch * n_heads * host.cdiv(n_queries, plan.dq.m),),
             (do, q, k, v, *saved, dq),
             scale, *sizes, *_row_strides(do, q, k, v, dq), **_options_of(q, plan.dq),
         )  # fmt: skip
@@ -851,10 +580,10 @@ def _launch_backward(plan, do, q, k, v, lengths, o, lse, dq, dk, dv, limits, sca
         strides = _row_strides(do, q, k, v, k if dk is None else dk, k if dv is None else dv)
         described, tiles = [None] * 4, (do, q, lse, delta)
         if plan.tma and _tma_fits(*tiles):
-            block = [1, 1, plan.dkdv.m, max(16, _power_of_2(dim))]
+            block = [1, 1, plan.dkdv.m, max(16, host.power_of_2(dim))]
             described = [TensorDescriptor.from_tensor(t, block[: t.dim()]) for t in tiles]
-        _run(
-            _attention_dkdv_kernel, (batch * n_kv_heads * _cdiv(n_keys, plan.dkdv.n),),
+        host.run(
+            _attention_dkdv_kernel, (batch * n_kv_heads * host.cdiv(n_keys, plan.dkdv.n),),
             (do, q, k, v, *described, *saved, dk, dv), scale, *sizes, *strides, **_options_of(q, plan.dkdv),
         )  # fmt: skip
 
@@ -871,11 +600,15 @@ def _scale_of(q, scale):
     return q.shape[3] ** -0.5 if scale is None else float(scale)
 
 
+def _empty(q, *_):
+    """o in the memory layout of q, and a number for each query, before they are written."""
+    return torch.empty_like(_dense(q)), q.new_empty(q.shape[:3], dtype=host.sum_dtype(q.dtype))
+
+
 def _forward(q, k, v, lengths, is_causal, window, scale, plan=None):
     """o in the memory layout of q, and of each query log2 of the sum of exp2(score·log2 e)."""
     q, k, v = _dense(q), _dense(k), _dense(v)
-    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-    o, lse = torch.empty_like(q), q.new_empty(q.shape[:3], dtype=wide)
+    o, lse = _empty(q)
     if o.numel() > 0:
         plan = plan or _plan(q.dtype, *q.shape[:2], k.shape[1], q.shape[2], *k.shape[2:], q.device)
         lengths = None if lengths is None else lengths.contiguous()
@@ -903,34 +636,6 @@ def _backward(do, q, k, v, lengths, o, lse, is_causal, window, scale, needs_grad
     return tuple(grads)
 
 
-class _Undifferentiable(torch.autograd.Function):
-    """Gradients as they are, and an error for whoever differentiates them."""
-
-    @staticmethod
-    def forward(ctx, backward, grads, *sources):
-        ctx.op = backward.__module__.rpartition(".")[2]
-        return grads
-
-    @staticmethod
-    def backward(ctx, *_):
-        raise RuntimeError(f"{ctx.op} has no second derivative; for one, use {ctx.op}_eager")
-
-
-def _once(backward):
-    """A Function's backward that runs once: differentiating what it returns raises instead of being wrong."""
-    # The error lies on every path from the gradients to what they depend on. That of PyTorch's
-    # once_differentiable lies beside, where autograd.grad(..., inputs) does not pass.
-
-    def guarded(ctx, *dys):
-        if not torch.is_grad_enabled():  # the usual case: without create_graph=True
-            return backward(ctx, *dys)
-        with torch.no_grad():
-            grads = backward(ctx, *dys)
-        return _Undifferentiable.apply(backward, grads, *dys, *ctx.saved_tensors)
-
-    return guarded
-
-
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, lengths, is_causal, window, scale, plan):
@@ -939,7 +644,7 @@ class _Attention(torch.autograd.Function):
         return o
 
     @staticmethod
-    @_once
+    @host.once
     def backward(ctx, do):
         grads = _backward(do, *ctx.saved_tensors, *ctx.how, ctx.needs_input_grad[:3], ctx.plan)
         return *grads, None, None, None, None, None
@@ -948,89 +653,23 @@ class _Attention(torch.autograd.Function):
 # --- the calls -----------------------------------------------------------------------------------------------
 
 
-def _autocast(*tensors):
-    """Under autocast the tensors in its dtype, as torch's own products take them."""
-    device = "cpu" if _ON_CPU else "cuda"
-    if not torch.is_autocast_enabled(device):
-        return tensors
-    dtype, casts = torch.get_autocast_dtype(device), _DTYPES[:3]
-    return [t.to(dtype) if getattr(t, "dtype", None) in casts else t for t in tensors]
-
-
 def _is_window(window):
     """Whether it is two ints, each -1 or more."""
     two = isinstance(window, (tuple, list)) and len(window) == 2
     return two and all([isinstance(n, int) and n >= -1 for n in window])
 
 
-def _is_scale(scale):
-    return isinstance(scale, (int, float)) and math.isfinite(scale)
-
-
-def _fits(q, k, v, lengths, window, scale):
-    """Whether the kernels take these arguments; if not, _refuse_arguments says why."""
-    return (
-        all([isinstance(t, torch.Tensor) for t in (q, k, v)])
-        and q.dtype == k.dtype == v.dtype in _DTYPES
-        and q.device == k.device == v.device
-        and q.device.type == ("cpu" if _ON_CPU else "cuda")
-        and q.dim() == k.dim() == 4
-        and k.shape == v.shape
-        and q.shape[::3] == k.shape[::3]
-        and 0 < q.shape[3] <= _LONGEST
-        and k.shape[1] > 0
-        and q.shape[1] % k.shape[1] == 0
-        and (window is None or _is_window(window))
-        and (scale is None or _is_scale(scale))
-        and (
-            lengths is None
-            or isinstance(lengths, torch.Tensor)
-            and lengths.dtype in _INTEGERS
-            and lengths.device == q.device
-            and lengths.shape == q.shape[:1]
-        )
-    )
-
-
-def _refuse(name, eager, mixed=(), **expected):
-    """Raise the error that says what is wrong with a call of `name`, and what to do.
-
-    expected: label=(tensor, its sizes in letters), as x=(x, "... N"); the first one sets device and
-    dtype, but for dtypes that may be mixed.
-    """
-    (first, (x, _)), sizes = next(iter(expected.items())), {}
-    for label, (t, letters) in expected.items():
-        if not isinstance(t, torch.Tensor):
-            raise TypeError(f"{name}: {label} must be a torch.Tensor, got {type(t).__name__}")
-        if t.dtype not in _DTYPES:
-            wrong = f"{label} must be a floating-point tensor, got {t.dtype}"
-            raise TypeError(f"{name}: {wrong}; use .float()")
-        if t.dtype != x.dtype and not {t.dtype, x.dtype} <= {*mixed}:
-            cast = f"cast one of them, as {label}.to({first}.dtype)"
-            raise TypeError(f"{name}: {first} is {x.dtype} and {label} {t.dtype}; {cast}")
-        if t.device != x.device:
-            where = f"{first} is on {x.device} and {label} on {t.device}"
-            raise ValueError(f"{name}: {where}; move both to one device")
-        names = letters.removeprefix("... ").split()
-        shape = t.shape[max(0, t.dim() - len(names)) :] if letters[0] == "." else t.shape
-        known = " and ".join(f"{n} = {sizes[n]}" for n in names if n in sizes)
-        same = [sizes.setdefault(n, size) == size for n, size in zip(names, shape)]
-        if len(shape) != len(names) or not all(same):
-            want = f"{label} must be ({letters.replace(' ', ', ')}){known and ' with ' + known}"
-            beside = f" beside {first} {tuple(x.shape)}" if t is not x else ""
-            scalar = letters[0] == "." and t.dim() == 0
-            got = f"a scalar; use {label}.view(1)" if scalar else f"shape {tuple(t.shape)}{beside}"
-            raise ValueError(f"{name}: {want}, got {got}")
-    on = "the CPU: TRITON_INTERPRET=1 is set" if _ON_CPU else "a GPU, or TRITON_INTERPRET=1 set"
-    raise ValueError(f"{name}: {first} must be on {on}, got {x.device}; use {eager} there")
-
-
-def _refuse_arguments(name, q, k, v, lengths, window, scale):
-    """What attention alone has to say; the rest is _refuse's."""
+def _check(name, q, k, v, lengths, window, scale):
+    # not to be remembered: (1.0, 2), which is refused, equals (1, 2)
     if window is not None and not _is_window(window):
         want = "window must be None or two ints (left, right), each 0 or more, or -1 for no limit"
         raise ValueError(f"{name}: {want}; got {window!r}")
-    if scale is not None and not _is_scale(scale):
+    _check_others(name, q, k, v, lengths, scale)
+
+
+@host.remembered
+def _check_others(name, q, k, v, lengths, scale):
+    if scale is not None and not (isinstance(scale, (int, float)) and math.isfinite(scale)):
         raise ValueError(f"{name}: scale must be None or a finite Python number, got {scale!r}")
     of_q, of_k = (tuple(t.shape) if isinstance(t, torch.Tensor) else () for t in (q, k))
     if len(of_q) == len(of_k) == 4 and not (of_k[1] > 0 and of_q[1] % of_k[1] == 0):
@@ -1042,7 +681,7 @@ def _refuse_arguments(name, q, k, v, lengths, window, scale):
     if lengths is not None:
         if not isinstance(lengths, torch.Tensor):
             raise TypeError(f"{name}: lengths must be a torch.Tensor, got {type(lengths).__name__}")
-        if lengths.dtype not in _INTEGERS:
+        if lengths.dtype not in (torch.int64, torch.int32):
             wrong = f"lengths must be an int64 or an int32 tensor, got {lengths.dtype}"
             raise TypeError(f"{name}: {wrong}; use .long()")
         if lengths.shape != of_q[:1]:
@@ -1052,37 +691,18 @@ def _refuse_arguments(name, q, k, v, lengths, window, scale):
             where = f"q is on {q.device} and lengths on {lengths.device}"
             raise ValueError(f"{name}: {where}; move both to one device")
     tensors = {"q": (q, "B H Sq D"), "k": (k, "B G Sk D"), "v": (v, "B G Sk D")}
-    _refuse(name, "attention_eager", **tensors)
-
-
-def _needs_grad(*tensors):
-    """Whether to go through autograd: also under forward-mode AD and torch.func, so that it raises an error."""
-    # The private import is for functionalize: its tensors have no memory, and a kernel would read address 0.
-    backward = torch.is_grad_enabled() and any([t.requires_grad for t in tensors])
-    transforms = not torch.compiler.is_compiling() and retrieve_all_functorch_interpreters()
-    return backward or forward_ad._current_level >= 0 or transforms
-
-
-def _explain(error, name, eager):
-    """Under torch.func or forward-mode AD, raise an error that names them and the remedy."""
-    if forward_ad._current_level >= 0 or retrieve_all_functorch_interpreters():
-        reach = "torch.func (grad, jvp, vmap) and forward-mode AD do not reach into a kernel"
-        raise RuntimeError(f"{name}: {reach}; under them use {eager}") from error
+    host.check_tensors(name, "attention_eager", **tensors)
 
 
 def _call(name, q, k, v, lengths, is_causal, window, scale, plan):
-    q, k, v = _autocast(q, k, v)
-    if not _fits(q, k, v, lengths, window, scale):
-        _refuse_arguments(name, q, k, v, lengths, window, scale)
+    q, k, v = host.autocast(q, k, v)
+    _check(name, q, k, v, lengths, window, scale)
     if torch.compiler.is_compiling():
         return attention_op(q, k, v, lengths, is_causal, window, scale)[0]
-    try:
-        if _needs_grad(q, k, v):
-            return _Attention.apply(q, k, v, lengths, is_causal, window, scale, plan)
-        return _forward(q, k, v, lengths, is_causal, window, scale, plan)[0]
-    except RuntimeError as error:
-        _explain(error, name, "attention_eager")
-        raise
+    return host.call(
+        name, "attention_eager", _Attention, lambda *how: _forward(*how)[0],
+        (q, k, v), lengths, is_causal, window, scale, plan,
+    )  # fmt: skip
 
 
 def attention_triton(
@@ -1107,7 +727,7 @@ def attention_triton(
     return _call("attention_triton", q, k, v, lengths, is_causal, window, scale, plan)
 
 
-@torch.library.custom_op("fused_kernels::attention", mutates_args=())
+@host.custom_op("fused_kernels::attention")
 def attention_op(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor | None = None,
     is_causal: bool = False, window: Sequence[int] | None = None, scale: float | None = None,
@@ -1116,12 +736,11 @@ def attention_op(
 
     Returns o, and one number for each query for the backward pass, (B, H, Sq).
     """
-    if not _fits(q, k, v, lengths, window, scale):
-        _refuse_arguments("attention_op", q, k, v, lengths, window, scale)
+    _check("attention_op", q, k, v, lengths, window, scale)
     return _forward(q, k, v, lengths, is_causal, window, scale)
 
 
-@torch.library.custom_op("fused_kernels::attention_backward", mutates_args=())
+@host.custom_op("fused_kernels::attention_backward")
 def _attention_backward_op(
     do: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor | None,
     o: torch.Tensor, lse: torch.Tensor, is_causal: bool, window: Sequence[int] | None, scale: float | None,
@@ -1131,10 +750,7 @@ def _attention_backward_op(
     return tuple(do.new_empty(0) if g is None else g for g in grads)
 
 
-@attention_op.register_fake
-def _(q, k, v, lengths=None, is_causal=False, window=None, scale=None):
-    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-    return torch.empty_like(_dense(q)), q.new_empty(q.shape[:3], dtype=wide)
+attention_op.register_fake(_empty)
 
 
 @_attention_backward_op.register_fake

@@ -12,6 +12,7 @@ from lib.nogpu.compile_only import compile_for, instruction_mix, signature_of
 from lib.nogpu.memory import count_traffic
 from lib.ops.attention import attention_eager, attention_op, attention_triton
 from lib.tests.ops import cases
+from lib.tests.ops.battery import host_of
 
 import pytest
 import torch
@@ -283,6 +284,13 @@ def test_what_is_wrong_is_said(module, sentence):
         module.attention_triton(q, k.to(dtype), v.to(dtype), **how)
 
 
+def test_a_window_of_floats_is_refused_after_one_of_equal_ints(module):
+    q, k, v = inputs((1, 1, 1, 5, 5, 8))
+    module.attention_triton(q, k, v, window=(1, 2))
+    with pytest.raises(ValueError, match=r"window must be .*got \(1.0, 2\)"):
+        module.attention_triton(q, k, v, window=(1.0, 2))
+
+
 def _compiled(module, which, dtype, dim, tma=False):
     """One kernel for Hopper as a call launches it: D = dim, 4096 queries, heads in groups of 4."""
     launches = {}
@@ -292,7 +300,7 @@ def _compiled(module, which, dtype, dim, tma=False):
 
     q, k, v = inputs((1, 4, 1, 4096, 4096, dim), dtype)
     plan = module._plan(dtype, 1, 4, 1, 4096, 4096, dim, q.device)._replace(tma=tma)
-    with mock.patch.object(module, "_run", keep):
+    with mock.patch.object(host_of(module), "run", keep):
         module.attention_triton(q, k, v, plan=plan).sum().backward()
     kernel, arguments, how = launches[f"_attention_{which}_kernel"]
     launch = {name: how.pop(name) for name in ("num_warps", "num_stages")}
@@ -330,8 +338,9 @@ def test_forward_in_roles(module, causal):
     """bfloat16, D = 128: a group waits for p v after its softmax, not before; nothing is read but by TMA."""
     launches, (q, *_) = [], inputs((1, 4, 1, 512, 512, 128), torch.bfloat16)
     q = q.detach()
-    with mock.patch.object(module, "_run", lambda *a, **how: launches.append((a, how))):
-        module._launch_roles(q, q[:, :1], q[:, :1], q, q.new_empty(1, 4, 512).float(), causal, 0.1)
+    roles = getattr(module, "gluon_kernels", module)  # a file of its own, or part of a copy
+    with mock.patch.object(host_of(module), "run", lambda *a, **how: launches.append((a, how))):
+        roles.launch_roles(q, q[:, :1], q[:, :1], q, q.new_empty(1, 4, 512).float(), causal, 0.1)
     ((kernel, _, tensors, *sizes), how), num_warps = launches[0], launches[0][1].pop("num_warps")
     signature = signature_of(kernel, *tensors, *sizes, **how)
     compiled = compile_for(kernel, signature, arch=90, num_warps=num_warps)

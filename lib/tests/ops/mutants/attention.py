@@ -98,8 +98,8 @@ MUTANTS = [
         "powers of 2 in place of e",
     ),
     Mutant(
-        "o = _dot(p.to(v.dtype), v, o * old",
-        "o = _dot(p.to(tl.bfloat16).to(v.dtype), v, o * old",
+        "o = device.dot(p.to(v.dtype), v, o * old",
+        "o = device.dot(p.to(tl.bfloat16).to(v.dtype), v, o * old",
         "weights rounded to bfloat16",
     ),
     Mutant("    top *= log2_scale\n", "", "what is saved is not scaled"),
@@ -145,8 +145,8 @@ MUTANTS = [
         "keys in several parts",
     ),
     Mutant(
-        "keys_per_part = _cdiv(_cdiv(n_keys, plan.n_parts), tile.n) * tile.n",
-        "keys_per_part = _cdiv(n_keys, plan.n_parts) // tile.n * tile.n or tile.n",
+        "keys_per_part = host.cdiv(host.cdiv(n_keys, plan.n_parts), tile.n) * tile.n",
+        "keys_per_part = host.cdiv(n_keys, plan.n_parts) // tile.n * tile.n or tile.n",
         "more parts than were planned",
     ),
     Mutant(
@@ -178,8 +178,8 @@ MUTANTS = [
     Mutant("stride = out.stride(0)", "stride = 0", "all parts in one place"),
     # --- backward
     Mutant(
-        "ds = p * (_dot(do, v.T, None, PRECISION, COMPUTE) - delta[:, None])",
-        "ds = p * _dot(do, v.T, None, PRECISION, COMPUTE)",
+        "ds = p * (device.dot(do, v.T, None, PRECISION, COMPUTE) - delta[:, None])",
+        "ds = p * device.dot(do, v.T, None, PRECISION, COMPUTE)",
         "delta forgotten in dq",
     ),
     Mutant("    dq *= tl.cast(scale, COMPUTE)\n", "", "dq without the scale"),
@@ -220,5 +220,5 @@ MUTANTS = [
         "no queries: gradients never written",
     ),
     Mutant('"tf32x3" if tensor_cores', '"tf32" if tensor_cores', "float32 rounded to TF32"),
-    Mutant("    @_once\n", "", "a second derivative that is wrong in silence"),
+    Mutant("    @host.once\n", "", "a second derivative that is wrong in silence"),
 ]
