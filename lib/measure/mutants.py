@@ -17,6 +17,17 @@ class Mutant:
     why: str
 
 
+def mutants_in(text):
+    """The mutants of a text like a diff: `# why`, then the lines of `old` after `- `, those of `new` after `+ `."""
+    parts = []
+    for line in text.strip("\n").split("\n"):
+        if line.startswith("# "):
+            parts.append((line[2:], [], []))
+        else:
+            parts[-1]["-+".index(line[0]) + 1].append(line[2:])
+    return [Mutant("\n".join(old), "\n".join(new), why) for why, old, new in parts]
+
+
 def mutated(text, mutant):
     """`text` with the mistake in it; ValueError unless it has `mutant.old` exactly once."""
     if text.count(mutant.old) != 1:
