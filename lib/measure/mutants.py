@@ -18,7 +18,7 @@ class Mutant:
 
 
 def mutants_in(text):
-    """The mutants of a text like a diff: `# why`, then the lines of `old` after `- `, those of `new` after `+ `."""
+    """The mutants of a text like a diff: `# why`, the lines of `old` after `- `, those of `new` after `+ `."""
     parts = []
     for line in text.strip("\n").split("\n"):
         if line.startswith("# "):

@@ -343,8 +343,7 @@ def _launch(plan, x, weight, bias, y, h, gating, allow_tf32):
     if plan is None or not {"tma": can_tma, "gluon": can_gluon}.get(plan.way, True):
         plan = _plan(n_rows, n_hidden, n_in, x.dtype, allow_tf32, x.device, can_tma, can_gluon)
     if plan.way == "gluon":
-        halves, how = _as_halves(weight), _constexprs(*gating)
-        gluon_kernel.launch_gluon(plan, x, halves, bias, y, **how)
+        gluon_kernel.launch_gluon(plan, x, _as_halves(weight), bias, y, **_constexprs(*gating))
         return
     if plan.way == "tma":
         _launch_tma(plan, x, weight, bias, y, h, gating)
@@ -397,8 +396,7 @@ def _launch_backward(plan, dy, h, dh, gating, has_db):
     n_rows, n_hidden = dy.shape
     block_m, block_n, strips = plan or _plan_backward(n_hidden)
     dtype, n_tiles = h.dtype if has_db else None, host.cdiv(n_hidden, block_n)
-    h_rows = h.view(n_rows, 2 * n_hidden)
-    rows_per_program, strips, partial = host.strips_of(h_rows, 1, block_m, strips, dtype)
+    rows_per_program, strips, partial = host.strips_of(host.rows_of(h), 1, block_m, strips, dtype)
     # Unaligned rows load one element per instruction; cp.async cannot pipeline that, so num_stages=1.
     aligned = n_hidden % 16 == 0 and dy.stride(1) == 1
     host.run(

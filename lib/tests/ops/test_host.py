@@ -8,6 +8,7 @@ import inspect
 from types import SimpleNamespace
 from unittest import mock
 
+from lib.measure.bench import host_us
 from lib.ops import add_relu
 from lib.tests.ops.battery import host_of
 
@@ -170,3 +171,18 @@ def test_a_launch_by_tma_made_before_is_not_looked_up_again(module):
 )  # fmt: skip
 def test_another_launch_by_tma_is_looked_up(module, changed):
     assert [entry[0] for entry in launched_twice(module, FIRST, changed)] == ["looked up"] * 2
+
+
+@pytest.mark.gpu
+@pytest.mark.alone
+def test_a_launch_made_before_costs_the_host_less():
+    """Than Triton's look-up of the same kernel: this is what private API buys."""
+    partial, out = torch.ones(4, 64, device="cuda"), torch.empty(64, device="cuda")
+    kernel, how = add_relu.device.sum_rows_kernel, {"BLOCK_M": 64, "BLOCK_N": 32, "num_warps": 8}
+    ways = {
+        "kernel[grid]": lambda: kernel[(2,)](partial, out, 4, 64, **how),
+        "run": lambda: add_relu.host.run(kernel, (2,), (partial, out), 4, 64, **how),
+    }
+    costs = {name: host_us(way) for name, way in ways.items()}
+    print(costs)
+    assert costs["run"] < 0.8 * costs["kernel[grid]"]

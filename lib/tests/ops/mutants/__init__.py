@@ -8,8 +8,8 @@ check comes first: a mutant costs seconds then instead of minutes.
 A mutant is a piece of an op's file, or of one that it shares, and what to put in its place. What `make copy`
 writes of the op is loaded with the mistake, under another name. It goes through the battery, and through the
 tests of lib/tests/ops/test_<op>.py that ask for the fixture `module`: what only this op has to get right. To
-add mutants: a file here, named as the op, with MUTANTS like a diff. Runs in the interpreter; on a GPU a mutant might
-write anywhere.
+add mutants: a file here, named as the op, with MUTANTS like a diff. Runs in the interpreter; on a GPU a mutant
+might write anywhere.
 """
 
 import dataclasses

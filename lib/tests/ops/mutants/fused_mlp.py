@@ -158,8 +158,8 @@ MUTANTS = mutants_in("""
 -     @host.once
 +     @staticmethod
 # no gradients where x needs none
-- if needs_autograd(*tensors) else
-+ if needs_autograd(tensors[0]) else
+- not needs_autograd(*tensors)
++ not needs_autograd(tensors[0])
 # a bias unchecked
 - weight2=(weight2, "N H"), bias2=(bias2, "N"),
 + weight2=(weight2, "N H"), bias2=(bias2, "B"),
