@@ -172,6 +172,12 @@ def fold_of(*matrices):
     return fold if folds else 1
 
 
+def folded_tile(n_cols, dtype, fold):
+    """BLOCK_M, BLOCK_N of a kernel with a bias; n_cols: of fold rows, taken as one."""
+    # One 16-byte load in each of 128 threads; folded, four: a bias is looked up alone, and four rows share it
+    return tile_of(n_cols, 2048 if fold == 1 else 8192, 2048, dtype)
+
+
 def folded_and_rest(fold, bias, *matrices):
     """(bias, matrices) of each launch: of folded rows, with the bias repeated, and of rows left over."""
     n_rows, n_cols = matrices[0].shape

@@ -115,9 +115,7 @@ def _add_relu_bwd_kernel(
 
 @functools.cache
 def _plan(n_cols, dtype, fold=1):
-    """n_cols: of fold rows, taken as one."""
-    # One 16-byte load in each of 128 threads; folded, four: a bias is looked up alone, and four rows share it
-    return Plan(*host.tile_of(n_cols, 2048 if fold == 1 else 8192, 2048, dtype))
+    return Plan(*host.folded_tile(n_cols, dtype, fold))
 
 
 @functools.cache
