@@ -11,6 +11,8 @@ library alone.
 
 import argparse
 import ast
+import copy
+import functools
 import itertools
 import json
 import re
@@ -37,7 +39,7 @@ def ops():
 
 def standalone(name, read=read, lean=False):
     """The text of an op that imports nothing of lib. read: from the stem of a file in lib/ops to its text."""
-    op = _File(read(name))
+    op = _parsed(read(name))
     shared = _shared([op], read, lean)
     names = {n for file in shared.values() for s in file.statements for n in s.binds}
     if clash := names & op.bound:
@@ -45,7 +47,7 @@ def standalone(name, read=read, lean=False):
     lines, place = op.lines, _place(op, names)
     head = [line for line in lines[: op.docstring_end] if not line.startswith("Copy it ")]
     if lean:
-        head[2:2] = [f"# {line}".rstrip() for line in _File(read("_lean")).docstring.splitlines()]
+        head[2:2] = [f"# {line}".rstrip() for line in _parsed(read("_lean")).docstring.splitlines()]
     imports = op.imports.union(*(file.imports for file in shared.values()))
     parts = [*head, "", *_import_lines(imports), *lines[op.start : place]]
     for stem, file in shared.items():
@@ -59,7 +61,7 @@ def standalone(name, read=read, lean=False):
 
 def shared_by(names, read=read, lean=False):
     """{stem: text} of the files that several ops share, each with just what they use."""
-    shared, texts = _shared([_File(read(name)) for name in names], read, lean), {}
+    shared, texts = _shared([_parsed(read(name)) for name in names], read, lean), {}
     for stem, file in shared.items():
         block = [*file.block, ""] if any(s.siblings for s in file.statements) else []
         head = [*file.lines[: file.docstring_end], "", *_import_lines(file.imports), ""]
@@ -127,7 +129,7 @@ class _File:
         for statement in other.statements:
             statement.text = re.sub(r"\bhost\.", "", statement.text)  # this file is the host's
         self.statements = other.statements + [s for s in self.statements if not s.binds & names]
-        self.imported |= other.imported
+        self.imported = self.imported | other.imported
         self.lines, self.docstring_end = other.lines, other.docstring_end
 
 
@@ -161,6 +163,11 @@ def _spelled(alias):
     return f"{alias.name} as {alias.asname}" if alias.asname else alias.name
 
 
+@functools.lru_cache(maxsize=64)
+def _parsed(text):
+    return _File(text)
+
+
 def _shared(files, read, lean):
     """{stem: its _File with just the statements that these files lead to}."""
     shared, used = {}, set()
@@ -168,7 +175,7 @@ def _shared(files, read, lean):
     while todo:
         stem, name = todo.pop()
         if stem not in shared:
-            shared[stem] = _File(read(stem))
+            shared[stem] = copy.copy(_parsed(read(stem)))
             if lean and stem == "_host":
                 shared[stem].replaced_by(_File(read("_lean")))
         for statement in shared[stem].statements:
@@ -216,7 +223,7 @@ def files_of(names, lean=False):
         raise ValueError(f"there is no op {unknown[0]!r} to copy; there are {known}")
     own, texts = [name for name in names if name not in TOOLS], {}
     for name in own:
-        alone = standalone(name, lean=lean) + _all_of(_File(read(name)))
+        alone = standalone(name, lean=lean) + _all_of(_parsed(read(name)))
         texts[f"{name}.py"] = alone if len(own) == 1 else read(name)
         if (cuda := FOLDER / f"{name}.cu").exists():
             texts[cuda.name] = cuda.read_text()

@@ -65,6 +65,7 @@ class Op:
     checked: shape -> the one that benchmarks check in its place, where fewer rows are not enough.
     odd_shapes: small ones that hurt; empty_shapes: of no elements, or of sums over none.
     host_shape: so small that a call costs what the host does.
+    traffic_shape: at which each large tensor is read or written once, of ops that do so; else None.
     """
 
     name: str
@@ -103,6 +104,7 @@ class Op:
     )  # fmt: skip
     empty_shapes: tuple = ((0, 5), (5, 0))
     host_shape: tuple = (64, 64)
+    traffic_shape: tuple | None = None
 
     def inputs(self, shape, dtype, device, seed=0, draw=None):
         """The op's tensors for one shape, leaves that require grad unless frozen or integers.
@@ -305,6 +307,7 @@ ADD_RELU = Op(
     ),
     flops=lambda shape, gradients: (4 if gradients else 2) * _numel(shape),
     bench_shapes=((65536, 4096), (8192, 32768), (1048576, 64), (524288, 781)),
+    traffic_shape=(96, 640),
     small_shape=(65, 781),
     plans={
         "two strips of several tiles": (
@@ -331,6 +334,7 @@ GELU = Op(
     # an exponential, an erf and a quotient count as one each; the backward pass comes to twice as many
     flops=lambda shape, gradients, approximate: (24 if gradients else 8) * _numel(shape),
     bench_shapes=((65536, 4096), (8192, 32768), (524288, 781)),
+    traffic_shape=(99, 641),
     small_shape=(65, 781),
     plans={"many tiles": (gelu.Plan(4, 8), [(1, 7), (5, 9), (8, 24), (21, 35)])},
     sources=("lib/ops/gelu.py", "lib/ops/gelu.cu"),
@@ -364,6 +368,7 @@ LORA_EPILOGUE = Op(
     ),
     flops=lambda shape, gradients, scale, activation: (7 if gradients else 4) * _numel(shape),
     bench_shapes=((65536, 4096), (8192, 32768), (524288, 781)),
+    traffic_shape=(96, 640),
     small_shape=(65, 781),
     variants={
         "scale 1/3": (_LORA_SUM, {"scale": 1 / 3, "activation": "silu"}),
@@ -398,6 +403,7 @@ SOFTMAX = Op(
     # an exponential and a quotient count as one each
     flops=lambda shape, gradients, **_: (9 if gradients else 5) * _numel(shape),
     bench_shapes=((131072, 1024), (16384, 8192), (4096, 32768), (1024, 131072), (65536, 781)),
+    traffic_shape=(24, 781),
     small_shape=(65, 781),
     odd_shapes=(
         (1, 1),
@@ -463,6 +469,7 @@ BIAS_GELU_DROPOUT_ADD = Op(
     ),
     flops=lambda shape, gradients, **_: (30 if gradients else 12) * _numel(shape),
     bench_shapes=((16384, 4096), (32768, 8192), (262144, 781)),
+    traffic_shape=(97, 643),
     small_shape=(65, 781),
     sources=("lib/ops/bias_gelu_dropout_add.py",),
 )
@@ -483,6 +490,7 @@ ADD_RMS_NORM = Op(
     flops=lambda shape, gradients, **_: (18 if gradients else 6) * _numel(shape),
     variants={"eps 0.5": (_NORMED, {"eps": 0.5})},
     bench_shapes=((16384, 4096), (65536, 1024), (8192, 8192), (4096, 16384), (131072, 781)),
+    traffic_shape=(24, 640),
     small_shape=(65, 781),
     # from 8,193 columns on, rows are read twice backward
     odd_shapes=((1, 1), (5, 7), (17, 33), (1027, 3), (64, 128), (123, 781), (257, 4096), (2, 8193)),
@@ -669,6 +677,7 @@ ROPE = Op(
     ),
     flops=lambda shape, gradients, **_: (6 if gradients else 3) * _rotated_elements(shape),
     bench_shapes=((4, 4096, 32, 8, 128), (1, 16384, 64, 8, 128)),  # B, S, Hq, Hk, D
+    traffic_shape=(2, 16, 8, 2, 64),
     small_shape=(2, 17, 4, 2, 64),
     sources=("lib/ops/rope.py",),
 )

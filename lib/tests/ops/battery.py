@@ -14,6 +14,7 @@ from unittest import mock
 from lib import machine
 from lib.measure.bench import detached, leaves, outputs
 from lib.measure.check import check_against_float64
+from lib.nogpu.memory import count_traffic
 from lib.tests.ops import cases
 
 import pytest
@@ -390,6 +391,26 @@ def mixed_dtypes(op, version):
         for n_narrow in range(1, len(made)):
             inputs = trained_as([t.to(narrow) for t in made[:n_narrow]] + made[n_narrow:], made)
             check(op, version, inputs, f"{n_narrow} in {narrow}", eager)
+
+
+SMALL = re.compile(r"\.(bias|weight|seed|cos|sin|partial)|sum_rows")
+
+
+def traffic(op, version):
+    """Large tensors are read and written once, as the registry counts, in a launch; backward in two at most."""
+    for dtype in (torch.float32, torch.bfloat16):
+        inputs = inputs_of(op, op.traffic_shape, dtype)
+        forward = count_traffic(lambda inputs=inputs: version(*detached(inputs)))
+        ys = outputs(version(*inputs))
+        dys = [torch.randn_like(y) for y in ys]
+        call = functools.partial(torch.autograd.grad, ys, leaves(inputs), dys)
+        backward = count_traffic(call)
+        assert forward.launches == 1 and backward.launches <= 2
+        least = op.bytes_moved(op.traffic_shape, dtype.itemsize, gradients=False)
+        both = op.bytes_moved(op.traffic_shape, dtype.itemsize, gradients=True)
+        for seen, n_bytes in ((forward, least), (backward, both - least)):
+            large = [a for name, a in seen.by_argument.items() if not SMALL.search(name)]
+            assert sum(a.loaded + a.stored for a in large) == n_bytes
 
 
 def far_out(op, version):

@@ -82,6 +82,14 @@ def test_library(check, op, version):
     check(op, version)
 
 
+MOVING = [(label, op) for label, op in OPS + OTHERS if op.traffic_shape]
+
+
+@pytest.mark.parametrize(("check", "op", "version"), _items(MOVING, [battery.traffic], _first))
+def test_traffic(check, op, version):
+    check(op, version)
+
+
 @pytest.mark.parametrize(("label", "op"), OPS, ids=lambda p: getattr(p, "name", ""))
 def test_compiled_by_inductor(label, op):
     battery.compiled(op, op.versions["triton"], backend="inductor")

@@ -8,7 +8,6 @@ from lib.measure import registry
 from lib.measure.check import check_against_float64
 from lib.nogpu import cuda
 from lib.nogpu.compile_only import compile_for, instruction_mix, signature_of
-from lib.nogpu.memory import count_traffic
 from lib.ops import gelu
 from lib.recorded.results import ROOT
 
@@ -116,21 +115,6 @@ def test_an_unknown_form_is_refused(module):
     for function in (module.gelu_triton, module.gelu_op):
         with pytest.raises(ValueError, match="'none' .erf. or 'tanh', got 'erf'"):
             function(x, "erf")
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("shape", [(96, 640), (99, 641)], ids=str)
-def test_traffic(shape, dtype):
-    """Two passes over memory forward and three backward, in one launch each, at odd sizes too."""
-    x = torch.randn(shape, dtype=dtype, device=machine.device(), requires_grad=True)
-    forward = count_traffic(lambda: gelu.gelu_triton(x.detach()))
-    y = gelu.gelu_triton(x)
-    backward = count_traffic(lambda: y.backward(torch.ones_like(y)))
-    op = OP.configured()
-    assert (forward.launches, backward.launches) == (1, 1)
-    assert forward.bytes_moved == op.bytes_moved(shape, dtype.itemsize, gradients=False)
-    both = op.bytes_moved(shape, dtype.itemsize, gradients=True)
-    assert forward.bytes_moved + backward.bytes_moved == both
 
 
 def _compiled(kernel, n_tensors, dtype, n, tanh, gradient=False):
