@@ -65,7 +65,8 @@ def shared_by(names, read=read, lean=False):
     for stem, file in shared.items():
         block = [*file.block, ""] if any(s.siblings for s in file.statements) else []
         head = [*file.lines[: file.docstring_end], "", *_import_lines(file.imports), ""]
-        texts[stem] = "\n".join([*head, *block, *file.body]) + "\n"
+        gap = [""] if file.statements[0].is_code else []  # two blank lines before a function
+        texts[stem] = "\n".join([*head, *block, *gap, *file.body]) + "\n"
     return texts
 
 

@@ -4,8 +4,8 @@
 
 Values and gradients are those of the full form. What it lacks: launches that find their compiled kernel
 themselves (Triton's look-up costs the host more, each time), calls past autograd where no gradient is wanted,
-sentences that say what is wrong with an argument and what to do, errors under torch.func, vmap and forward-mode
-AD, and an error where a second copy takes the op's name.
+sentences that say what is wrong with an argument and what to do, errors under torch.func and forward AD, and
+an error where a second copy takes the op's name.
 """
 
 import torch
