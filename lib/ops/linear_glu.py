@@ -582,9 +582,9 @@ def _(x, weight, bias=None, activation="gelu_tanh", gate="second", save_h=False,
     return y, y.new_empty(0) if h is None else h
 
 
-_linear_glu_backward_op.register_fake(
-    lambda dy, h, activation, gate, has_db: (torch.empty_like(h), h.new_empty(has_db * h.shape[-1]))
-)
+@_linear_glu_backward_op.register_fake
+def _(dy, h, activation, gate, has_db):
+    return torch.empty_like(h), h.new_empty(h.shape[-1] if has_db else 0)
 
 
 def _setup_context(ctx, inputs, output):
