@@ -471,8 +471,10 @@ def custom_op(name):
 
     def register(function):
         same_name, here = f"<CustomOpDef({name})>", function.__module__
-        for other, module in list(sys.modules.items()):
+        for module in list(sys.modules.values()):
             its = getattr(module, "__dict__", {}).get(function.__name__)
+            # private: the function that an op is made of, which tells who defines it from who imports it
+            other = getattr(getattr(its, "_init_fn", None), "__module__", here)
             if other != here and repr(its) == same_name:
                 both = f"{other} and {here} both define {name} in torch.library"
                 raise ImportError(f'{both}; import one of them, or change the word before the "::"')

@@ -4,8 +4,10 @@
 """
 
 import contextlib
+import importlib
 import inspect
-from types import SimpleNamespace
+import sys
+from types import ModuleType, SimpleNamespace
 from unittest import mock
 
 from lib.measure.bench import host_us
@@ -171,6 +173,14 @@ def test_a_launch_by_tma_made_before_is_not_looked_up_again(module):
 )  # fmt: skip
 def test_another_launch_by_tma_is_looked_up(module, changed):
     assert [entry[0] for entry in launched_twice(module, FIRST, changed)] == ["looked up"] * 2
+
+
+def test_an_op_that_others_have_imported_is_loaded_again():
+    """As notebooks do after an edit; a copy under another name is told from it in test_copyable.py."""
+    importer = ModuleType("an_importer")
+    importer.add_relu_op = add_relu.add_relu_op
+    with mock.patch.dict(sys.modules, {"an_importer": importer}):
+        importlib.reload(add_relu)
 
 
 @pytest.mark.gpu
