@@ -62,7 +62,7 @@ lab: $(READY)  ## open the course in JupyterLab; extra options in LAB="--no-brow
 		--LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb $(LAB)
 
 copy:  ## an op to take along, in one file: make copy OP=gelu TO=folder [LEAN=1] [FORCE=1]
-	@python3 -m lib.standalone $(OP) $(if $(TO),--to "$(TO)") $(if $(LEAN),--lean) $(if $(FORCE),--force)
+	@python3 -m lib.standalone $(OP) $(if $(TO),--to "$(TO)") $(if $(filter-out 0,$(LEAN)),--lean) $(if $(filter-out 0,$(FORCE)),--force)
 
 test: $(READY)  ## lint, the quick tests, every notebook executed; no GPU needed, some eight minutes on two cores
 	$(PY) -m ruff check .

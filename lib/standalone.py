@@ -260,10 +260,8 @@ def main(argv=None):
             raise ValueError("say what and where: make copy OP=gelu TO=folder")
         write(files_of(options.names, options.lean), options.to.expanduser(), options.force)
     except (ValueError, OSError) as error:
-        print(
-            error if type(error) in (ValueError, FileExistsError) else f"cannot write: {error}",
-            file=sys.stderr,
-        )
+        of_the_system = getattr(error, "errno", None)  # and not a sentence of ours
+        print(f"cannot write: {error}" if of_the_system else error, file=sys.stderr)
         return 2
     return 0
 

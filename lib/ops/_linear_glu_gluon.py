@@ -10,10 +10,10 @@ from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
 
-if __package__:
+if __package__:  # shared by the ops: `device` in kernels, `host` around them
     from . import _device as device
     from . import _host as host
-else:  # beside this file in a plain folder
+else:  # the same, in a plain folder
     import _device as device
     import _host as host
 

@@ -7,7 +7,7 @@ Dtypes    float32, float16 and bfloat16 (computed in float32), also mixed, y the
 Traffic   M rows of N elements of s bytes. Forward: eager moves 4MNs, fused 2MNs.
           Forward and backward: eager 4MNs + 4MNs, fused 2MNs + 3MNs.
 Backward  dx = dy where y > 0 or y is NaN, else 0; dbias = dx summed over rows. Saves y only.
-Copy it   by `make copy OP=add_relu TO=folder`, or take _host.py and _device.py along. MIT licence.
+Copy it   by `make copy OP=add_relu TO=folder`, or with _host.py, _device.py and its .cu beside it. MIT licence.
 """
 
 import functools
@@ -17,10 +17,10 @@ import torch
 import triton
 import triton.language as tl
 
-if __package__:
+if __package__:  # shared by the ops: `device` in kernels, `host` around them
     from . import _device as device
     from . import _host as host
-else:  # beside this file in a plain folder
+else:  # the same, in a plain folder
     import _device as device
     import _host as host
 

@@ -23,9 +23,9 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-if __package__:
+if __package__:  # shared by the ops: `device` in kernels, `host` around them
     from . import _host as host
-else:  # beside this file in a plain folder
+else:  # the same, in a plain folder
     import _host as host
 
 

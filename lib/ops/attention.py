@@ -36,11 +36,11 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-if __package__:
+if __package__:  # shared by the ops: `device` in kernels, `host` around them
     from . import _attention_gluon as gluon_kernels
     from . import _device as device
     from . import _host as host
-else:  # beside this file in a plain folder
+else:  # the same, in a plain folder
     import _attention_gluon as gluon_kernels
     import _device as device
     import _host as host

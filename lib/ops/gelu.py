@@ -7,7 +7,7 @@ Dtypes    float32, float16, bfloat16 (computed in float32) and float64.
 Traffic   N elements of s bytes. Forward 2Ns, and backward 3Ns: F.gelu moves the same. Written by hand
           in eager operations, the tanh form takes a pass for each of them.
 Backward  dx = dy · (Φ(x) + x · Φ'(x)). Saves x only.
-Copy it   by `make copy OP=gelu TO=folder`, or take _host.py and _device.py along. MIT licence.
+Copy it   by `make copy OP=gelu TO=folder`, or with _host.py, _device.py and its .cu beside it. MIT licence.
 """
 
 import functools
@@ -18,10 +18,10 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-if __package__:
+if __package__:  # shared by the ops: `device` in kernels, `host` around them
     from . import _device as device
     from . import _host as host
-else:  # beside this file in a plain folder
+else:  # the same, in a plain folder
     import _device as device
     import _host as host
 

@@ -17,7 +17,7 @@ Ways      tiles: one program for each tile of y; cp.async brings the next pieces
 Backward  dz = dy·act'(z), z = a b + bias, in one kernel that sums dbias by strips; da = dz bᵀ, db = aᵀ dz by
           the kernels above, which read through strides. Saves a, b, and y (relu, sigmoid) or z (others).
 Tuned     on an H200. Other GPUs get two tiles that are correct, and not tuned.
-Copy it   by `make copy OP=matmul TO=folder`, or take _host.py and _device.py along. MIT licence.
+Copy it   by `make copy OP=matmul TO=folder`, or with _host.py, _device.py and its .cu beside it. MIT licence.
 """
 
 import functools
@@ -28,10 +28,10 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-if __package__:
+if __package__:  # shared by the ops: `device` in kernels, `host` around them
     from . import _device as device
     from . import _host as host
-else:  # beside this file in a plain folder
+else:  # the same, in a plain folder
     import _device as device
     import _host as host
 

@@ -15,7 +15,7 @@ Design    A row that fits into a program stays in registers between its sum and 
           Rows that do not begin on a 16-byte boundary are read in whole 16-byte pieces, and at their two ends
           element by element.
 Backward  dx = scale · y · (dy - sum(y · dy)). Saves y only.
-Copy it   by `make copy OP=softmax TO=folder`, or take _host.py and _device.py along. MIT licence.
+Copy it   by `make copy OP=softmax TO=folder`, or with _host.py, _device.py and its .cu beside it. MIT licence.
 """
 
 import functools
@@ -26,10 +26,10 @@ import torch
 import triton
 import triton.language as tl
 
-if __package__:
+if __package__:  # shared by the ops: `device` in kernels, `host` around them
     from . import _device as device
     from . import _host as host
-else:  # beside this file in a plain folder
+else:  # the same, in a plain folder
     import _device as device
     import _host as host
 
@@ -37,7 +37,7 @@ else:  # beside this file in a plain folder
 class Plan(NamedTuple):
     """How one call is launched.
 
-    way: "tile", block_m whole rows a program, padded to block_n columns (room for 15 more than a row has);
+    way: "tile", block_m whole rows a program, padded to block_n columns;
     "parts", of one row, `tiles` tiles of block_n columns a program; "eager", for rows that no GPU could hold.
     whole_pieces: rows of a contiguous x move in 16-byte pieces even where they begin off a 16-byte boundary.
     patience: how often a program looks for the other parts of its row before it reads them itself.
@@ -72,7 +72,7 @@ def _n_seq(x):
 
 @triton.jit
 def _row_max(x):
-    # A scalar for one row: so its ends need not have the layout of its middle, with 8 threads for each element.
+    # Of one row a scalar, which the ends of the row can use as they lie, in other threads than its middle.
     return tl.max(x) if x.shape[0] == 1 else tl.max(x, axis=1)[:, None]
 
 
@@ -417,7 +417,8 @@ _MOST_PARTS = 3  # of a row, on each SM: all have to run at once, or they wait i
 def _plan_tile(n_cols, itemsize, contiguous):
     """The Plan of whole rows of any length."""
     v = 16 // itemsize
-    # 16 elements rather than 16 bytes: only of multiples of 16 does Triton know that masks leave loads whole
+    # 16 elements rather than 16 bytes: Triton knows that a mask leaves loads whole only where n_cols is a
+    # multiple of 16
     whole_pieces = n_cols % 16 != 0 and contiguous and n_cols > 2 * v
     width = host.power_of_2(n_cols + (v - 1 if whole_pieces else 0))
     block_m = max(1, _SHARED // width) if width <= _SHORT else 1

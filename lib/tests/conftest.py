@@ -151,7 +151,6 @@ NIGHTLY = {
         but_three_ways,
         named(
             "test_copies_of_all_ops_run",
-            "test_copied_alone_it_runs_forward_and_backward",
             "test_copied_alone_with_no_gpu_it_says_what_to_do",
             "test_cuda_copied_alone_with_no_gpu_says_what_to_do",
         ),

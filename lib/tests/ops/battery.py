@@ -685,7 +685,6 @@ AUTOGRAD = [
     own_memory, second_backward, second_derivative_raises, second_derivative, same_bits, checkpoint, autocast,
     transforms_raise,
 ]  # fmt: skip
-LIBRARY = [compiled, registered]
 ON_A_GPU = [
     cuda_graph, made_before, current_stream, no_host_sync, second_gpu, cpu_input, real_sizes,
     more_rows_compile_nothing,

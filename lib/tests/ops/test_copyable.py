@@ -208,14 +208,6 @@ def test_copies_of_all_ops_run(way, tmp_path):
     _copies_run(way, tuple(registry.OPS), tmp_path)
 
 
-@files
-@interpreter_loops
-def test_copied_alone_it_runs_forward_and_backward(path, tmp_path):
-    (tmp_path / path.name).write_text(standalone(path.stem))
-    done = _run(tmp_path, _script(path, machine.device()), **INTERPRETED)
-    assert done.stdout.strip() == "ran", done.stderr[-2000:]
-
-
 @pytest.mark.gpu
 @files
 @always_interpreted
@@ -316,7 +308,7 @@ def test_a_copy_needs_no_packages(tmp_path):
         ("gelu", "say what and where"),
         ("--to {0}", "say what and where"),
         ("gelu --to {0}/there", "there.gelu.py is there and differs; FORCE=1"),
-        ("gelu --to {0}/file", "file"),
+        ("gelu --to {0}/file", "cannot write: .*file"),
     ],
 )
 def test_what_cannot_be_copied_is_said_in_a_sentence(words, message, tmp_path, capsys):

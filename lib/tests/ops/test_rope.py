@@ -517,25 +517,6 @@ def test_traffic_of_a_part_that_is_not_rotated(module):
         assert traffic.bytes_moved == share * (q.nbytes + k.nbytes) + tables
 
 
-def test_traffic_backward(module):
-    q, k, cos, sin = tensors((2, 16, 8, 2, 64, 64))
-    ys = module.rope_triton(q, k, cos, sin)
-    dys = [torch.randn_like(y) for y in ys]
-    traffic = count_traffic(lambda: torch.autograd.grad(ys, (q, k), dys))
-    assert traffic.launches == 1
-    assert traffic.bytes_moved == 2 * (q.nbytes + k.nbytes) + cos.nbytes + sin.nbytes
-
-
-def test_the_registry_counts_these_bytes(module):
-    op = registry.find("rope")
-    shape = (2, 16, 8, 2, 64)
-    q, k, cos, sin = (t.detach() for t in op.inputs(shape, torch.bfloat16, machine.device()))
-    traffic = count_traffic(lambda: module.rope_triton(q, k, cos, sin))
-    least = op.bytes_moved(shape, 2, gradients=False)
-    assert traffic.bytes_moved == least + cos.nbytes + sin.nbytes
-    assert op.bytes_moved(shape, 2, gradients=True) == 2 * least
-
-
 def test_autograd_saves_the_tables_alone(module):
     q, k, cos, sin = tensors()
     saved = []

@@ -151,9 +151,6 @@ MUTANTS = mutants_in("""
 # rounded before the residual
 - y += residual.to(COMPUTE)
 + y = y.to(x.dtype) + residual
-# float64 computed in float32
-- return tl.float64 if dtype == torch.float64 else tl.float32
-+ return tl.float32
 # a strided bias read as if contiguous
 - fold, bias.contiguous(), *matrices, p,
 + fold, bias, *matrices, p,

@@ -3,21 +3,12 @@
 from lib.measure.mutants import mutants_in
 
 MUTANTS = mutants_in("""
-# gelu: 0·inf in the gradient, far out
-- a = tl.minimum(tl.abs(z), 1e3)
-+ a = tl.abs(z)
 # relu that drops NaN
 - z = tl.where(z < 0, 0.0, z)
 + z = tl.maximum(z, 0.0)
 # gelu: a constant cut off
 - return z / (1.0 + tl.exp(-1.5957691216057308 * z * (1.0 + 0.044715 * z * z)))
 + return z / (1.0 + tl.exp(-1.5957691216057308 * z * (1.0 + 0.04 * z * z)))
-# gelu: x³ without its factor 3 in the gradient
-- 0.2140644488178008
-+ 0.07135481627260025
-# gelu: 1 - s where s is nearly 1
-- z * (e * t * t) *
-+ z * (s * (1.0 - s)) *
 # silu: s for 1 - s in the gradient
 - + saved * (e * t * t))
 + + saved * (t * t))
