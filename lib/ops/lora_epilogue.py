@@ -14,7 +14,7 @@ Traffic   M rows of N elements of s bytes. Forward: eager moves 2 + 3 + 2 + 2 = 
             gelus, silu     x and delta, to compute z again          backward 5MNs
             in place        z, as x is gone: forward 4MNs            backward 4MNs
 Backward  dx = dy·act'(z), ddelta = scale·dx, dbias = dx summed over rows: one kernel, and one for the sums.
-Copy it   by `make copy OP=lora_epilogue TO=folder`, or with _host.py, _device.py and its .cu beside it. MIT licence.
+Copy it   by `make copy OP=lora_epilogue TO=folder`, or with _host.py, _device.py and its .cu. MIT licence.
 """
 
 import functools
