@@ -64,7 +64,7 @@ lab: $(READY)  ## open the course in JupyterLab; extra options in LAB="--no-brow
 copy:  ## an op to take along, in one file: make copy OP=gelu TO=folder [LEAN=1] [FORCE=1]
 	@python3 -m lib.standalone $(OP) $(if $(TO),--to "$(TO)") $(if $(filter-out 0,$(LEAN)),--lean) $(if $(filter-out 0,$(FORCE)),--force)
 
-test: $(READY)  ## lint, the quick tests, every notebook executed; no GPU needed, some nine minutes on two cores
+test: $(READY)  ## lint, the quick tests, every notebook executed; no GPU needed, some ten minutes on two cores
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	CUDA_VISIBLE_DEVICES= $(PYTEST) -m "not nightly" --nbmake --nbmake-timeout=300 $(NOTEBOOKS) lib/tests
