@@ -419,7 +419,7 @@ def swapped(fn, old_type, new_type):
             continue
         visited.add(id(space))
         for name, value in list(space.items()):
-            if name in ("INTERPRETED", "_INTERPRETED"):
+            if name == "INTERPRETED":
                 undo.append((space, name, value))
                 space[name] = interpreted
             beside = getattr(value, "__package__", None) == (space.get("__package__") or "none")
