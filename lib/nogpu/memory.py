@@ -16,7 +16,6 @@ import threading
 from lib.nogpu.interpreter import interpreted_launches
 
 import numpy as np
-import pandas as pd
 import torch
 from triton.runtime import interpreter as upstream
 from triton.runtime.errors import InterpreterError
@@ -59,6 +58,8 @@ class Traffic:
 
     def table(self):
         """One row per pointer argument, in bytes, with a total."""
+        import pandas as pd  # here, because every import of lib would take a quarter of a second longer
+
         rows = {name: dataclasses.asdict(a) for name, a in self.by_argument.items()}
         table = pd.DataFrame.from_dict(rows, orient="index", dtype="int64")
         table.loc["total"] = table.sum()

@@ -35,6 +35,11 @@ def named(*names):
     return lambda item: item.originalname in names
 
 
+def but_one_in(n, name):
+    """A rule for the test of this name: nightly except for one item in n."""
+    return lambda item: item.originalname == name and one_in(n)(item)
+
+
 def with_values(**values):
     """A rule for items of these parameters."""
     return lambda item: values.items() <= _parameters(item).items()
@@ -50,10 +55,10 @@ BUILT = ("22.4", "23.3", "30.4", "30.5", "31.4", "33.3")
 
 
 def needless_answers(item):
-    """All wrong answers except the first of every fourth exercise, and all builds except one solution."""
+    """All wrong answers except the first of every fourth exercise, half the solutions, builds except one."""
     values = _parameters(item)
     if item.originalname == "test_the_solution_is_right":
-        return values["id"] in BUILT and values["id"] != "30.4"
+        return values["id"] != "30.4" and (values["id"] in BUILT or one_in(2)(item))
     if item.originalname == "test_a_wrong_answer_is_rejected":
         return values["id"] in BUILT or values["number"] > 0 or one_in(4)(item)
     return False
@@ -64,7 +69,7 @@ def _parameters(item):
 
 
 def most_of_the_battery(item):
-    """Two in three checks of an op's first version, except values, and nine in ten of its other versions."""
+    """Three in four checks of an op's first version, except values, and nine in ten of its other versions."""
     values = _parameters(item)
     if item.originalname == "test_compiled_by_inductor":
         return values["op"].name != "add_relu"
@@ -75,16 +80,18 @@ def most_of_the_battery(item):
     op, version = values["op"], values["version"]
     if version is not registry.find(op.name).configured().versions["triton"]:
         return one_in(10)(item)
-    return values["check"].__name__ != "values" and one_in(3)(item)
+    return values["check"].__name__ != "values" and one_in(4)(item)
 
 
 def but_one_of_each_op(item):
     """All mutants of an op except one, always the same; the battery itself shows that the op passes."""
+    values = _parameters(item)
     if item.originalname in ("test_the_op_itself_passes", "test_a_harmless_change_is_alive"):
         return True
+    if item.originalname == "test_at_least_eight_that_differ":
+        return values["name"] != "gelu"
     if item.originalname != "test_killed":
         return False
-    values = _parameters(item)
     return values["mutant"].why != _one_of(values["name"])
 
 
@@ -113,6 +120,12 @@ NIGHTLY = {
         ),
     ],
     "exercises/": [needless_answers],
+    "course/test_show.py": [  # each starts a kernel, and one shows that the message reaches the page
+        named("test_it_fails_all_the_same", "test_other_errors_look_as_ever"),
+    ],
+    "exercises/test_museum.py": [
+        but_one_in(4, "test_a_mistake_that_only_the_strict_tests_find_may_be_planted"),
+    ],
     "exercises/test_capstone.py": [
         named("test_a_rung_without_a_right_version_has_no_time_and_says_why")  # 90 runs its stubs
     ],

@@ -218,12 +218,13 @@ def test_a_function_that_is_only_declared_is_named(name, hint):
     with pytest.raises(
         RuntimeError, match=rf"fancy.cu calls {name}, which is declared but not defined\.{hint}"
     ):
-        cuda.load_cuda_on_cpu(source, ["g"], name="fancy")
+        cuda.load_cuda_on_cpu(source, ["g"], name="fancy", checked=True)
 
 
 def test_tanh_has_an_intrinsic():
     """glibc declares a function of its name, so that it compiles without being here."""
-    kernels = cuda.load_cuda_on_cpu("double f(double x) { return __tanhf(x); }", ["f"])
+    source = "double f(double x) { return __tanhf(x); }"
+    kernels = cuda.load_cuda_on_cpu(source, ["f"], checked=True)
     assert kernels.f(0.5) == pytest.approx(math.tanh(0.5))
 
 
