@@ -8,8 +8,8 @@ VERSIONS ?=
 VENV  := .venv$(if $(VERSIONS),-versions)
 STAMP := $(VENV)/.installed
 # The first Python in the supported range.
-FIND_PYTHON = for p in python3 python3.12 python3.11; do \
-	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' 2>/dev/null && echo $$p && break; done
+FIND_PYTHON = for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' 2>/dev/null && echo $$p && break; done
 HAS_GPU = command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1
 
 ifdef PY
@@ -35,6 +35,7 @@ JOBS ?= 2
 # One thread each: two workers with two threads each on two cores wait for one another.
 PYTEST = OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) --dist worksteal
 NOTEBOOKS = $(sort $(wildcard notebooks/[0-9]*.ipynb))
+TESTS_OF_OP = $(if $(OP),$(if $(wildcard lib/ops/$(OP).py),-k $(OP) lib/tests/ops,$(error there is no lib/ops/$(OP).py)))
 
 .PHONY: help lab copy test test-all test-gpu sanitize launch-diff run record bench sweep text notebooks progress clean
 .DEFAULT_GOAL := help
@@ -44,8 +45,10 @@ help:  ## print this help
 
 $(STAMP): pyproject.toml
 	@python=$$($(FIND_PYTHON)); \
-	if [ -z "$$python" ]; then echo "Python 3.11 or 3.12 is needed; install one, or use environment.yml"; exit 1; fi; \
-	echo "making $(VENV) with $$($$python --version)"; $$python -m venv $(VENV)
+	if [ -n "$$python" ]; then echo "making $(VENV) with $$($$python --version)"; $$python -m venv $(VENV); \
+	elif command -v uv >/dev/null; then echo "uv fetches Python 3.12"; uv venv --seed --python 3.12 $(VENV); \
+	else echo "Python 3.11 to 3.14 is needed: install one, as by 'sudo apt install python3-venv'; or install uv" \
+		"(https://docs.astral.sh/uv), which fetches one; or use environment.yml"; exit 1; fi
 	$(VENV)/bin/python -m pip install --quiet --upgrade pip
 	@# A CUDA compiler comes along where there is a GPU and no toolkit. Not --quiet, because it takes minutes.
 	@# The one warning that Python ignores here takes ten lines to say that an editable install is editable.
@@ -64,18 +67,18 @@ lab: $(READY)  ## open the course in JupyterLab; extra options in LAB="--no-brow
 copy:  ## an op to take along, in one file: make copy OP=gelu TO=folder [LEAN=1] [FORCE=1]
 	@python3 -m lib.standalone $(OP) $(if $(TO),--to "$(TO)") $(if $(filter-out 0,$(LEAN)),--lean) $(if $(filter-out 0,$(FORCE)),--force)
 
-test: $(READY)  ## lint, the quick tests, every notebook executed; no GPU needed, some ten minutes on two cores
+test: $(READY)  ## lint, the quick tests, every notebook executed; or those of one op: make test [OP=gelu]; no GPU needed
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
-	CUDA_VISIBLE_DEVICES= $(PYTEST) -m "not nightly" --nbmake --nbmake-timeout=300 $(NOTEBOOKS) lib/tests
+	CUDA_VISIBLE_DEVICES= $(PYTEST) -m "not nightly" $(if $(OP),$(TESTS_OF_OP),--nbmake --nbmake-timeout=300 $(NOTEBOOKS) lib/tests)
 
 test-all: $(READY)  ## every test, all mutants, every notebook: before a change to lib/ops is done; no GPU needed
 	$(PY) -m ruff check .
 	CUDA_VISIBLE_DEVICES= FUSED_KERNELS_EXAMPLES=400 $(PYTEST) --nbmake --nbmake-timeout=600 $(NOTEBOOKS) lib/tests
 
-test-gpu: $(READY)  ## the tests on this machine's GPU, big sizes included; with many cores: make test-gpu JOBS=12
-	$(PYTEST) -m "not alone" lib/tests
-	$(PY) -m pytest -m alone lib/tests
+test-gpu: $(READY)  ## the tests on this machine's GPU, big sizes included: make test-gpu [OP=gelu] [JOBS=12]
+	$(PYTEST) -m "not alone" $(or $(TESTS_OF_OP),lib/tests)
+	$(PY) -m pytest -m alone $(or $(TESTS_OF_OP),lib/tests) || [ $$? = 5 ]  # 5: this op has none
 
 sanitize: $(READY)  ## all kernels under compute-sanitizer, memcheck and racecheck, or of one op: make sanitize [OP=gelu]
 	@# Without torch's caching allocator each tensor is an allocation of its own, and its end is seen.

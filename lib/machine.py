@@ -10,6 +10,8 @@ import subprocess
 import torch
 
 HAS_GPU = torch.cuda.is_available()
+# The triton that a torch is released with; Inductor often fails with another.
+PARTNERS = {"2.11": "3.6", "2.12": "3.7", "2.13": "3.7", "2.14": "3.8", "2.15": "3.9"}
 OLDEST_GPU = (7, 5)  # the compute capability of Turing, the oldest that PyTorch is still built for
 
 # Some virtual machines announce Intel's AMX and hide the sizes of its tiles (CPUID leaf 1DH). There oneDNN
@@ -36,6 +38,11 @@ def has_gpus(n):
 def gpu_is_too_old():
     """Whether kernels may fail on this machine's GPU because it is older than OLDEST_GPU."""
     return HAS_GPU and torch.cuda.get_device_capability() < OLDEST_GPU
+
+
+def partner_of_torch():
+    """The minor version of triton that this torch is released with, as '3.9'; None where it is not known."""
+    return PARTNERS.get(".".join(torch.__version__.split(".")[:2]))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -192,7 +192,7 @@ def describe():
     here, has_gpu = machine.stamp(), machine.HAS_GPU
     rows = {
         "GPU": f"{here.gpu}, driver {here.driver}" if has_gpu else "none found",
-        "torch, triton": f"{here.torch}, {here.triton}",
+        "torch, triton": f"{here.torch}, {here.triton}{_odd_pair(here.triton)}",
     }
     if machine.gpu_is_too_old():
         rows["kernels"] = (
@@ -202,6 +202,16 @@ def describe():
     else:
         rows |= _parts(has_gpu)
     return style_table(pd.DataFrame(rows.items(), columns=["", "this machine"]))
+
+
+def _odd_pair(triton_version):
+    """What to say of a triton that this torch is not released with."""
+    partner = machine.partner_of_torch()
+    if partner is None or triton_version.startswith(f"{partner}."):
+        return ""
+    return (
+        f"; this torch is released with triton {partner}, and torch.compile may fail with another"
+    )
 
 
 def _parts(has_gpu):

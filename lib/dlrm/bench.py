@@ -154,7 +154,7 @@ def expect_close(got, want):
 
 def _fresh():
     """Drop compiled code and its CUDA graphs, and return unused memory to the GPU."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     _give_back()
 
 

@@ -77,7 +77,7 @@ def as_graph(call):
 
 def measure(version, n_rows):
     """A row: the time of one training step of a version, with tables of full size."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     model = version_of(version, default_model(dlrm.LARGE))
     optimizer, batch = RowSGD(model.parameters(), 1e-4), batch_of(n_rows, machine.device())
     timing = bench.time_us(as_graph(lambda: train_step(model, optimizer, batch)))

@@ -85,7 +85,7 @@ class _Counter:
 
 def _graph_sizes(fn, *calls):
     """The number of ops in each graph compiled over the calls; what fn prints is dropped."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     counter = _Counter()
     version = torch.compile(fn, backend=counter)
     with contextlib.redirect_stdout(io.StringIO()):
@@ -105,7 +105,7 @@ def _expect_dtype(got, want, what):
 
 def _expect_one_graph(fn, *args):
     """For what neither `explain` nor the number of graphs shows, as a helper that the compiler leaves out."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     try:
         torch.compile(fn, backend="eager", fullgraph=True)(*args)
     except torch._dynamo.exc.Unsupported as error:
@@ -173,7 +173,7 @@ def _(graph_sizes):
     with case("three ops, one call"):
         attempted(graph_sizes(_three_ops, (_ones(4, 8),)))
     cases = [(what, fn, calls, _graph_sizes(fn, *calls)) for what, fn, calls in _size_cases()]
-    torch._dynamo.reset()
+    torch.compiler.reset()
     for what, fn, calls, want in cases:
         with case(what), contextlib.redirect_stdout(io.StringIO()):
             got = graph_sizes(fn, *calls)
@@ -228,7 +228,7 @@ def _(clip):
                 f"{what}, shape {tuple(x.shape)}: {part} should be {first_numbers(want[part])}, "
                 f"got {first_numbers(got[part])}{_on_a_nan(got[part]) if part == 'gradient' else ''}",
             )
-    torch._dynamo.reset()
+    torch.compiler.reset()
     with contextlib.redirect_stdout(io.StringIO()):
         explanation = torch._dynamo.explain(clip)(_ones(2, 3), 1.0)
     lines = "; ".join(f"`{b.user_stack[-1].line}`" for b in explanation.break_reasons)
@@ -254,7 +254,7 @@ def _(answer):
     )
     attempted(answer()(_ones(2, 4)))
     counter = _Counter()
-    torch._dynamo.reset()
+    torch.compiler.reset()
     eager, module = Noisy(), answer().to(machine.device())
     version = torch.compile(module, backend=counter)
     with torch.no_grad():
@@ -280,7 +280,7 @@ def _(answer):
 @torch.no_grad()
 def _why_compiled(answer):
     """Where the first three graphs came from: a break, or the guards that failed, call by call."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     counter, failed = _Counter(), []
     version = torch.compile(answer().to(machine.device()), backend=counter)
     for call, n in enumerate(_LENGTHS, start=1):

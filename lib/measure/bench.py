@@ -212,7 +212,7 @@ def really_compiled(not_compiled=()):
     Around the measuring and not in the version: entering it costs as much host time as a launch.
     not_compiled: functions that run as they are all the same.
     """
-    torch._dynamo.reset()  # forget other shapes' code
+    torch.compiler.reset()  # forget other shapes' code
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch._dynamo.config.patch(fail_on_recompile_limit_hit=True))
         for function in not_compiled:

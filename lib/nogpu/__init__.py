@@ -11,17 +11,24 @@
 With a GPU the same calls use it.
 """
 
+import importlib.util
 import os
 import sys
 
-from lib.machine import HAS_GPU
+from lib.machine import HAS_GPU, partner_of_torch
 
 
 def install():
     """Set up this process: find nvcc where there is a GPU, else install the stand-ins.
 
-    Raises RuntimeError when triton was imported first and so missed TRITON_INTERPRET=1.
+    Raises ImportError where there is no triton, as beside PyTorch's CPU build, and RuntimeError when triton was
+    imported first and so missed TRITON_INTERPRET=1.
     """
+    if not importlib.util.find_spec("triton"):
+        which = f"'triton=={partner_of_torch()}.*'" if partner_of_torch() else "triton"
+        raise ImportError(
+            f"triton is not installed, and every kernel needs it: pip install {which}"
+        )
     if HAS_GPU:
         from lib.nogpu import cuda_toolkit, memory
 

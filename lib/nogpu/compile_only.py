@@ -32,9 +32,18 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
+from triton.experimental.gluon.language.nvidia.hopper import tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
+
+# TMA's copies, which kernels of the course call by their names from Triton 3.8 on.
+for _name, _before in (
+    ("async_load", "async_copy_global_to_shared"),
+    ("async_store", "async_copy_shared_to_global"),
+):
+    if not hasattr(tma, _name):
+        setattr(tma, _name, getattr(tma, _before))
 
 TARGETS = {
     75: GPUTarget("cuda", 75, 32),  # Turing: T4
@@ -169,7 +178,12 @@ def compile_for(
         result = triton.compile(
             source(function, types, constexprs, attributes),
             target=targets[arch],
-            options={"num_warps": num_warps, "num_stages": num_stages},
+            # fused multiply-adds, which are Triton's default before 3.10
+            options={
+                "num_warps": num_warps,
+                "num_stages": num_stages,
+                "enable_fp_fusion": True,
+            },
         )
     return Compiled(result.metadata.name, arch, num_warps, result.metadata.shared, dict(result.asm))
 
@@ -343,8 +357,12 @@ def without_calls(sass):
 
     A 64-bit division or remainder calls one only where a number has more than 32 bits.
     """
-    kernel = sass.partition(".weak")[0]
-    blocks = re.split(r"(?m)^(?=\.L_x_\d+:)", kernel)
+    kernel = re.split(r"(?m)^\s*\.(?:weak|type)\s+\$", sass)[0]
+    blocks = [""]  # one begins at each label, and after each jump
+    for line in kernel.splitlines(keepends=True):
+        blocks += [""] if line.startswith(".L_x_") else []
+        blocks[-1] += line
+        blocks += [""] if "BRA `" in line else []
     return "".join(block for block in blocks if "CALL." not in block)
 
 

@@ -137,9 +137,13 @@ class _Memory:
     def permute(self, order):
         return _Memory(None, self.view.permute(order), self.dirty)
 
-    def _reinterpret(self, dtype, shape, layout):
-        size = torch.Size(shape).numel()
-        return _Memory(self.flat[:size], self.flat[:size].view(*shape), self.dirty)
+    def reinterpret(self, dtype, shape, layout):
+        if torch.Size(shape).numel() != self.flat.numel():
+            sizes = f"{self.shape} has {self.flat.numel()} elements, and {list(shape)} others"
+            raise Misuse(f"reinterpret gives all of a buffer another shape: {sizes}")
+        return _Memory(self.flat, self.flat.view(*shape), self.dirty)
+
+    _reinterpret = reinterpret  # its name before Triton 3.9
 
     def store(self, value):
         self.view.copy_(value)
@@ -270,6 +274,9 @@ class _Language:
 
         self.scheduler.fork([functools.partial(role, *pair) for pair in functions])
 
+    def reinterpret(self, memory, dtype, shape, layout):
+        return memory.reinterpret(dtype, shape, layout)
+
     # --- mbarrier
     def init(self, bar, count):
         bar.count = count
@@ -296,7 +303,7 @@ class _Language:
             self.scheduler.pause(lambda: bar.completed % 2 != phase, what)
 
     # --- TMA
-    def async_copy_global_to_shared(self, desc, at, bar, memory, pred=True):
+    def async_load(self, desc, at, bar, memory, pred=True):
         if not pred:
             return
         _expect_shape(memory, desc)
@@ -317,7 +324,7 @@ class _Language:
     def fence_async_shared(self):
         self.dirty.clear()
 
-    def async_copy_shared_to_global(self, desc, at, memory):
+    def async_store(self, desc, at, memory):
         if memory.view.data_ptr() in self.dirty:
             raise Misuse(
                 "TMA may miss what the threads wrote; fence_async_shared comes before a store by TMA"
@@ -334,6 +341,9 @@ class _Language:
         pending = self.stores.setdefault(self.scheduler.role.number, [])
         pending.append(store)
         self.scheduler.events.append(store)
+
+    # their names before Triton 3.8
+    async_copy_global_to_shared, async_copy_shared_to_global = async_load, async_store
 
     def store_wait(self, pendings):
         mine = self.stores.setdefault(self.scheduler.role.number, [])
@@ -362,7 +372,10 @@ class _Language:
         return deps[0]
 
 
-_IMPORTED_ALONE = ("fence_async_shared", "warpgroup_mma", "warpgroup_mma_wait")
+_IMPORTED_ALONE = (
+    *("async_load", "async_store", "reinterpret", "fence_async_shared"),
+    *("warpgroup_mma", "warpgroup_mma_wait"),
+)
 
 
 def run(kernel, grid, *arguments, seed=0, words=None, **constants):

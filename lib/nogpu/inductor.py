@@ -60,25 +60,30 @@ __all__ = [
     "run_training_code",
 ]
 
-SUPPORTED = {"torch": ((2, 11), (2, 13)), "triton": ((3, 6), (3, 7))}
+SUPPORTED = {"torch": ((2, 11), (2, 15)), "triton": ((3, 6), (3, 9))}
 
 
 class UnsupportedVersion(RuntimeError):
     """The fake-GPU tracer does not support this version of torch or triton."""
 
 
-def check_versions():
+def _versions():
+    """Those of torch and triton, as (2, 13)."""
     import triton
 
-    for name, version in (("torch", torch.__version__), ("triton", triton.__version__)):
-        oldest, newest = SUPPORTED[name]
-        if not oldest <= tuple(int(n) for n in version.split(".")[:2]) <= newest:
+    return [tuple(int(n) for n in p.__version__.split(".")[:2]) for p in (torch, triton)]
+
+
+def check_versions():
+    for (name, (oldest, newest)), version in zip(SUPPORTED.items(), _versions()):
+        if not oldest <= version <= newest:
             supported = " and ".join(
                 f"{package} {a[0]}.{a[1]} to {b[0]}.{b[1]}" for package, (a, b) in SUPPORTED.items()
             )
             raise UnsupportedVersion(
-                f"Output code without a GPU is known to work with {supported}; here is {name} {version}. "
-                "Install the versions pinned in pyproject.toml, or use a GPU."
+                f"Output code without a GPU is known to work with {supported}; here is {name} "
+                "{}.{}. ".format(*version)
+                + "Install the versions pinned in pyproject.toml, or use a GPU."
             )
 
 
@@ -95,22 +100,36 @@ def output_code(fn, *inputs, options=None, dynamic=False):
 
     Raises ValueError where nothing was compiled or an option needs a GPU. Without a GPU, and with a torch or
     triton outside SUPPORTED, it returns the text recorded for this function and these shapes, with a warning
-    and a first line that say so, or raises UnsupportedVersion where there is none.
+    and a first line that say so. Where there is none, a newer version is tried, with a warning; if that fails,
+    and with an older version, UnsupportedVersion.
     """
     if any(isinstance(leaf, np.ndarray) for leaf in torch.utils._pytree.tree_leaves(inputs)):
         raise TypeError("output_code: pass torch tensors, not NumPy arrays")
     settings = {"dynamic": dynamic, **(options or {})}
     if not torch.cuda.is_available():
+        _check_options(options or {})
         try:
             check_versions()
-        except UnsupportedVersion:
+        except UnsupportedVersion as unsupported:
             if code := recorded_code.find(fn, inputs, settings):
                 return code
-            raise
-        _check_options(options or {})
+            return _tried(unsupported, fn, inputs, options, dynamic)
     code = _compiled_text(fn, inputs, options, dynamic)
     recorded_code.remember(fn, inputs, settings, code)
     return code
+
+
+def _tried(unsupported, fn, inputs, options, dynamic):
+    """The text in spite of `unsupported`, by versions that are newer than those known to work."""
+    if any(version < oldest for version, (oldest, _) in zip(_versions(), SUPPORTED.values())):
+        raise unsupported
+    warnings.warn(f"{unsupported} It is tried all the same.", stacklevel=3)
+    try:
+        return _compiled_text(fn, inputs, options, dynamic)
+    except (TypeError, ValueError):
+        raise  # what fn and its inputs are wrong in
+    except Exception as error:
+        raise unsupported from error
 
 
 def _compiled_text(fn, inputs, options, dynamic):
@@ -194,13 +213,13 @@ def _codes_collected():
     from torch._inductor.graph import GraphLowering
 
     codes = []
-    torch._dynamo.reset()
+    torch.compiler.reset()
     # The hook that torch's own run_and_get_code uses.
     with mock.patch.object(GraphLowering, "save_output_code", codes.append):
         try:
             yield codes
         finally:
-            torch._dynamo.reset()
+            torch.compiler.reset()
 
 
 def _write_on_gpu(fn, inputs, options, dynamic):

@@ -10,6 +10,7 @@ Repairs         bfloat16 arithmetic, sums and atomic additions (upstream works o
                 helper calls (upstream patches `triton.language` again at each, and never undoes it) ·
                 `tl.reduce` with Inductor's maximum and minimum (upstream loops over elements in Python) ·
                 loop bounds computed in the kernel (triton 3.6 with NumPy from 2.4 on) ·
+                comparisons of two scalars in a mask (upstream widens them to integers, which 3.9 refuses) ·
                 NaN in `tl.maximum`, `tl.minimum` and `tl.clamp` (compiled they drop it, upstream keeps it) ·
                 the time that random numbers take (two hundred operations for each four) and every operation
                 (`interpreter_cost.py`).
@@ -49,6 +50,7 @@ def install():
     _repair_helper_calls()
     _repair_reduce()
     _repair_loop_bounds()
+    _repair_splat()
     _shorten_philox()
     _remember_dtypes()
     _skip_copy_back()
@@ -323,6 +325,18 @@ def _repair_loop_bounds():
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
     upstream._patch_lang_tensor = patch_tensor
+
+
+def _repair_splat():
+    """A comparison stays one when it is widened: `(row < n_rows) & (cols < n_cols)` is a mask of booleans."""
+    splat = upstream.InterpreterBuilder.create_splat
+
+    def create_splat(self, kind, arg):
+        if arg.data.dtype == np.bool_:
+            return upstream.TensorHandle(np.full(kind.shape, arg.data), tl.int1)
+        return splat(self, kind, arg)
+
+    upstream.InterpreterBuilder.create_splat = create_splat
 
 
 # --- random numbers ------------------------------------------------------------------------------------

@@ -13,15 +13,12 @@ from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
 
-if __package__:  # shared by the ops: `device` in kernels, `host` around them
+if __package__:  # shared by the ops
+    from . import _gluon as shared
     from . import _host as host
 else:  # the same, in a plain folder
+    import _gluon as shared
     import _host as host
-
-
-@gluon.constexpr_function
-def _sums(n):  # how the 128 threads of a warp group hold what wgmma adds up, n columns
-    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, n, 16])
 
 
 @gluon.jit
@@ -65,17 +62,17 @@ def _fetch(
         mbarrier.expect(q_full.index(0), 2 * q_desc.block_type.nbytes)
         for who in gl.static_range(2):
             at = [batch, head, row + who * M, 0]
-            tma.async_copy_global_to_shared(q_desc, at, q_full.index(0), q_bufs.index(who))
+            shared.async_load(q_desc, at, q_full.index(0), q_bufs.index(who))
         for t in range(n_tiles):
             slot = count % STAGES
             phase = ((count // STAGES) & 1) ^ 1
             at = [batch, head // n_repeats, (n_tiles - 1 - t) * N, 0]
             mbarrier.wait(k_empty.index(slot), phase)
             mbarrier.expect(k_full.index(slot), k_desc.block_type.nbytes)
-            tma.async_copy_global_to_shared(k_desc, at, k_full.index(slot), k_bufs.index(slot))
+            shared.async_load(k_desc, at, k_full.index(slot), k_bufs.index(slot))
             mbarrier.wait(v_empty.index(slot), phase)
             mbarrier.expect(v_full.index(slot), v_desc.block_type.nbytes)
-            tma.async_copy_global_to_shared(v_desc, at, v_full.index(slot), v_bufs.index(slot))
+            shared.async_load(v_desc, at, v_full.index(slot), v_bufs.index(slot))
             count += 1
 
 
@@ -102,8 +99,8 @@ def _attend(
     N: gl.constexpr = k_bufs.shape[3]
     STAGES: gl.constexpr = k_bufs.shape[0]
     DTYPE: gl.constexpr = q_bufs.dtype
-    S: gl.constexpr = _sums(N)
-    ACC: gl.constexpr = _sums(D)
+    S: gl.constexpr = shared.sums_layout(N)
+    ACC: gl.constexpr = shared.sums_layout(D)
     P: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=ACC, k_width=2)
     q = q_bufs.index(WHO).reshape([M, D])
     count = 0
@@ -159,7 +156,7 @@ def _attend(
         o_bufs.index(WHO).reshape([M, D]).store(o.to(DTYPE))
         hopper.fence_async_shared()
         at = [place // n_heads, place % n_heads, row, 0]
-        tma.async_copy_shared_to_global(o_desc, at, o_bufs.index(WHO))
+        shared.async_store(o_desc, at, o_bufs.index(WHO))
     tma.store_wait(0)
 
 

@@ -7,6 +7,7 @@ What is private to PyTorch or Triton is used in this file alone, and each use is
 
 import contextlib
 import functools
+import inspect
 import math
 import sys
 from pathlib import Path
@@ -68,6 +69,9 @@ def generation(gpu):
 # --- launches ------------------------------------------------------------------------------------------------
 
 launched = {}  # of each kind of launch, what runs its compiled kernel, and the arguments around the tensors
+# private: what runs a compiled kernel takes these; in Triton 3.6 the last five go by the name of args
+LAUNCHER = """gridX gridY gridZ stream function kernel_metadata launch_metadata launch_enter_hook
+launch_exit_hook args""".split()
 
 
 def run(kernel, grid, tensors, *sizes, **options):
@@ -93,9 +97,14 @@ def run(kernel, grid, tensors, *sizes, **options):
         again(*blocks, stream_of(gpu), *handles, *tensors, *given)
         return
     with torch.cuda.device_of(first):  # else the launch goes to the current GPU, not to theirs
-        compiled = kernel[grid](*tensors, *sizes, **options)
-    # Other versions go the ordinary way each time, and so does the interpreter, which compiles nothing.
-    if compiled and triton.__version__[:3] in ("3.6", "3.7") and addresses % 16 == 0:
+        # Fused multiply-adds are Triton's default before 3.10
+        compiled = kernel[grid](*tensors, *sizes, enable_fp_fusion=True, **options)
+    # Other launchers go the ordinary way each time, and so does the interpreter, which compiles nothing.
+    if (
+        compiled
+        and addresses % 16 == 0
+        and takes(compiled.run) in (LAUNCHER, LAUNCHER[:5] + ["args"])
+    ):
         named = {name: value for name, value in options.items() if name in kernel.arg_names}
         given = kernel.signature.bind(*tensors, *sizes, **named)
         given.apply_defaults()
@@ -104,6 +113,11 @@ def run(kernel, grid, tensors, *sizes, **options):
         handles = compiled.function, compiled.packed_metadata, None, None, None  # no hooks
         around = (*grid, 1, 1)[:3], triton.runtime.driver.active.get_current_stream, handles
         launched[key] = compiled.run, *around, given.args[len(tensors) :]
+
+
+def takes(function):
+    """The names of its parameters."""
+    return [*inspect.signature(function).parameters]
 
 
 def strips_of(matrix, fold, block_m, strips, dtype):

@@ -22,7 +22,7 @@ once = once_differentiable
 def run(kernel, grid, tensors, *sizes, **options):
     """kernel[grid](*tensors, *sizes, **options) on the tensors' GPU."""
     with torch.cuda.device_of(getattr(tensors[0], "base", tensors[0])):
-        kernel[grid](*tensors, *sizes, **options)
+        kernel[grid](*tensors, *sizes, enable_fp_fusion=True, **options)
 
 
 def remembered(check):

@@ -12,20 +12,17 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDes
 
 if __package__:  # shared by the ops: `device` in kernels, `host` around them
     from . import _device as device
+    from . import _gluon as shared
     from . import _host as host
 else:  # the same, in a plain folder
     import _device as device
+    import _gluon as shared
     import _host as host
 
 
 # The TMA kernel again, by roles. One warp, the producer, only asks for pieces of x and W, into a ring of STAGES
 # slots. Two warp groups, the consumers, multiply the same piece of W by 64 rows of x each. The second starts
 # LAG steps after the first, so that one has its epilogue while the other keeps the tensor cores busy.
-@gluon.constexpr_function
-def _sums_layout(n):
-    return gl.NVMMADistributedLayout([3, 0], warps_per_cta=[4, 1], instr_shape=[16, n, 16])
-
-
 @gluon.jit
 def _place_of_part(part, first, sizes, GROUP: gl.constexpr, PARTS: gl.constexpr, BLOCK_M, BLOCK_N):
     # Row and column of one of the PARTS of a tile, each BLOCK_N wide; the tiles from number `first` on
@@ -43,6 +40,8 @@ def _produce(
     BLOCK_M: gl.constexpr = x_desc.block_type.shape[0]
     BLOCK_K: gl.constexpr = x_desc.block_type.shape[1]
     BLOCK_N: gl.constexpr = w_desc.block_type.shape[1]
+    # narrow tiles of W lie in the first of so many pieces of a slot
+    PIECES: gl.constexpr = w_bufs.shape[2] // BLOCK_N
     _, _, steps = sizes
     for part in range(gl.program_id(0), n_parts, gl.num_programs(0)):
         row, col = _place_of_part(part, first, sizes, GROUP, PARTS, 2 * BLOCK_M, BLOCK_N)
@@ -53,11 +52,13 @@ def _produce(
             bar = full.index(slot)
             mbarrier.expect(bar, 2 * x_desc.block_type.nbytes + w_desc.block_type.nbytes)
             w = w_bufs.index(slot)
-            w = w._reinterpret(w_bufs.dtype, w_desc.block_type.shape, w_desc.layout)
-            tma.async_copy_global_to_shared(w_desc, [0, col, step * BLOCK_K], bar, w)
+            w = shared.reinterpret(
+                w, w_bufs.dtype, [PIECES, 2, BLOCK_N, BLOCK_K], w_desc.layout
+            ).index(0)
+            shared.async_load(w_desc, [0, col, step * BLOCK_K], bar, w)
             for who in gl.static_range(2):
                 at, x = [row + who * BLOCK_M, step * BLOCK_K], x_bufs.index(2 * slot + who)
-                tma.async_copy_global_to_shared(x_desc, at, bar, x)
+                shared.async_load(x_desc, at, bar, x)
             count += 1
     return count
 
@@ -81,17 +82,22 @@ def _consume(
     BLOCK_M: gl.constexpr = y_desc.block_type.shape[0]
     BLOCK_N: gl.constexpr = y_desc.block_type.shape[1]
     BLOCK_K: gl.constexpr = w_desc.block_type.shape[2]
-    layout: gl.constexpr = _sums_layout(BLOCK_N)
-    y_buf = y_buf._reinterpret(y_desc.dtype, [BLOCK_M, BLOCK_N], y_desc.layout)
+    layout: gl.constexpr = shared.sums_layout(BLOCK_N)
+    PIECES: gl.constexpr = w_bufs.shape[2] // BLOCK_N
+    y_buf = shared.reinterpret(
+        y_buf, y_desc.dtype, [PIECES, BLOCK_M, BLOCK_N], y_desc.layout
+    ).index(0)
     _, n_hidden, steps = sizes
     for part in range(gl.program_id(0), n_parts, gl.num_programs(0)):
         row, col = _place_of_part(part, first, sizes, GROUP, PARTS, 2 * BLOCK_M, BLOCK_N)
-        total = gl.zeros((BLOCK_M, 2 * BLOCK_N), gl.float32, _sums_layout(2 * BLOCK_N))
+        total = gl.zeros((BLOCK_M, 2 * BLOCK_N), gl.float32, shared.sums_layout(2 * BLOCK_N))
         for step in range(steps):
             slot = count % STAGES
             mbarrier.wait(full.index(slot), (count // STAGES) & 1)
             w = w_bufs.index(slot)
-            w = w._reinterpret(w_bufs.dtype, w_desc.block_type.shape, w_desc.layout)
+            w = shared.reinterpret(
+                w, w_bufs.dtype, [PIECES, 2, BLOCK_N, BLOCK_K], w_desc.layout
+            ).index(0)
             w = w.reshape([2 * BLOCK_N, BLOCK_K]).permute((1, 0))
             x = x_bufs.index(2 * slot + WHO)
             total = hopper.warpgroup_mma(x, w, total, use_acc=step > 0, is_async=True)
@@ -120,7 +126,7 @@ def _consume(
         tma.store_wait(0)  # of the tile before: y_buf is free
         y_buf.store(y)
         hopper.fence_async_shared()
-        tma.async_copy_shared_to_global(y_desc, [row + WHO * BLOCK_M, col], y_buf)
+        shared.async_store(y_desc, [row + WHO * BLOCK_M, col], y_buf)
     return count
 
 

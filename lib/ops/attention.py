@@ -23,7 +23,7 @@ Method    Dao, FlashAttention-2, 2023: a tile of q goes along the keys with the 
 Backward  delta = rowsum(do·o), ds = p(do vᵀ - delta), dq = scale·ds k, dk = scale·dsᵀ q, dv = pᵀ do. In 16 bits
           o is rounded, so where terms cancel a rounding of do·o stays. One kernel each for delta, dq, dk and dv
           (over the heads of a group): no atomics, the same bits in every run. Saves q, k, v, o, a number a row.
-Copy it   by `make copy OP=attention TO=folder`, or take _host, _device and _attention_gluon along. MIT licence.
+Copy it   by `make copy OP=attention TO=folder`, or with its imports, which stand beside it. MIT licence.
 """
 
 import functools
@@ -39,10 +39,12 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 if __package__:  # shared by the ops: `device` in kernels, `host` around them
     from . import _attention_gluon as gluon_kernels
     from . import _device as device
+    from . import _gluon as shared
     from . import _host as host
 else:  # the same, in a plain folder
     import _attention_gluon as gluon_kernels
     import _device as device
+    import _gluon as shared
     import _host as host
 
 
@@ -530,8 +532,9 @@ def _launch(plan, q, k, v, lengths, o, lse, limits, scale):
     plain = lengths is None and limits[0] == n_queries and limits[1] in (0, n_keys) and scale > 0
     has_roles = plan.tma and dim <= 128 and gluon_kernels.run_on(q.device)
     if has_roles and plain and _tma_fits(q, k, v, o):
-        gluon_kernels.launch_roles(q, k, v, o, lse, limits[1] == 0, scale)
-        return
+        is_causal = limits[1] == 0
+        if shared.ran(gluon_kernels.launch_roles, q, k, v, o, lse, is_causal, scale):
+            return
     packed = n_repeats if plan.packed else 1
     keys_per_part = host.cdiv(host.cdiv(n_keys, plan.n_parts), tile.n) * tile.n
     n_parts = host.cdiv(n_keys, keys_per_part or 1)

@@ -38,10 +38,12 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 if __package__:  # shared by the ops: `device` in kernels, `host` around them
     from . import _device as device
+    from . import _gluon as shared
     from . import _host as host
     from . import _linear_glu_gluon as gluon_kernel
 else:  # the same, in a plain folder
     import _device as device
+    import _gluon as shared
     import _host as host
     import _linear_glu_gluon as gluon_kernel
 
@@ -343,8 +345,10 @@ def _launch(plan, x, weight, bias, y, h, gating, allow_tf32):
     if plan is None or not {"tma": can_tma, "gluon": can_gluon}.get(plan.way, True):
         plan = _plan(n_rows, n_hidden, n_in, x.dtype, allow_tf32, x.device, can_tma, can_gluon)
     if plan.way == "gluon":
-        gluon_kernel.launch_gluon(plan, x, _as_halves(weight), bias, y, **_constexprs(*gating))
-        return
+        inputs = x, _as_halves(weight), bias
+        if shared.ran(gluon_kernel.launch_gluon, plan, *inputs, y, **_constexprs(*gating)):
+            return
+        plan = _plan(n_rows, n_hidden, n_in, x.dtype, allow_tf32, x.device, can_tma)
     if plan.way == "tma":
         _launch_tma(plan, x, weight, bias, y, h, gating)
         return

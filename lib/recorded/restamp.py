@@ -212,7 +212,8 @@ def main(argv=None):
     edits.add_argument("--cut", action="store_const", const="cut", dest="edits", default="")
     edits.add_argument("--added", action="store_const", const="added", dest="edits")
     options = parser.parse_args(argv)
-    renames = dict(pair.split("=") for pair in options.renames)
+    # a string may hold = itself
+    renames = dict(re.fullmatch(r'(".*"|[^=]*)=(.*)', pair).groups() for pair in options.renames)
     changed = []
     for path in notebooks.notebooks():
         if notebooks.status(path) == "stale":

@@ -35,7 +35,7 @@ def tracked():
 def test_every_package_of_the_course_is_pinned():
     pins = PROJECT["project"]["optional-dependencies"]["course"]
     assert all(re.fullmatch(r"[\w-]+==[\d.]+", pin) for pin in pins)
-    assert {"torch==2.13.0", "triton==3.7.1"} <= set(pins)
+    assert {"torch==2.15.0", "triton==3.9.0"} <= set(pins)
 
 
 def test_versions_are_written_in_one_place():
@@ -262,6 +262,7 @@ def test_the_workflow_to_copy_runs_a_notebook(tmp_path):
     "page",
     [
         "README.md",
+        "CONTRIBUTING.md",
         "lib/ops/README.md",
         "data/README.md",
         "notebooks/glossary.md",

@@ -17,7 +17,7 @@ def graph_sizes(fn, *calls):
         sizes.append(sum(node.op.startswith("call") for node in graph.graph.nodes))
         return graph.forward
 
-    torch._dynamo.reset()
+    torch.compiler.reset()
     version = torch.compile(fn, backend=counting)
     for args in calls:
         version(*args)

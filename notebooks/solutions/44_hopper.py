@@ -48,8 +48,8 @@ def ask(turn, total, steps, tiles_n, x_desc, w_desc, x_bufs, w_bufs, full, STAGE
     slot, pred = turn % STAGES, turn < total
     bar = full.index(slot)
     mbarrier.expect(bar, x_desc.block_type.nbytes + w_desc.block_type.nbytes, pred=pred)
-    tma.async_copy_global_to_shared(x_desc, [row, k], bar, x_bufs.index(slot), pred)
-    tma.async_copy_global_to_shared(w_desc, [col, k], bar, w_bufs.index(slot), pred)
+    tma.async_load(x_desc, [row, k], bar, x_bufs.index(slot), pred)
+    tma.async_load(w_desc, [col, k], bar, w_bufs.index(slot), pred)
 
 
 @gluon.jit
@@ -88,5 +88,5 @@ def stays_kernel(x_desc, w_desc, y_desc, n_rows, n_cols, n_in, STAGES: gl.conste
         y_buf.store(acc.to(y_desc.dtype))
         fence_async_shared()
         row, col = tile // tiles_n * BLOCK_M, tile % tiles_n * BLOCK_N
-        tma.async_copy_shared_to_global(y_desc, [row, col], y_buf)
+        tma.async_store(y_desc, [row, col], y_buf)
     tma.store_wait(0)

@@ -24,7 +24,7 @@ def test_the_graphs_of_both_passes_are_of_aten_ops():
 
 
 def test_guards_are_read_and_a_broken_one_is_named():
-    torch._dynamo.reset()
+    torch.compiler.reset()
     compiled = torch.compile(gated, backend="eager")
     compiled(torch.ones(4), torch.ones(4))
     (guards,) = dynamo.guards_of(gated)

@@ -173,6 +173,16 @@ def test_describe_works_outside_ipython():
     assert "this machine" in show.describe().to_html()
 
 
+@pytest.mark.parametrize(
+    ("of_torch", "odd"), [("2.11.0", True), ("2.14.1+cpu", False), ("2.99.0", False)]
+)
+def test_a_triton_that_torch_is_not_released_with_is_named(monkeypatch, of_torch, odd):
+    stamp = machine.Stamp("a GPU", "1", of_torch, "3.8.0", "3.12", "2026-11-26")
+    monkeypatch.setattr(machine, "stamp", lambda: stamp)
+    monkeypatch.setattr(torch, "__version__", of_torch)
+    assert ("this torch is released with triton 3.6" in show.describe().to_html()) == odd
+
+
 @pytest.mark.parametrize("capability", [(7, 0), (7, 5), (9, 0)])
 def test_a_gpu_older_than_those_supported_is_named(monkeypatch, capability):
     stamp = machine.Stamp("a GPU", "1", "2.13.0", "3.7.1", "3.12", "2026-11-26")

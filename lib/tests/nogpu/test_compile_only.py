@@ -66,9 +66,9 @@ def copy_tile_kernel(x_desc, y_desc, row):
     landed = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     mbarrier.init(landed, count=1)
     mbarrier.expect(landed, x_desc.block_type.nbytes)
-    tma.async_copy_global_to_shared(x_desc, [row, 0], landed, buffer)
+    tma.async_load(x_desc, [row, 0], landed, buffer)
     mbarrier.wait(landed, 0)
-    tma.async_copy_shared_to_global(y_desc, [row, 0], buffer)
+    tma.async_store(y_desc, [row, 0], buffer)
     tma.store_wait(0)
 
 

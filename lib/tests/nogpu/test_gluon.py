@@ -45,7 +45,7 @@ def other_block_kernel(x_desc):
     buf = gl.allocate_shared_memory(x_desc.dtype, [8, 64], x_desc.layout)
     full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     mbarrier.init(full, count=1)
-    tma.async_copy_global_to_shared(x_desc, [0, 0], full, buf)
+    tma.async_load(x_desc, [0, 0], full, buf)
 
 
 def test_a_buffer_of_another_shape_is_refused():
@@ -60,9 +60,9 @@ def copies_kernel(x_desc, y_desc):
     mbarrier.init(full, count=1)
     at = [8 * gl.program_id(0), 64 * gl.program_id(1)]
     mbarrier.expect(full, x_desc.block_type.nbytes)
-    tma.async_copy_global_to_shared(x_desc, at, full, buf)
+    tma.async_load(x_desc, at, full, buf)
     mbarrier.wait(full, 0)
-    tma.async_copy_shared_to_global(y_desc, at, buf)
+    tma.async_store(y_desc, at, buf)
     tma.store_wait(0)
 
 

@@ -1,5 +1,6 @@
 """The repairs of Triton's interpreter: each of these is wrong, or fails, without them."""
 
+import re
 import subprocess
 import sys
 import threading
@@ -321,6 +322,17 @@ def test_helper_calls_do_not_get_slower_and_leave_the_language_as_it_was():
     for _ in range(20):
         _loop_kernel[(1,)](x, out, 100, BLOCK_SIZE=16)
     assert language() == before
+
+
+def test_importing_lib_without_triton_says_what_to_install():
+    program = """
+import importlib.util
+find = importlib.util.find_spec
+importlib.util.find_spec = lambda name: None if name == "triton" else find(name)
+import lib
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert re.search(r"ImportError: triton is not installed, .* 'triton==3\.\d\.\*'", done.stderr)
 
 
 def test_importing_lib_after_triton_says_what_to_do():

@@ -430,7 +430,7 @@ def far_out(op, version):
 
 def compiled(op, version, backend="aot_eager"):
     """One graph, forward and backward, at two sizes; in place, on a tensor that it may change."""
-    torch._dynamo.reset()  # the function below is one to it, with all versions of all ops
+    torch.compiler.reset()  # the function below is one to it, with all versions of all ops
     n_written = op.n_written if writes_in_place(op, version) else 1
     original = {v.__name__: v for v in op.in_place.values()}.get(version.__name__, version)
 

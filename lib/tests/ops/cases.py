@@ -14,6 +14,11 @@ def release(package):
     return tuple(map(int, package.__version__.split(".")[:2]))
 
 
+def copies_of_16_bytes(mix):
+    """Asynchronous copies to shared memory in an instruction_mix; on Ampere Triton 3.9 names L2 too."""
+    return mix["LDGSTS.E.BYPASS.128"] + mix["LDGSTS.E.BYPASS.LTC128B.128"]
+
+
 def layouts(t):
     """{name: the same numbers as t in a layout that users really pass}; expanded, a part of them repeated.
 

@@ -279,7 +279,7 @@ def test_tables_with_rules_of_their_own_are_refused(module):
 
 def test_a_sparse_gradient_breaks_a_compiled_graph(module):
     ids, weight, num_rows = inputs()
-    torch._dynamo.reset()
+    torch.compiler.reset()
 
     def call(ids, weight):
         return module.embedding_hash_triton(ids, weight, num_rows, sparse=True)

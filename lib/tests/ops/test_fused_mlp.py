@@ -363,7 +363,7 @@ def test_the_op_whatever_is_frozen(module, final):
 
 
 def test_compiled_whatever_the_way(module):
-    torch._dynamo.reset()
+    torch.compiler.reset()
     compiled = torch.compile(module.fused_mlp_triton, fullgraph=True, backend="aot_eager")
     frozen = [t.detach() if k in (1, 2) else t for k, t in enumerate(tensors())]
     check(compiled, frozen, name="a frozen layer")

@@ -25,6 +25,9 @@ def module():
     return add_relu
 
 
+FUSION = {"enable_fp_fusion": True}  # every launch asks for fused multiply-adds
+
+
 class StandIn:
     """A kernel that notes how it is launched, and what was compiled."""
 
@@ -46,8 +49,13 @@ class StandIn:
 
         return launch
 
-    def again(self, *args):
-        self.log.append(("again", args))
+    def again(
+        self, gridX, gridY, gridZ, stream, function, kernel_metadata, launch_metadata,
+        launch_enter_hook, launch_exit_hook, *args,
+    ):  # fmt: skip
+        hooks = launch_metadata, launch_enter_hook, launch_exit_hook
+        how = gridX, gridY, gridZ, stream, function, kernel_metadata, *hooks, *args
+        self.log.append(("again", how))
 
 
 @contextlib.contextmanager
@@ -67,7 +75,7 @@ def test_a_launch_made_before_is_not_looked_up_again(module):
         for t in (x, torch.zeros(64)):
             host_of(module).run(kernel, (4,), (t, y), 64, BLOCK=16, num_warps=2)
     (_, grid, args, options), (way, again) = kernel.log
-    assert (grid, args[2:], options) == ((4,), (64,), {"BLOCK": 16, "num_warps": 2})
+    assert (grid, args[2:], options) == ((4,), (64,), {"BLOCK": 16, "num_warps": 2} | FUSION)
     assert way == "again"
     assert again[:8] == (4, 1, 1, "of -1", "code", "how", None, None)
     tensors, rest = again[9:11], again[11:]
@@ -124,9 +132,10 @@ def test_hooks_hear_of_launches_made_before(module, hooks):
     assert [entry[0] for entry in kernel.log] == ["looked up", "looked up"]
 
 
-def test_other_versions_of_triton_are_given_nothing_of_their_own(module):
+def test_a_launcher_that_takes_something_else_is_given_nothing(module):
     kernel, x = StandIn(), torch.zeros(64)
-    with on_gpu(-1), mock.patch.object(triton, "__version__", "9.6.0"):
+    kernel.again = lambda gridX, gridY, gridZ, cluster, stream, *args: None
+    with on_gpu(-1):
         for _ in range(2):
             host_of(module).run(kernel, (4,), (x, x), 64, BLOCK=16)
     assert [entry[0] for entry in kernel.log] == ["looked up", "looked up"]
@@ -157,7 +166,7 @@ FIRST = {
 
 def test_a_launch_by_tma_made_before_is_not_looked_up_again(module):
     (_, grid, first, options), (way, again) = launched_twice(module, FIRST, {})
-    assert (grid, first[2:], options) == ((4,), (64,), {"BLOCK": 16, "num_warps": 2})
+    assert (grid, first[2:], options) == ((4,), (64,), {"BLOCK": 16, "num_warps": 2} | FUSION)
     (described, bias), rest = again[9:11], again[11:]
     assert way == "again" and rest == (64, 16, 1.0)
     assert described.block_shape == [16, 16] and described is not first[0] and bias is not first[1]

@@ -106,7 +106,7 @@ def test_the_definition_is_what_a_lora_layer_computes():
 
 def test_compiled_with_a_scale_that_changes():
     """torch.compile takes a float that changes for a variable, and in some versions for a float64 tensor."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     compiled = torch.compile(
         lambda x, delta, bias, scale: lora_epilogue_triton(x, delta, bias, scale, "silu"),
         fullgraph=True,

@@ -474,7 +474,7 @@ def test_the_registered_op_with_its_required_arguments_only(module):
 
 
 def test_compiled_training_without_bias_and_scale():
-    torch._dynamo.reset()
+    torch.compiler.reset()
     *tensors, _ = inputs()
     compiled = torch.compile(lora_linear_triton, fullgraph=True, backend="aot_eager")
     got = torch.autograd.grad(compiled(*tensors).sum(), leaves_of(tensors))
@@ -484,7 +484,7 @@ def test_compiled_training_without_bias_and_scale():
 
 
 def test_cublas_compiled_is_the_op():
-    torch._dynamo.reset()
+    torch.compiler.reset()
     graphs = []
 
     def backend(graph, _):
@@ -686,20 +686,24 @@ def test_the_pointer_kernel_multiplies_by_the_best_there_is(kind, dtype, arch, p
     if "MMA" not in products:
         assert count(compiled, "H(G)?MMA|DMMA") == 0, "tensor cores round float32"
     if kind != "turing":
-        assert count(compiled, r"LDGSTS\.E\.BYPASS\.128") >= 2 * tile.num_stages
+        assert count(compiled, r"LDGSTS\.E\.BYPASS.*\.128") >= 2 * tile.num_stages
     assert count(compiled, r"LDGSTS(?!.*128)") == 0
     assert count(compiled, r"STG\.E(?!\.128)") == 0
-    # with z kept: under Triton 3.6 a word or two of Hopper's epilogue lie in local memory
-    hopper = kind in ("half", "tf32x3") and arch == 90 and cases.release(triton) < (3, 7)
-    assert compiled.spills <= (4 if hopper else 0)
+    # with z kept: by Triton 3.6 and 3.9 some words of Hopper's epilogue lie in local memory
+    hopper = kind in ("half", "tf32x3") and arch == 90
+    assert compiled.spills <= (6 if hopper and spills_z() else 0)
     assert compiled.shared_bytes <= {90: 232_448, 80: 101_376, 75: 65_536}[arch]
 
 
+def spills_z():
+    return cases.release(triton) < (3, 7) or cases.release(triton) >= (3, 9)
+
+
 def test_the_longest_epilogue_on_the_largest_tile():
-    """gelu by erf, and z kept: Triton 3.6 keeps eight words of a thread in local memory, 3.7 none."""
+    """gelu by erf, and z kept: Triton 3.6 keeps eight words of a thread in local memory, 3.7 none, 3.9 four."""
     tile = TILES["half"][0]
     launch, *_ = launches(lora_linear, torch.bfloat16, 64, "gelu", True, 9, plan=Plan(tile))
-    assert code_of(launch, 90).spills <= (8 if cases.release(triton) < (3, 7) else 0)
+    assert code_of(launch, 90).spills <= (8 if spills_z() else 0)
 
 
 @pytest.mark.parametrize("activation", ["identity", "relu", "gelu", "gelu_tanh"])
@@ -999,7 +1003,7 @@ def test_module_says_what_it_is(module):
 
 
 def test_module_compiles():
-    torch._dynamo.reset()
+    torch.compiler.reset()
     m, x = layer(lora_linear, activation="gelu"), rows()
     compiled = torch.compile(m, fullgraph=True, backend="aot_eager")
     loss = compiled(x).square().sum()

@@ -363,7 +363,7 @@ def test_opcheck_of_other_inputs(module):
 @pytest.mark.parametrize("activation", ["identity", "relu", "gelu", "gelu_tanh"])
 def test_compiled(module, activation):
     """With and without a bias, all or some gradients, none; z saved, not computed again; under autocast."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     eager = functools.partial(matmul_eager, activation=activation)
     sys.modules.setdefault(module.__name__, module)  # where the compiler looks for it
     version = functools.partial(module.matmul_triton, activation=activation)
@@ -746,12 +746,14 @@ def test_every_tile_of_the_table(tile, kind, dtype, arch, transposed):
     for way in ways:
         kernel = code_of(Plan(tile, way), dtype, kind, transposed, arch=arch)
         mix = instruction_mix(kernel)
-        # gelu, z and three products: a word or two of an epilogue may lie in local memory, Triton 3.6: four
+        # gelu, z and three products: a word or two of an epilogue may lie in local memory, Triton 3.6: four;
+        # of the widest tile two by Triton 3.9
         most = 16 if cases.release(triton) < (3, 7) else 8
-        assert kernel.spills <= (most if (kind, arch) == ("tf32x3", 90) else 0)
+        one_product = 2 if cases.release(triton) >= (3, 9) and tile.n == 256 else 0
+        assert kernel.spills <= (most if (kind, arch) == ("tf32x3", 90) else one_product)
         assert kernel.shared_bytes <= SHARED[arch]
         assert [op for op in mix if op.startswith(UNITS.get(kind, ("HGMMA", "HMMA")))]
-        assert arch == 75 or mix.get("LDGSTS.E.BYPASS.128") or mix.get("UTMALDG.2D")
+        assert arch == 75 or cases.copies_of_16_bytes(mix) or mix["UTMALDG.2D"]
         if "tf32" in kind:
             assert [op for op in mix if op.startswith(("HGMMA", "HMMA")) and "TF32" in op]
         if dtype != torch.float64:
@@ -774,7 +776,7 @@ def test_tiles_for_rows_that_begin_anywhere(kind, arch):
         kernel = code_of(Plan(tile), dtype, kind, shape=(1023, 511, 2047), arch=arch)
         mix = instruction_mix(kernel)
         # addresses of single elements, each its own: of the widest tile a few lie in local memory
-        assert kernel.spills <= (48 if tile.m == tile.n == 128 else 4)
+        assert kernel.spills <= (64 if tile.m == tile.n == 128 else 4)
         assert kernel.shared_bytes <= SHARED[arch]
         assert [op for op in mix if op.startswith(("HGMMA", "HMMA"))]
         assert not [op for op in mix if op.startswith("LDGSTS")], "of single elements, or of bytes"

@@ -138,7 +138,7 @@ def test_q_alone(module, layout):
 
 
 def test_compiled_with_positions(module):
-    torch._dynamo.reset()
+    torch.compiler.reset()
     sys.modules.setdefault(module.__name__, module)  # where the compiler looks for it
     q, k, cos, sin = tensors((2, 9, 4, 2, 16, 16), positions=30)
     places = torch.randint(30, (2, 9), device=q.device)
@@ -440,7 +440,7 @@ def test_in_place_a_view_beside_what_needs_a_gradient_raises(module):
 
 def test_compiled_at_every_offset(module):
     """As decoding does, a token at a time."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     compiled = torch.compile(module.rope_triton, fullgraph=True, backend="aot_eager")
     for offset in (0, 1, 2, 7):
         inputs = tensors((2, 1, 4, 2, 16, 12), layout="bhsd", positions=9)
@@ -448,7 +448,7 @@ def test_compiled_at_every_offset(module):
 
 
 def test_compiled_in_place_writes_into_its_arguments(module):
-    torch._dynamo.reset()
+    torch.compiler.reset()
     compiled = torch.compile(module.rope_triton_, fullgraph=True, backend="aot_eager")
     q, k, cos, sin = detached(positions=9)
     want = rope_eager(q, k, cos, sin, 2, True)
@@ -460,7 +460,7 @@ def test_compiled_in_place_writes_into_its_arguments(module):
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compiled_in_place_has_gradients(module, backend):
     """An op that changes its arguments cannot tell the compiler its gradient: silently, it would have none."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
 
     def run(q, k, cos, sin):
         a, b = q * 2, k.square()

@@ -46,7 +46,7 @@ def test_the_same_losses(block, autocast, n_steps):
 @blocks
 @pytest.mark.parametrize("how", ["compiled", "checkpointed"])
 def test_the_same_losses_under(block, how):
-    torch._dynamo.reset()
+    torch.compiler.reset()
     eager, fused = both(block, PARTS, machine.device(), checkpointed=how == "checkpointed")
     backend = "inductor" if machine.HAS_GPU else "aot_eager"
     call = None

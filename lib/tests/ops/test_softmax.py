@@ -300,7 +300,7 @@ def test_a_dimension_that_is_not_there(module):
 
 
 def test_compiled_along_another_dimension(module):
-    torch._dynamo.reset()
+    torch.compiler.reset()
     sys.modules.setdefault(module.__name__, module)  # where the compiler looks for it
     x, call = rows((3, 17, 5)), functools.partial(module.softmax_triton, dim=1)
     compiled = torch.compile(call, fullgraph=True, backend="aot_eager")

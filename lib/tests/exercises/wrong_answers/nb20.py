@@ -16,7 +16,7 @@ n_graphs__only_one_number = 4
 
 
 def _compile_and_call(backend, fn, calls):
-    torch._dynamo.reset()
+    torch.compiler.reset()
     version = torch.compile(fn, backend=backend)
     for args in calls:
         version(*args)

@@ -80,9 +80,9 @@ MUTANTS = mutants_in("""
 -         given.apply_defaults()
 -
 +
-# the launcher of any version of Triton
-- if compiled and triton.__version__[:3] in ("3.6", "3.7") and
-+ if compiled and
+# any launcher
+-         and takes(compiled.run) in (LAUNCHER, LAUNCHER[:5] + ["args"])
++
 # launches that hooks do not hear of
 - launch = None if hooked or
 + launch = None if

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: MIT
+# Copyright (c) 2026 The Fused Kernels authors; Fused Kernels 0.1.0, lib/ops/_gluon.py
+"""What the kernels in Gluon share: names that Triton has changed, and what to do where one does not compile."""
+
+import warnings
+
+import triton
+from triton.errors import TritonError
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import tma
+
+# TMA's copies, by their names from Triton 3.8 on, and by those before.
+async_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+async_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
+# reinterpret(buffer, dtype, shape, layout): all of a buffer in another shape; a method, private before 3.9.
+_buffer = gl.shared_memory_descriptor
+reinterpret = getattr(_buffer, "reinterpret", None) or _buffer._reinterpret
+
+
+@gluon.constexpr_function
+def sums_layout(n):
+    # how the 128 threads of a warp group hold what wgmma adds up, n columns
+    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, n, 16])
+
+
+uncompiled = set()  # launches of kernels in Gluon that this Triton does not compile
+
+
+def ran(launch, *arguments, **options):
+    """Whether launch(*arguments, **options) ran; one that Triton does not compile is named in a warning."""
+    if launch in uncompiled:
+        return False
+    try:
+        launch(*arguments, **options)
+    except (TritonError, RuntimeError) as error:
+        if not isinstance(error, TritonError) and "PassManager" not in str(error):
+            raise  # an error of the GPU, say
+        uncompiled.add(launch)
+        which = (
+            f"Triton {triton.__version__} does not compile {launch.__module__}.{launch.__name__}"
+        )
+        warnings.warn(f"{which}; a slower kernel in Triton runs in its place", stacklevel=2)
+        return False
+    return True
