@@ -51,6 +51,9 @@ def interaction_eager(dense: torch.Tensor, embeddings: torch.Tensor) -> torch.Te
     return torch.cat([dense, products.index_select(1, first * n_vectors + second)], dim=1)
 
 
+# Of a pointer that was selected from two, Triton knows the alignment before 3.8 alone; then one load will do.
+_SELECTS = tl.constexpr(tuple(map(int, triton.__version__.split(".")[:2])) < (3, 8))
+
 # Each thread loads what tensor cores take from it, so that reshape and permute move no data. Where the two
 # layouts differ, Triton moves data through shared memory: slower, and equally correct.
 
@@ -74,7 +77,7 @@ def _vectors(
     offsets = sample64 * stride_eb + table * stride_et + d64 * stride_ed
     embedding_ptrs = embeddings_ptr + first * stride_eb + offsets
     mask = (sample < left) & (f <= TABLES) & (d < DIM)
-    if dense_ptr.dtype == embeddings_ptr.dtype:
+    if _SELECTS and dense_ptr.dtype == embeddings_ptr.dtype:
         ptrs = tl.where(f == 0, dense_ptrs, embedding_ptrs)
         vectors = tl.load(ptrs, mask=mask, other=0.0).to(OPERAND)
     else:
