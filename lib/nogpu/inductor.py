@@ -9,7 +9,8 @@ one, Inductor is given fake tensors of the same shapes on a fake H200 (lib/nogpu
 the same text line by line, but for what `normalize` removes.
 
 Where it differs from a GPU:
-    Nothing is computed, so a branch on a tensor's value (`if x.sum() > 0`) ends the text there, and it says so.
+    Nothing is computed, so a branch on a tensor's value (`if x.sum() > 0`) ends the text there, and so does a
+    size that depends on values (`x[x > 0]`, nonzero). The text says so.
     Nothing is timed, so mode="max-autotune" cannot choose, CUDA graphs cannot record, and a matmul of odd
     sizes is never padded (on a GPU Inductor times it both ways): the text says where that could matter.
     scaled_dot_product_attention becomes products and a softmax; on a GPU it is one call. The text says so.
@@ -24,6 +25,7 @@ of a function, because a plain torch.compile on CPU tensors writes C++:
 
 import contextlib
 import copy
+import inspect
 import os
 import re
 import subprocess
@@ -243,10 +245,18 @@ def _write_on_fake_gpu(fn, inputs, options, dynamic):
     from lib.nogpu.fake_gpu import fake_gpu
 
     from torch._inductor.codecache import PyCodeCache
-    from torch._subclasses.fake_tensor import DataDependentOutputException
+    from torch._subclasses.fake_tensor import (
+        DataDependentOutputException,
+        DynamicOutputShapeException,
+    )
 
     odd = []
-    with fake_gpu(), _codes_collected() as codes, _note_padding(odd):
+    with (
+        _kernels_to_compile(fn),
+        fake_gpu(),
+        _codes_collected() as codes,
+        _note_padding(odd),
+    ):
         inputs = _moved(fn, inputs, _to_fake_gpu)
         # Inductor collects, logs and saves the text itself; only loading it is replaced.
         with (
@@ -257,9 +267,14 @@ def _write_on_fake_gpu(fn, inputs, options, dynamic):
             warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
             try:
                 torch.compile(fn, dynamic=dynamic, options=options)(*inputs)
-            except DataDependentOutputException:
-                if codes:
-                    codes[-1] += _ENDS_HERE
+            except (DataDependentOutputException, DynamicOutputShapeException, _NotRun) as end:
+                if not codes:
+                    raise ValueError(f"output_code: {_VALUES}") from end
+                codes[-1] += _NOT_RUN if isinstance(end, _NotRun) else _ENDS_HERE
+            except Exception as error:
+                if why := [text for words, text in _WHY.items() if words in str(error)]:
+                    raise ValueError(f"output_code: {why[0]}") from error
+                raise
     if codes and odd:
         codes[-1] += _on_padding(odd)
     # Each backward graph was written with its forward; on a GPU they come in the order in which they run.
@@ -267,6 +282,66 @@ def _write_on_fake_gpu(fn, inputs, options, dynamic):
     return [code for code in codes if not _is_backward(code)] + backward[::-1]
 
 
+@contextlib.contextmanager
+def _kernels_to_compile(fn):
+    """Inside, the @triton.jit kernels that fn launches are compiled, as its graph needs them."""
+    from lib.nogpu.interpreter import swapped
+
+    # the helpers of generated kernels: imported inside, they could not be interpreted later
+    import torch._inductor.runtime.triton_helpers  # noqa: F401
+    from triton.runtime.interpreter import InterpretedFunction
+    from triton.runtime.jit import JITFunction
+
+    with contextlib.ExitStack() as stack:
+        for function in _functions_of(fn):
+            stack.enter_context(swapped(function, InterpretedFunction, JITFunction))
+        yield
+
+
+def _functions_of(fn):
+    """fn as a function, and those that it can name from other files, of which it or an op may consist."""
+    fn = inspect.unwrap(type(fn).forward if isinstance(fn, torch.nn.Module) else fn)
+    fn = getattr(fn, "__func__", fn)
+    if not inspect.isfunction(fn):
+        return []
+    named = [*fn.__globals__.values(), *inspect.getclosurevars(fn).nonlocals.values()]
+    # private: the function of an op of torch.library; where it is gone, the op's kernels cannot be written
+    named = [getattr(value, "_init_fn", value) for value in named]
+    files = {fn.__module__: fn}
+    for value in named:
+        if inspect.isfunction(value) and value.__module__.split(".")[0] not in ("torch", "triton"):
+            files.setdefault(value.__module__, value)
+    return list(files.values())
+
+
+_VALUES = (
+    "the first op asks for a tensor's value, as nonzero, bincount and scan do, and without a GPU nothing is "
+    "computed; leave it out of the function"
+)
+_BACKWARD = (
+    "the function calls backward(); return the loss in its place. Where an input requires grad, the text holds "
+    "the backward graph too"
+)
+# words of an error of PyTorch's: what to do
+_WHY = {
+    "DataDependentOutputException": _VALUES,
+    "DynamicOutputShapeException": _VALUES,
+    "Tensor device mismatch": (
+        "the function uses a tensor from outside, as of a module or an optimizer, which is on the CPU; pass "
+        "the module itself, as output_code(module, x), or its tensors as inputs"
+    ),
+    "Cannot access accelerator device": _BACKWARD,
+    "hasPrimaryContext": _BACKWARD,
+}
+
+
+class _NotRun(Exception):
+    """A graph was written and cannot be run on fake tensors, so what follows it is not written."""
+
+
+_NOT_RUN = """
+# The text ends here: if another graph follows in the function, it is not written without a GPU.
+"""
 _ENDS_HERE = """
 # The text ends here: what follows depends on a tensor's value, and without a GPU nothing is computed.
 """
@@ -281,9 +356,14 @@ def _load_nothing(key, path, linemap=None, attrs=None, **_):
     from torch._inductor.virtualized import V
 
     ops = V.graph.orig_gm
-    return SimpleNamespace(
-        call=lambda args: tuple(ops(*args)), recursively_apply_fns=None, __file__=path, key=key
-    )
+
+    def call(args):
+        try:
+            return tuple(ops(*args))
+        except TypeError as error:  # of an op in place on a list, which returns nothing
+            raise _NotRun from error
+
+    return SimpleNamespace(call=call, recursively_apply_fns=None, __file__=path, key=key)
 
 
 def _needs_grad(t):

@@ -188,6 +188,7 @@ def _imports_replaced():
         "persistent_reduction",
         "cooperative_reduction",
         "split_scan",
+        "user_autotune",
     )
     guards = torch._C._dynamo.guards
     with contextlib.ExitStack() as stack:
@@ -220,29 +221,36 @@ class _InterpretedKernels:
         pass
 
 
-def _interpreted(size_hints, inductor_meta, **_):
+def _interpreted(size_hints=None, inductor_meta=None, triton_meta=None, custom_kernel=False, **_):
     """Stands in for @triton_heuristics.pointwise(size_hints=..., inductor_meta=..., ...) and its kin."""
-    return lambda kernel: _InterpretedKernel(kernel, size_hints, inductor_meta)
+    given = (
+        triton_meta["constants"] if custom_kernel else {}
+    )  # constexprs of the reader's own kernel
+    return lambda kernel: _InterpretedKernel(kernel, size_hints or {}, inductor_meta, given)
 
 
 class _InterpretedKernel:
     """Stands in for Inductor's launcher, which times several tile lengths and keeps the fastest."""
 
-    def __init__(self, kernel, size_hints, inductor_meta):
+    def __init__(self, kernel, size_hints, inductor_meta, given):
         self.kernel = kernel
         self.inductor_meta = inductor_meta
         parameters = inspect.signature(kernel.fn).parameters
         tile = _tile(size_hints, inductor_meta.get("RSPLIT_SIZE"))
-        self.tile = {k: n for k, n in tile.items() if k in parameters}
+        self.tile = {k: n for k, n in tile.items() if k in parameters} | given
 
     def run(self, *args, stream=None, **constants):
         from torch._inductor.runtime.triton_heuristics import GridExpr
 
         # `constants` are tile lengths that Inductor itself has fixed at the launch
         tile = {**self.tile, **constants}
-        sizes = dict(zip(self.kernel.arg_names, args))
+        extra = self.inductor_meta.get(
+            "extra_launcher_args", []
+        )  # the grid of the reader's own kernel
+        names = [*(name for name in self.kernel.arg_names if name not in tile), *extra]
+        sizes = dict(zip(names, args, strict=True))
         grid = GridExpr.from_meta(self.inductor_meta, tile).eval_slow({**sizes, **tile})
-        self.kernel[grid](*args, **tile)
+        self.kernel[grid](**{n: v for n, v in sizes.items() if n not in extra}, **tile)
 
 
 def _tile(size_hints, rows_of_a_program=None, n_elements=1 << 14):

@@ -21,10 +21,13 @@ from lib.nogpu.inductor import (
     run_training_code,
 )
 from lib.tests import yardstick
+from lib.tests.ops import cases
 
 import pytest
 import torch
 import torch.nn.functional as F
+import triton
+import triton.language as tl
 
 HAS_GPU = torch.cuda.is_available()
 no_gpu = pytest.mark.skipif(HAS_GPU, reason="about the stand-in for a GPU")
@@ -324,6 +327,79 @@ def test_kernels_of_both_branches_of_a_cond():
     names = [info.name for info in kernels(output_code(branches, torch.randn(64, 300)))]
     relu, tanh = sorted(names[-2:])  # torch 2.15 writes the second branch first
     assert "relu" in relu and "tanh" in tanh
+
+
+LINEAR = torch.nn.Linear(8, 8)
+
+
+@triton.jit
+def doubled_kernel(x_ptr, y_ptr, n, BLOCK_SIZE: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
+    x = tl.load(x_ptr + offsets, mask=offsets < n)
+    tl.store(y_ptr + offsets, 2 * x, mask=offsets < n)
+
+
+def doubled(x):
+    y = torch.empty_like(x)
+    doubled_kernel[(triton.cdiv(x.numel(), 256),)](x, y, x.numel(), BLOCK_SIZE=256)
+    return y
+
+
+@torch.library.triton_op("output_code::doubled", mutates_args={})
+def doubled_op(x: torch.Tensor) -> torch.Tensor:
+    y = torch.empty_like(x)
+    torch.library.wrap_triton(doubled_kernel)[(4,)](x, y, x.numel(), BLOCK_SIZE=256)
+    return y
+
+
+@pytest.mark.parametrize("inner", [doubled, doubled_op], ids=["launched", "triton_op"])
+def test_a_kernel_of_ones_own(inner):
+    x = torch.randn(1000)
+    code = output_code(lambda x: inner(x).relu() + 1, x)
+    own, generated = kernels(code)
+    assert "doubled_kernel" in own.name and "relu" in generated.name
+    torch.testing.assert_close(run_output_code(code, x), (2 * x).relu() + 1)
+
+
+@pytest.mark.skipif(cases.release(torch) < (2, 12), reason="from torch 2.12 on")
+def test_what_follows_a_kernel_of_ones_own_goes_into_it_if_asked():
+    x, asked = torch.randn(1000), {"epilogue_fusion_user_defined_triton_kernel": True}
+    code = output_code(lambda x: doubled_op(x).relu() + 1, x, options=asked)
+    (own,) = kernels(code)
+    assert "doubled_kernel" in own.name and "maximum" in own.source
+    torch.testing.assert_close(run_output_code(code, x), (2 * x).relu() + 1)
+
+
+@no_gpu
+@pytest.mark.parametrize(
+    ("fn", "sentence"),
+    [
+        (
+            lambda x: x.nonzero(),
+            "asks for a tensor's value, as nonzero, bincount",
+        ),
+        (lambda x: LINEAR(x), "pass the module itself, as output_code"),
+        (lambda x: (x * x).sum().backward(), r"calls backward\(\); return the loss"),
+    ],
+    ids=["nonzero", "a module from outside", "backward"],
+)
+def test_what_cannot_be_written_is_refused_by_a_sentence(fn, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        output_code(fn, torch.randn(8, requires_grad=True))
+
+
+@no_gpu
+@pytest.mark.parametrize(
+    ("fn", "end"),
+    [
+        (lambda x: x.relu()[x > 0], "depends on a tensor's value"),
+        (lambda x: torch._foreach_add_([x], [x]), "if another graph follows"),
+    ],
+    ids=["sizes by values", "foreach in place"],
+)
+def test_a_text_that_ends_early_says_so(fn, end):
+    code = output_code(fn, torch.randn(64))
+    assert kernels(code) and end in code
 
 
 # --- reading the text -------------------------------------------------------------------------------------
