@@ -13,6 +13,7 @@ from lib.measure.mutants import load
 from lib.recorded import results
 from lib.recorded.results import ROOT
 from lib.standalone import standalone
+from lib.tests.ops.test_copyable import interpreter_loops
 
 import nbformat
 import pytest
@@ -162,6 +163,7 @@ def test_the_readme_names_the_versions_of_its_records():
     assert words in " ".join(README.split())
 
 
+@interpreter_loops
 def test_the_example_of_the_readme_runs_beside_a_copied_file(tmp_path):
     ((before, after),) = re.findall(r'(?s)```python\n(import torch.*?)"cuda"(.*?)```', README)
     (tmp_path / "add_relu.py").write_text(standalone("add_relu"))
