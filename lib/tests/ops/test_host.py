@@ -7,16 +7,18 @@ import contextlib
 import importlib
 import inspect
 import sys
+import warnings
 from types import ModuleType, SimpleNamespace
 from unittest import mock
 
 from lib.measure.bench import host_us
-from lib.ops import add_relu
+from lib.ops import _gluon, add_relu
 from lib.tests.ops.battery import host_of
 
 import pytest
 import torch
 import triton
+from triton.errors import TritonError
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 
@@ -182,6 +184,31 @@ def test_a_launch_by_tma_made_before_is_not_looked_up_again(module):
 )  # fmt: skip
 def test_another_launch_by_tma_is_looked_up(module, changed):
     assert [entry[0] for entry in launched_twice(module, FIRST, changed)] == ["looked up"] * 2
+
+
+def test_a_kernel_in_gluon_that_triton_does_not_compile_is_named_once():
+    launch = mock.Mock(side_effect=TritonError("no such word"), __name__="launch", __module__="m")
+    with pytest.warns(
+        UserWarning, match=r"does not compile m\.launch; a slower kernel in Triton runs"
+    ):
+        assert not _gluon.ran(launch, 1)
+    with warnings.catch_warnings(action="error"):
+        assert not _gluon.ran(launch, 2)
+    launch.assert_called_once_with(1)
+    assert _gluon.ran(mock.Mock(), 1, way=2)
+
+
+@pytest.mark.parametrize(
+    ("words", "falls_back"), [("PassManager::run failed", True), ("out of memory", False)]
+)
+def test_an_error_of_the_gpu_is_no_reason_for_another_kernel(words, falls_back):
+    launch = mock.Mock(side_effect=RuntimeError(words), __name__="launch", __module__="m")
+    with (
+        pytest.warns(UserWarning, match="does not compile")
+        if falls_back
+        else pytest.raises(RuntimeError, match=words)
+    ):
+        assert not _gluon.ran(launch)
 
 
 def test_an_op_that_others_have_imported_is_loaded_again():

@@ -25,6 +25,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import triton
+from triton.errors import TritonError
 
 OP = registry.find("linear_glu")
 PLANS = {label: plan for label, (plan, _) in OP.plans.items()}
@@ -597,7 +598,7 @@ def test_gluon_where_it_can_and_gains(h200, shape, how, way):
 def test_gluon_writes_only_what_it_can(module, asked):
     """Not h; nor rows of y off 16-byte boundaries; not with a K shorter than the lag; and only on Hopper."""
 
-    def way(h=False, n_hidden=4096, n_in=1024, generation=9):
+    def way(h=False, n_hidden=4096, n_in=1024, generation=9, error=None):
         x, weight, y, h = (
             torch.empty(size, dtype=torch.bfloat16) if size else None
             for size in ((2048, n_in), (2 * n_hidden, n_in), (2048, n_hidden), h and (2048, 2 * n_hidden))
@@ -611,6 +612,7 @@ def test_gluon_writes_only_what_it_can(module, asked):
             mock.patch.multiple(module, _launch_tma=mock.DEFAULT) as by_tma,
         ):  # fmt: skip
             module._plan.cache_clear()
+            in_gluon["launch_gluon"].configure_mock(side_effect=error, __name__="launch_gluon")
             module._launch(asked, x, weight, None, y, h, GEGLU, False)
             module._plan.cache_clear()
         called = shared | in_gluon | by_tma
@@ -620,6 +622,10 @@ def test_gluon_writes_only_what_it_can(module, asked):
     assert way(h=True) == way(n_hidden=4100) == way(n_in=192) == "_launch_tma"
     assert way(generation=10) == "_launch_tma" and way(generation=8) == "run"
     assert way(n_in=4096) == "launch_gluon"
+    with pytest.warns(
+        UserWarning, match="does not compile .*launch_gluon; a slower kernel in Triton"
+    ):
+        assert way(error=TritonError("no such word")) == "launch_gluon_launch_tma"
 
 
 GLUON = Plan("gluon", linear_glu._GLUON_TILE, 16, n_programs=132)
