@@ -293,13 +293,13 @@ def _kernels_to_compile(fn):
     from triton.runtime.jit import JITFunction
 
     with contextlib.ExitStack() as stack:
-        for function in _functions_of(fn):
+        for function in _functions_of(fn, InterpretedFunction):
             stack.enter_context(swapped(function, InterpretedFunction, JITFunction))
         yield
 
 
-def _functions_of(fn):
-    """fn as a function, and those that it can name from other files, of which it or an op may consist."""
+def _functions_of(fn, kind):
+    """fn as a function, and one of each other file with kernels of this kind that it can name."""
     fn = inspect.unwrap(type(fn).forward if isinstance(fn, torch.nn.Module) else fn)
     fn = getattr(fn, "__func__", fn)
     if not inspect.isfunction(fn):
@@ -308,8 +308,8 @@ def _functions_of(fn):
     # private: the function of an op of torch.library; where it is gone, the op's kernels cannot be written
     named = [getattr(value, "_init_fn", value) for value in named]
     files = {fn.__module__: fn}
-    for value in named:
-        if inspect.isfunction(value) and value.__module__.split(".")[0] not in ("torch", "triton"):
+    for value in filter(inspect.isfunction, named):
+        if any(isinstance(v, kind) for v in value.__globals__.values()):
             files.setdefault(value.__module__, value)
     return list(files.values())
 
