@@ -223,9 +223,8 @@ class _InterpretedKernels:
 
 def _interpreted(size_hints=None, inductor_meta=None, triton_meta=None, custom_kernel=False, **_):
     """Stands in for @triton_heuristics.pointwise(size_hints=..., inductor_meta=..., ...) and its kin."""
-    given = (
-        triton_meta["constants"] if custom_kernel else {}
-    )  # constexprs of the reader's own kernel
+    # constexprs of the reader's own kernel
+    given = triton_meta["constants"] if custom_kernel else {}
     return lambda kernel: _InterpretedKernel(kernel, size_hints or {}, inductor_meta, given)
 
 
@@ -244,9 +243,8 @@ class _InterpretedKernel:
 
         # `constants` are tile lengths that Inductor itself has fixed at the launch
         tile = {**self.tile, **constants}
-        extra = self.inductor_meta.get(
-            "extra_launcher_args", []
-        )  # the grid of the reader's own kernel
+        # the grid of the reader's own kernel
+        extra = self.inductor_meta.get("extra_launcher_args", [])
         names = [*(name for name in self.kernel.arg_names if name not in tile), *extra]
         sizes = dict(zip(names, args, strict=True))
         grid = GridExpr.from_meta(self.inductor_meta, tile).eval_slow({**sizes, **tile})

@@ -776,7 +776,8 @@ def test_tiles_for_rows_that_begin_anywhere(kind, arch):
         kernel = code_of(Plan(tile), dtype, kind, shape=(1023, 511, 2047), arch=arch)
         mix = instruction_mix(kernel)
         # addresses of single elements, each its own: of the widest tile a few lie in local memory
-        assert kernel.spills <= (64 if tile.m == tile.n == 128 else 4)
+        most = 64 if cases.release(triton) >= (3, 9) else 48
+        assert kernel.spills <= (most if tile.m == tile.n == 128 else 4)
         assert kernel.shared_bytes <= SHARED[arch]
         assert [op for op in mix if op.startswith(("HGMMA", "HMMA"))]
         assert not [op for op in mix if op.startswith("LDGSTS")], "of single elements, or of bytes"
