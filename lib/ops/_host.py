@@ -28,6 +28,9 @@ ON_CPU = device.interpreted()
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 # These may be mixed: under autocast x has 16 bits, and a bias that is a parameter 32.
 MIXED = DTYPES[:3]
+# Numbers of a call, which torch.export may know by a symbol alone
+INTS = (int, torch.SymInt)
+NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
 
 
 # --- numbers -------------------------------------------------------------------------------------------------
@@ -338,28 +341,50 @@ def shares_memory(a, b):
 
 def remembered(check):
     """`check`, run for the first call of its kind: of these dtypes, devices, shapes and options."""
-    passed = set()
+    passed, labels = set(), [*inspect.signature(check).parameters][1:]
 
     @functools.wraps(check)
     def run_once(name, *arguments):
         if torch.compiler.is_compiling():
             return check(name, *arguments)
         kind = ()
-        for a in arguments:
-            kind += (a.dtype, a.device, a.shape) if isinstance(a, torch.Tensor) else (type(a), a)
-            if type(a) is tuple:
-                kind += (*map(type, a),)  # (5.0, 4) equals (5, 4)
         try:
+            for a in arguments:
+                is_plain = type(a) in PLAIN
+                kind += (a.dtype, a.device, a.layout, a.shape) if is_plain else (type(a), a)
+                if type(a) is tuple:
+                    kind += (*map(type, a),)  # (5.0, 4) equals (5, 4)
             if kind in passed:
                 return None
-        except TypeError:  # a list, say: an error, and check has the words
-            return check(name, *arguments)
+        except (TypeError, RuntimeError):
+            kind = None  # a list, a nested tensor: an error, and check has the words
+        check_memory(name, zip(labels, arguments))
         check(name, *arguments)
         if len(passed) >= 4096:
             passed.clear()  # sizes that never come again
-        return passed.add(kind)
+        tensors = [a for a in arguments if isinstance(a, torch.Tensor)]
+        # a set would keep one of another type alive
+        return passed.add(kind) if kind and {*map(type, tensors)} <= PLAIN else None
 
     return run_once
+
+
+def check_memory(name, labelled):
+    """Raise TypeError for a tensor whose numbers do not lie in memory by strides."""
+    for label, t in labelled:
+        if not isinstance(t, torch.Tensor):
+            continue
+        if type(t).__name__ == "DTensor":
+            use = f"pass {label}.to_local(), which local_map of torch.distributed.tensor does around a call"
+            raise TypeError(
+                f"{name}: {label} is a DTensor, which this op does not know how to share; {use}"
+            )
+        if t.is_nested:
+            raise TypeError(
+                f"{name}: {label} is a nested tensor; pass {label}.to_padded_tensor(0.0)"
+            )
+        if t.layout is not torch.strided:
+            raise TypeError(f"{name}: {label} has the layout {t.layout}; pass {label}.to_dense()")
 
 
 def check_tensors(name, eager, mixed=(), **expected):
@@ -403,16 +428,41 @@ def check_same_shape(name, label, t, x):
         raise ValueError(f"{name}: {label} must have the shape of x, got x {a} and {label} {b}")
 
 
+# --- who has to see a call -----------------------------------------------------------------------------------
+
+PLAIN = {torch.Tensor, torch.nn.Parameter}
+# private: how many tensor modes are at work, and torch.jit.trace. Asking costs a call 0.1 µs.
+modes = getattr(torch._C, "_len_torch_dispatch_stack", int)
+traced = getattr(torch._C, "_get_tracing_state", int)
+
+
+def by_op(*tensors):
+    """Whether a call goes by its registered op, as PyTorch wants to see it, and not straight to the kernel.
+
+    So it is under torch.compile, under modes, which look at operators or replace them (selective checkpointing,
+    FLOP counting, make_fx, fake tensors), and under torch.jit.trace; and for tensors whose memory is not their
+    numbers: subclasses, and views with the negative bit, as fft(x).conj().imag is.
+    """
+    if torch.compiler.is_compiling() or modes() or traced():
+        return True
+    for t in tensors:  # noqa: SIM110 - any() of a generator costs as much again
+        if t is not None and (type(t) not in PLAIN or t.is_neg()):
+            return True
+    return False
+
+
+def plain(t):
+    """t itself, or a copy of its numbers where they are not what lies in memory."""
+    is_plain = t is None or type(t) in PLAIN and not (t.is_neg() or t._is_zerotensor())
+    return t if is_plain else t.clone()
+
+
 # --- autograd ------------------------------------------------------------------------------------------------
 
 
-# private: those of torch.func, functionalize among them, whose tensors have no memory: a kernel would read
-# address 0. Asking costs a call 0.3 µs.
-active_transforms = getattr(
-    sys.modules.get("torch._functorch.pyfunctorch"),
-    "retrieve_all_functorch_interpreters",
-    tuple,
-)
+# private: the innermost of torch.func's transforms, functionalize among them, whose tensors have no memory:
+# a kernel would read address 0. Asking costs a call 0.1 µs.
+active_transforms = getattr(torch._C._functorch, "peek_interpreter_stack", tuple)
 
 
 def is_transformed():
@@ -427,7 +477,7 @@ def needs_autograd(*tensors):
         for t in tensors:
             if t is not None and t.requires_grad:
                 return True
-    return not torch.compiler.is_compiling() and is_transformed()
+    return not torch.compiler.is_compiling() and bool(is_transformed())
 
 
 def call(name, eager, function, forward, tensors, *how):
@@ -465,6 +515,7 @@ def once(backward):
     # once_differentiable lies beside, where autograd.grad(..., inputs) does not pass.
 
     def guarded(ctx, *dys):
+        dys = [plain(dy) for dy in dys]
         if not torch.is_grad_enabled():  # the usual case: without create_graph=True
             return backward(ctx, *dys)
         with torch.no_grad():
@@ -477,10 +528,11 @@ def once(backward):
 # --- registration and CUDA -----------------------------------------------------------------------------------
 
 
-def custom_op(name):
-    """torch.library.custom_op(name, mutates_args=()); an ImportError where another module has this op.
+def custom_op(name, mutates=(), flops=None):
+    """torch.library.custom_op(name, mutates_args=mutates); an ImportError where another module has this op.
 
-    PyTorch would let the later one answer for both.
+    PyTorch would let the later one answer for both. flops: what torch.utils.flop_counter counts for a call of
+    these arguments, tensors by their shapes: the products that eager would compute.
     """
 
     def register(function):
@@ -492,7 +544,14 @@ def custom_op(name):
             if other != here and repr(its) == same_name:
                 both = f"{other} and {here} both define {name} in torch.library"
                 raise ImportError(f'{both}; import one of them, or change the word before the "::"')
-        return torch.library.custom_op(name, mutates_args=())(function)
+        op, packet = torch.library.custom_op(name, mutates_args=mutates)(function), torch.ops
+        for word in name.split("::"):
+            packet = getattr(packet, word, None)
+        if packet and flops:
+            from torch.utils.flop_counter import flop_registry, shape_wrapper
+
+            flop_registry[packet] = shape_wrapper(lambda *shapes, out_shape=None: flops(*shapes))
+        return op
 
     return register
 

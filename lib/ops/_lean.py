@@ -5,7 +5,8 @@
 Values and gradients are those of the full form. What it lacks: launches that find their compiled kernel
 themselves (by Triton's look-up each costs the host 9 µs more, beside an H200), calls past autograd where no
 gradient is wanted, sentences that say what is wrong with an argument and what to do, errors under torch.func
-and forward-mode AD, and an error where a second copy takes the op's name.
+and forward-mode AD, an error where a second copy takes the op's name, and what torch.utils.flop_counter
+counts.
 """
 
 import torch
@@ -47,6 +48,6 @@ def call(name, eager, function, forward, tensors, *how):
     return function.apply(*tensors, *how)
 
 
-def custom_op(name):
-    """torch.library.custom_op(name, mutates_args=())."""
-    return torch.library.custom_op(name, mutates_args=())
+def custom_op(name, mutates=(), flops=None):
+    """torch.library.custom_op(name, mutates_args=mutates)."""
+    return torch.library.custom_op(name, mutates_args=mutates)

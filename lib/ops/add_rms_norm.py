@@ -271,7 +271,7 @@ class _AddRMSNorm(torch.autograd.Function):
 
 @host.remembered
 def _check(name, x, residual, weight, eps):
-    if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not eps >= 0:
+    if isinstance(eps, bool) or not isinstance(eps, host.NUMBERS) or not eps >= 0:
         raise ValueError(f"{name}: eps must be a number, 0 or more, got {eps!r}")
     host.check_same_shape(name, "residual", residual, x)
     if (shape := tuple(getattr(x, "shape", ()))) and shape[-1] > _WIDEST:
@@ -296,7 +296,7 @@ def add_rms_norm_triton(
     """
     tensors, name = (x, residual, weight), "add_rms_norm_triton"
     _check(name, *tensors, eps)
-    if torch.compiler.is_compiling():
+    if host.by_op(*tensors):
         return add_rms_norm_op(*tensors, eps)
     return host.call(name, "add_rms_norm_eager", _AddRMSNorm, _forward, tensors, eps, plan)
 

@@ -659,7 +659,7 @@ class _Attention(torch.autograd.Function):
 def _is_window(window):
     """Whether it is two ints, each -1 or more."""
     two = isinstance(window, (tuple, list)) and len(window) == 2
-    return two and all([isinstance(n, int) and n >= -1 for n in window])
+    return two and all([isinstance(n, host.INTS) and n >= -1 for n in window])
 
 
 def _check(name, q, k, v, lengths, window, scale):
@@ -672,7 +672,10 @@ def _check(name, q, k, v, lengths, window, scale):
 
 @host.remembered
 def _check_others(name, q, k, v, lengths, scale):
-    if scale is not None and not (isinstance(scale, (int, float)) and math.isfinite(scale)):
+    is_number = isinstance(
+        scale, host.NUMBERS
+    )  # isfinite would take one value alone under torch.compile
+    if scale is not None and not (is_number and -math.inf < scale < math.inf):
         raise ValueError(f"{name}: scale must be None or a finite Python number, got {scale!r}")
     of_q, of_k = (tuple(t.shape) if isinstance(t, torch.Tensor) else () for t in (q, k))
     if len(of_q) == len(of_k) == 4 and not (of_k[1] > 0 and of_q[1] % of_k[1] == 0):
@@ -700,7 +703,7 @@ def _check_others(name, q, k, v, lengths, scale):
 def _call(name, q, k, v, lengths, is_causal, window, scale, plan):
     q, k, v = host.autocast(q, k, v)
     _check(name, q, k, v, lengths, window, scale)
-    if torch.compiler.is_compiling():
+    if host.by_op(q, k, v, lengths):
         return attention_op(q, k, v, lengths, is_causal, window, scale)[0]
     return host.call(
         name, "attention_eager", _Attention, lambda *how: _forward(*how)[0],
@@ -730,7 +733,7 @@ def attention_triton(
     return _call("attention_triton", q, k, v, lengths, is_causal, window, scale, plan)
 
 
-@host.custom_op("fused_kernels::attention")
+@host.custom_op("fused_kernels::attention", flops=lambda q, k, *_: 4 * math.prod(q) * k[2])
 def attention_op(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor | None = None,
     is_causal: bool = False, window: Sequence[int] | None = None, scale: float | None = None,
@@ -743,7 +746,10 @@ def attention_op(
     return _forward(q, k, v, lengths, is_causal, window, scale)
 
 
-@host.custom_op("fused_kernels::attention_backward")
+# five products, as torch counts for its own attention: the scores are computed again
+@host.custom_op(
+    "fused_kernels::attention_backward", flops=lambda do, q, k, *_: 10 * math.prod(q) * k[2]
+)
 def _attention_backward_op(
     do: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor | None,
     o: torch.Tensor, lse: torch.Tensor, is_causal: bool, window: Sequence[int] | None, scale: float | None,

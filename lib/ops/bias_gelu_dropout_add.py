@@ -378,7 +378,7 @@ class _BiasGeluDropoutAdd(torch.autograd.Function):
 
 @host.remembered
 def _check(name, x, bias, residual, p):
-    if isinstance(p, bool) or not isinstance(p, (int, float)) or not 0 <= p <= 1:
+    if isinstance(p, bool) or not isinstance(p, host.NUMBERS) or not 0 <= p <= 1:
         raise ValueError(f"{name}: p must be a number from 0 to 1, the share to drop, got {p!r}")
     host.check_same_shape(name, "residual", residual, x)
     sizes = {"x": (x, "... N"), "bias": (bias, "N"), "residual": (residual, "... N")}
@@ -390,7 +390,7 @@ def _seed_tensor(name, seed, device):
     if seed is None:
         # From torch's generator of this device: torch.manual_seed, checkpointing and CUDA graphs all work.
         return torch.randint(2**63 - 1, (1,), dtype=torch.int64, device=device)
-    if isinstance(seed, int) and not isinstance(seed, bool):
+    if isinstance(seed, host.INTS) and not isinstance(seed, bool):
         return torch.full((1,), seed, dtype=torch.int64, device=device)
     is_one = isinstance(seed, torch.Tensor) and seed.dtype == torch.int64 and seed.numel() == 1
     if is_one and seed.device == device:
@@ -421,7 +421,7 @@ def bias_gelu_dropout_add_triton(
         raise TypeError(f"{name}: training must be True or False, got {training!r}")
     p = p if training else 0.0
     seed = _seed_tensor(name, seed, x.device)
-    if torch.compiler.is_compiling():
+    if host.by_op(*tensors):
         return bias_gelu_dropout_add_op(*tensors, p, seed)
     eager, how = "bias_gelu_dropout_add_eager", (p, seed, plan)
     return host.call(name, eager, _BiasGeluDropoutAdd, _forward, tensors, *how)

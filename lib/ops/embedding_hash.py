@@ -283,7 +283,7 @@ def embedding_hash_triton(
         num_rows = tuple(num_rows)  # a list is not remembered
     _check(name, ids, weight, num_rows)
     how = num_rows, sparse, deterministic, plan
-    if torch.compiler.is_compiling():
+    if host.by_op(ids, weight):
         if sparse and torch.is_grad_enabled() and weight.requires_grad:
             return _between_graphs(ids, weight, *how)
         return embedding_hash_op(ids, weight, num_rows, deterministic)

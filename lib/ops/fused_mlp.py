@@ -255,13 +255,17 @@ _ALONE = {"half": 3 * 2**16, "tf32": 3 * 2**15, "tf32x3": 2**16, "double": 3 * 2
 _LEAST_OF_A_PART, _MOST_SPLITS = 2**14, 32
 
 
+def _is_wide(k, h, n, kind):
+    """Whether the products are left to cuBLAS, be there ever so few rows."""
+    return k > _MOST_INNER or h > _MOST_HIDDEN or n > _MOST_COLS[kind]
+
+
 def _by_cublas(m, k, h, n, kind):
-    """Whether the products are left to cuBLAS. Plain arithmetic: torch.compile looks into it."""
+    """Whether the products are left to cuBLAS."""
     of_a_row = (k + n) * h
     is_split = m <= _FEW_ROWS and m * of_a_row <= _MOST_OF_FEW_ROWS[kind]
     long_walk = of_a_row > _MOST_OF_A_ROW[kind] and not is_split
-    wide = n > _MOST_COLS[kind] or n > 64 and m * of_a_row > _MOST_OF_WIDE
-    return k > _MOST_INNER or h > _MOST_HIDDEN or wide or long_walk
+    return _is_wide(k, h, n, kind) or long_walk or n > 64 and m * of_a_row > _MOST_OF_WIDE
 
 
 @functools.lru_cache(4096)
@@ -461,10 +465,10 @@ def _check(name, x, weight1, bias1, weight2, bias2, final):
 def _call(name, x, weight1, bias1, weight2, bias2, final, allow_tf32, plan):
     tensors = host.autocast(x, weight1, bias1, weight2, bias2)
     _check(name, *tensors, final)
-    if torch.compiler.is_compiling():
-        x, (n_hidden, n_inner) = tensors[0], weight1.shape
-        n_rows, kind = x.numel() // max(1, n_inner), host.kind_of(x.dtype, allow_tf32)
-        if _by_cublas(n_rows, n_inner, n_hidden, weight2.shape[0], kind):
+    if host.by_op(*tensors):
+        # By the weights alone: a choice by rows would make a graph for any number of them one for some
+        kind, (n_cols, n_hidden) = host.kind_of(tensors[0].dtype, allow_tf32), weight2.shape
+        if torch.compiler.is_compiling() and _is_wide(weight1.shape[1], n_hidden, n_cols, kind):
             # products by cuBLAS: what is between them is the compiler's
             return fused_mlp_eager(*tensors, final)
         return fused_mlp_op(*tensors, final, allow_tf32)
@@ -492,7 +496,17 @@ def fused_mlp_triton(
     return _call("fused_mlp_triton", x, weight1, bias1, weight2, bias2, final, allow_tf32, plan)
 
 
-@host.custom_op("fused_kernels::fused_mlp")
+def _flops(x, w1, b1, w2, *_):
+    return 2 * math.prod(x[:-1]) * (math.prod(w1) + math.prod(w2))
+
+
+def _flops_backward(dy, x, w1, b1, w2, y, final, allow_tf32, needs_grad):
+    has_dx, has_dw1, _, has_dw2, _ = needs_grad
+    of_w1, of_w2 = has_dx + has_dw1, any(needs_grad[:3]) + has_dw2
+    return 2 * math.prod(x[:-1]) * (of_w1 * math.prod(w1) + of_w2 * math.prod(w2))
+
+
+@host.custom_op("fused_kernels::fused_mlp", flops=_flops)
 def fused_mlp_op(
     x: torch.Tensor, weight1: torch.Tensor, bias1: torch.Tensor, weight2: torch.Tensor,
     bias2: torch.Tensor, final: str = "sigmoid", allow_tf32: bool = False,
@@ -503,7 +517,7 @@ def fused_mlp_op(
     return _forward(*tensors, final, allow_tf32)[0]
 
 
-@host.custom_op("fused_kernels::fused_mlp_backward")
+@host.custom_op("fused_kernels::fused_mlp_backward", flops=_flops_backward)
 def _fused_mlp_backward_op(
     dy: torch.Tensor, x: torch.Tensor, weight1: torch.Tensor, bias1: torch.Tensor,
     weight2: torch.Tensor, y: torch.Tensor | None, final: str, allow_tf32: bool, needs_grad: list[bool],

@@ -14,6 +14,7 @@ Copy it   by `make copy OP=interaction TO=folder`, or take _host.py and _device.
 """
 
 import functools
+import math
 from typing import NamedTuple
 
 import torch
@@ -401,19 +402,23 @@ def interaction_triton(
     """
     tensors, name = (dense, embeddings), "interaction_triton"
     _check(name, *tensors)
-    if torch.compiler.is_compiling():
+    if host.by_op(*tensors):
         return interaction_op(*tensors)
     return host.call(name, "interaction_eager", _Interaction, _forward, tensors, plan)
 
 
-@host.custom_op("fused_kernels::interaction")
+def _flops(dense, embeddings, n_products=1):
+    return 2 * n_products * math.prod(dense) * (embeddings[1] + 1) ** 2
+
+
+@host.custom_op("fused_kernels::interaction", flops=_flops)
 def interaction_op(dense: torch.Tensor, embeddings: torch.Tensor) -> torch.Tensor:
     """For torch.compile and torch.export: one node of the graph, which nothing looks into."""
     _check("interaction_op", dense, embeddings)
     return _forward(dense, embeddings)
 
 
-@host.custom_op("fused_kernels::interaction_backward")
+@host.custom_op("fused_kernels::interaction_backward", flops=lambda dy, *inputs: _flops(*inputs, 2))
 def _interaction_backward_op(
     dy: torch.Tensor, dense: torch.Tensor, embeddings: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:

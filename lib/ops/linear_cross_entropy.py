@@ -29,6 +29,7 @@ Copy it   by `make copy OP=linear_cross_entropy TO=folder`, or take _host.py and
 """
 
 import functools
+import math
 from typing import NamedTuple
 
 import torch
@@ -170,8 +171,8 @@ def _cross_entropy_kernel(
             if SOFTCAP is not None:
                 t = z / SOFTCAP
                 dz *= 1.0 - t * t
-            # of an ignored row 0, whatever its logits are
-            dz = tl.where(ignored, 0.0, dz * scale)
+            # of an ignored row 0, whatever its logits are; behind the last column too, for whoever reads on
+            dz = tl.where(ignored | (cols >= n_cols), 0.0, dz * scale)
             tl.store(logits_ptr + cols, dz, mask=cols < pitch)
 
 
@@ -350,18 +351,30 @@ class _LinearCrossEntropy(torch.autograd.Function):
 # --- the calls -----------------------------------------------------------------------------------------------
 
 
-@host.remembered
-def _check(name, x, weight, labels, options):
+def _check_options(name, options):
     reductions = "mean", "sum", "none"
     if options.reduction not in reductions:
         known = ", ".join(reductions)
         raise ValueError(f"{name}: reduction must be one of {known}; got {options.reduction!r}")
+    if not isinstance(options.ignore_index, host.INTS):
+        use = "one that is no label, as -100, ignores none"
+        raise TypeError(f"{name}: ignore_index must be an int, got {options.ignore_index!r}; {use}")
+    for label in ("label_smoothing", "z_loss", "softcap"):
+        number = getattr(options, label)
+        if not isinstance(number, host.NUMBERS) and (label, number) != ("softcap", None):
+            none = "None is no cap" if label == "softcap" else "0.0 is none"
+            raise TypeError(f"{name}: {label} must be a Python number, got {number!r}; {none}")
     if not 0 <= options.label_smoothing <= 1:
         wrong = f"label_smoothing must lie in [0, 1], got {options.label_smoothing}"
         raise ValueError(f"{name}: {wrong}; 0.0 is none")
     if options.softcap is not None and not options.softcap > 0:
         wrong = f"softcap must be positive or None, got {options.softcap}"
         raise ValueError(f"{name}: {wrong}; None is no cap")
+
+
+@host.remembered
+def _check(name, x, weight, labels, options):
+    _check_options(name, Options(*options))
     if isinstance(weight, torch.Tensor) and weight.dim() == 2 and weight.shape[0] == 0:
         raise ValueError(f"{name}: weight must be (V, K) with V > 0, got {tuple(weight.shape)}")
     if not isinstance(labels, torch.Tensor):
@@ -381,8 +394,8 @@ def _check(name, x, weight, labels, options):
 
 def _call(name, x, weight, labels, options, plan):
     x, weight = host.autocast(x, weight)
-    _check(name, x, weight, labels, options)
-    if torch.compiler.is_compiling():
+    _check(name, x, weight, labels, tuple(options))  # a plain one: 5.0 and 5 are told apart
+    if host.by_op(x, weight, labels):
         computes = torch.is_grad_enabled() and options.reduction != "none"
         has_grads = computes and x.requires_grad, computes and weight.requires_grad
         return linear_cross_entropy_op(x, weight, labels, *options, *has_grads)[0]
@@ -413,7 +426,19 @@ def linear_cross_entropy_triton(
     return _call("linear_cross_entropy_triton", x, weight, labels, options, plan)
 
 
-@host.custom_op("fused_kernels::linear_cross_entropy")
+def _flops(x, weight, labels, *options):
+    has_grads = options[
+        5:
+    ]  # computed in the same pass; what torch leaves at its default is not among options
+    return 2 * math.prod(x) * weight[0] * (1 + sum(has_grads))
+
+
+def _flops_backward(dloss, x, weight, labels, dx, dweight, needs_grad, *_):
+    missing = [has and grad is None for has, grad in zip(needs_grad, (dx, dweight))]
+    return 2 * math.prod(x) * weight[0] * sum(missing)
+
+
+@host.custom_op("fused_kernels::linear_cross_entropy", flops=_flops)
 def linear_cross_entropy_op(
     x: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, ignore_index: int = -100,
     label_smoothing: float = 0.0, z_loss: float = 0.0, softcap: float | None = None, reduction: str = "mean",
@@ -425,12 +450,12 @@ def linear_cross_entropy_op(
     has_dweight they are empty, and the backward pass multiplies once more.
     """
     options = Options(ignore_index, label_smoothing, z_loss, softcap, reduction)
-    _check("linear_cross_entropy_op", x, weight, labels, options)
+    _check("linear_cross_entropy_op", x, weight, labels, tuple(options))
     loss, *grads = _forward(x, weight, labels, options, None, has_dx, has_dweight)
     return loss, *(x.new_empty(0) if g is None else g for g in grads)
 
 
-@host.custom_op("fused_kernels::linear_cross_entropy_backward")
+@host.custom_op("fused_kernels::linear_cross_entropy_backward", flops=_flops_backward)
 def _linear_cross_entropy_backward_op(
     dloss: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor,
     dx: torch.Tensor | None, dweight: torch.Tensor | None, needs_grad: list[bool], ignore_index: int,

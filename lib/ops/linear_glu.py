@@ -520,7 +520,7 @@ def _call(name, x, weight, bias, gating, recompute, allow_tf32, plan):
     tensors = host.autocast(x, weight, bias)
     _check(name, *tensors, *gating)
     save_h = not recompute and host.needs_autograd(*tensors)
-    if torch.compiler.is_compiling():
+    if host.by_op(*tensors):
         return linear_glu_op(*tensors, *gating, save_h, allow_tf32)[0]
     how = gating, allow_tf32, save_h, plan
     return host.call(name, "linear_glu_eager", _LinearGLU, _forward, tensors, *how)[0]
@@ -560,7 +560,9 @@ def linear_geglu_triton(
     return _call("linear_geglu_triton", x, weight, bias, gating, recompute, allow_tf32, plan)
 
 
-@host.custom_op("fused_kernels::linear_glu")
+@host.custom_op(
+    "fused_kernels::linear_glu", flops=lambda x, weight, *_: 2 * math.prod(x) * weight[0]
+)
 def linear_glu_op(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None,
     activation: str = "gelu_tanh", gate: str = "second", save_h: bool = False, allow_tf32: bool = False,

@@ -309,7 +309,7 @@ class _LoRAEpilogue(torch.autograd.Function):
 
 @host.remembered
 def _check(name, x, delta, bias, scale, activation):
-    if not isinstance(scale, (int, float)):
+    if not isinstance(scale, host.NUMBERS):
         raise TypeError(f"{name}: scale must be a Python number, got {type(scale).__name__}")
     host.check_activation(name, activation)
     host.check_same_shape(name, "delta", delta, x)
@@ -335,7 +335,7 @@ def _check_in_place(name, x, delta, bias):
 
 def _call(name, x, delta, bias, scale, activation, plan=None, launch=_launch):
     _check(name, x, delta, bias, scale, activation)
-    if torch.compiler.is_compiling():
+    if host.by_op(x, delta, bias):
         return lora_epilogue_op(x, delta, bias, scale, activation)
     tensors, how = (x, delta, bias), (scale, activation, plan, launch)
     return host.call(name, "lora_epilogue_eager", _LoRAEpilogue, _forward, tensors, *how)
@@ -373,8 +373,8 @@ def lora_epilogue_triton_(
     needs_grad = host.needs_autograd(*tensors)
     # their slope is taken from z, and x is gone; that of relu and sigmoid from y
     save_z = needs_grad and activation in host.OF_Z
-    if torch.compiler.is_compiling():
-        if not needs_grad:
+    if host.by_op(*tensors):
+        if torch.compiler.is_compiling() and not needs_grad:
             lora_epilogue_op_(*tensors, scale, activation)
             return x
         y = lora_epilogue_op(x.clone() if save_z else x, delta, bias, scale, activation)
@@ -407,7 +407,7 @@ def lora_epilogue_op(
     return _forward(x, delta, bias, scale, activation)
 
 
-@torch.library.custom_op("fused_kernels::lora_epilogue_", mutates_args=("x",))
+@host.custom_op("fused_kernels::lora_epilogue_", mutates=("x",))
 def lora_epilogue_op_(
     x: torch.Tensor, delta: torch.Tensor, bias: torch.Tensor,
     scale: float = 1.0, activation: str = "identity",

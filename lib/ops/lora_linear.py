@@ -420,7 +420,7 @@ class _LoRALinear(torch.autograd.Function):
 @host.remembered
 def _check(name, x, weight, lora_a, lora_b, bias, scale, activation, trains_weight):
     host.check_activation(name, activation)
-    if not isinstance(scale, (int, float)):
+    if not isinstance(scale, host.NUMBERS):
         got = type(scale).__name__
         raise TypeError(f"{name}: scale must be a Python number, alpha / rank, got {got}")
     if trains_weight:
@@ -455,7 +455,7 @@ def _trains(weight):
 def _call(name, tensors, scale, activation, allow_tf32, plan):
     tensors = host.autocast(*tensors)
     _check(name, *tensors, scale, activation, _trains(tensors[1]))
-    if torch.compiler.is_compiling():
+    if host.by_op(*tensors):
         save_z = activation in host.OF_Z and host.needs_autograd(*tensors)
         return lora_linear_op(*tensors, scale, activation, allow_tf32, save_z)[0]
     how = scale, activation, allow_tf32, plan
@@ -496,7 +496,20 @@ def lora_linear_cublas(
     return _call("lora_linear_cublas", tensors, scale, activation, False, plan)
 
 
-@host.custom_op("fused_kernels::lora_linear")
+def _flops(x, weight, lora_a, lora_b, *_):
+    return 2 * math.prod(x[:-1]) * (math.prod(weight) + math.prod(lora_a) + math.prod(lora_b))
+
+
+def _flops_backward(dy, x, weight, lora_a, lora_b, u, saved, scale, activation, needs_grad):
+    has_dx, has_da, has_db, _ = needs_grad
+    of_b = (has_dx or has_da) and math.prod(lora_b)  # for the gradient of x Aᵀ
+    of_b += has_db and dy[-1] * u[-1]
+    of_a = has_dx and math.prod(weight) + math.prod(lora_a)
+    of_a += has_da and lora_b[1] * x[-1]
+    return 2 * math.prod(dy[:-1]) * (of_a + of_b)
+
+
+@host.custom_op("fused_kernels::lora_linear", flops=_flops)
 def lora_linear_op(
     x: torch.Tensor, weight: torch.Tensor, lora_a: torch.Tensor, lora_b: torch.Tensor,
     bias: torch.Tensor | None = None, scale: float = 1.0, activation: str = "identity",
@@ -512,7 +525,7 @@ def lora_linear_op(
     return host.none_as_empty(x, _forward(*tensors, *how, allow_tf32, save_z=save_z))
 
 
-@host.custom_op("fused_kernels::lora_linear_backward")
+@host.custom_op("fused_kernels::lora_linear_backward", flops=_flops_backward)
 def _lora_linear_backward_op(
     dy: torch.Tensor, x: torch.Tensor | None, weight: torch.Tensor | None, lora_a: torch.Tensor | None,
     lora_b: torch.Tensor | None, u: torch.Tensor | None, saved: torch.Tensor | None,

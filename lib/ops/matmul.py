@@ -21,6 +21,7 @@ Copy it   by `make copy OP=matmul TO=folder`, or with _host.py, _device.py and i
 """
 
 import functools
+import math
 from typing import NamedTuple
 
 import torch
@@ -445,12 +446,12 @@ def _check(name, a, b, bias, activation):
 
 
 def _call(name, a, b, bias, activation, allow_tf32, plan=None, launch=_launch):
-    if isinstance(a, torch.Tensor) and a.dim() > 2:
+    if isinstance(a, torch.Tensor) and a.dim() > 2 and not a.is_nested:
         y = _call(name, a.flatten(0, -2), b, bias, activation, allow_tf32, plan, launch)
         return y.unflatten(0, a.shape[:-1])
     a, b, bias = host.autocast(a, b, bias)
     _check(name, a, b, bias, activation)
-    if torch.compiler.is_compiling():
+    if host.by_op(a, b, bias):
         save_z = activation in host.OF_Z and host.needs_autograd(a, b, bias)
         return matmul_op(a, b, bias, activation, allow_tf32, save_z)[0]
     how = activation, allow_tf32, plan, launch
@@ -484,7 +485,7 @@ def matmul_cuda(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return _call("matmul_cuda", a, b, None, "identity", False, launch=_launch_cuda)
 
 
-@host.custom_op("fused_kernels::matmul")
+@host.custom_op("fused_kernels::matmul", flops=lambda a, b, *_: 2 * math.prod(a) * b[1])
 def matmul_op(
     a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None, activation: str = "identity",
     allow_tf32: bool = False, save_z: bool = False,
@@ -498,7 +499,13 @@ def matmul_op(
     return host.none_as_empty(a, _forward(a, b, bias, activation, allow_tf32, save_z=save_z))
 
 
-@host.custom_op("fused_kernels::matmul_backward")
+def _flops_backward(dy, a, b, saved, activation, allow_tf32, needs_grad):
+    return 2 * math.prod(dy) * (needs_grad[0] and b[0]) + 2 * math.prod(dy) * (
+        needs_grad[1] and a[1]
+    )
+
+
+@host.custom_op("fused_kernels::matmul_backward", flops=_flops_backward)
 def _matmul_backward_op(
     dy: torch.Tensor, a: torch.Tensor | None, b: torch.Tensor | None, saved: torch.Tensor | None,
     activation: str, allow_tf32: bool, needs_grad: list[bool],

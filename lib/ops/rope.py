@@ -285,13 +285,14 @@ def _check_positions(name, q, cos, sin, how, positions):
     position_offset, _, layout = how
     if torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad):
         raise ValueError(f"{name}: there is no gradient for cos and sin; pass them detached")
-    if isinstance(position_offset, bool) or not isinstance(position_offset, int):
+    if isinstance(position_offset, bool) or not isinstance(position_offset, host.INTS):
         raise TypeError(f"{name}: position_offset must be an int, got {position_offset!r}")
     if positions is not None:
         _check_given_positions(name, q, how, positions)
         return
     n_seq, n_heads = q.shape[layout.index("s")], q.shape[layout.index("h")]
-    if n_seq != n_heads == cos.shape[0] and position_offset == 0:
+    # under torch.compile the question alone would fix the length
+    if not host.by_op(q) and n_seq != n_heads == cos.shape[0] and position_offset == 0:
         other = next(known for known in _LAYOUTS if known != layout)
         seen = f"cos has {n_heads} rows, and in layout {layout!r} q has {n_seq} positions and {n_heads} heads"
         use = f"pass layout={other!r}, or if that is meant, cos[:{n_seq}]"
@@ -344,8 +345,8 @@ def _call(name, q, k, cos, sin, how, positions, plan, in_place):
         cos, sin, positions = _first_halves(q, cos, sin, positions, layout)
     _check(name, q, k, cos, sin, layout)
     _check_positions(name, q, cos, sin, how, positions)
-    if torch.compiler.is_compiling():
-        if in_place and not host.needs_autograd(q, k):
+    if host.by_op(q, k, cos, sin, positions):
+        if in_place and torch.compiler.is_compiling() and not host.needs_autograd(q, k):
             rope_op_(q, k, cos, sin, *how, positions)  # which checks strides and memory
             return q, k
         q_out, k_out = rope_op(q, k, cos, sin, *how, positions)
@@ -409,7 +410,7 @@ def rope_op(
     return _forward(q, k, cos, sin, how, positions)
 
 
-@torch.library.custom_op("fused_kernels::rope_", mutates_args=("q", "k"))
+@host.custom_op("fused_kernels::rope_", mutates=("q", "k"))
 def rope_op_(
     q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor,
     position_offset: int, interleaved: bool, layout: str, positions: torch.Tensor | None = None,

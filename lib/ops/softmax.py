@@ -597,14 +597,14 @@ class _Softmax(torch.autograd.Function):
 
 @host.remembered
 def _check(name, x, dim, scale, causal):
-    if not isinstance(scale, (int, float)) or not math.isfinite(scale):
+    if not isinstance(scale, host.NUMBERS) or not -math.inf < scale < math.inf:
         raise ValueError(f"{name}: scale must be a finite Python number, got {scale!r}")
     if not isinstance(causal, bool):
         raise TypeError(f"{name}: causal must be True or False, got {causal!r}")
     host.check_tensors(name, "softmax_eager", x=(x, "... N"))
     if dim == -1:
         return
-    if isinstance(dim, bool) or not isinstance(dim, int):
+    if isinstance(dim, bool) or not isinstance(dim, host.INTS):
         raise TypeError(f"{name}: dim must be an int, got {dim!r}")
     if not -x.dim() <= dim < x.dim():
         want = f"from {-x.dim()} to {x.dim() - 1} for x {tuple(x.shape)}"
@@ -618,7 +618,7 @@ def _call(name, x, dim, scale=1.0, causal=False, plan=None, launch=_launch):
     if dim != -1 and dim != x.dim() - 1:
         turned = x.transpose(dim, -1)
         return _call(name, turned, -1, scale, causal, plan, launch).transpose(dim, -1)
-    if torch.compiler.is_compiling():
+    if host.by_op(x):
         return softmax_op(x, float(scale), causal)
     return host.call(name, "softmax_eager", _Softmax, _forward, (x,), scale, causal, plan, launch)
 

@@ -15,6 +15,7 @@ from lib import machine
 from lib.course import progress
 from lib.measure import registry
 from lib.nogpu import cuda_build
+from lib.tests.ops import watched
 
 import pytest
 import torch
@@ -154,6 +155,12 @@ NIGHTLY = {
     "test_repository.py": [named("test_the_workflow_to_copy_runs_a_notebook")],
     "profiling/test_trace.py": [named("test_in_a_notebook_the_cell_is_named")],
     "ops/test_battery.py": [most_of_the_battery],
+    "ops/test_watched.py": [
+        but_one_in(6, "test_symbols"),
+        named("test_tensors_of_distributed_training"),
+        lambda item: _parameters(item).get("check") in (watched.traced, watched.subclasses)
+        and one_in(3)(item),
+    ],
     "ops/test_mutants.py": [but_one_of_each_op],
     **{f"ops/test_{name}.py": [one_in(8)] for name in registry.OPS},
     "ops/test_small_models.py": [

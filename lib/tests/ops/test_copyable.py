@@ -349,7 +349,8 @@ def test_a_newer_torch_without_what_is_private_runs(tmp_path):
     write(files_of(["gelu"]), tmp_path)
     script = (
         "import torch, triton; triton.__version__ = '9.0.0'\n"
-        "import torch._functorch.pyfunctorch as p; del p.retrieve_all_functorch_interpreters\n"
+        "import torch._C._functorch as f; del f.peek_interpreter_stack\n"
+        "del torch._C._len_torch_dispatch_stack, torch._C._get_tracing_state\n"
         "del torch.autograd.forward_ad._current_level\n"
     )
     done = _run(

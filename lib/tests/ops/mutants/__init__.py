@@ -26,7 +26,7 @@ from lib.measure import registry
 from lib.measure.mutants import load as load_text
 from lib.measure.mutants import mutated
 from lib.standalone import read, standalone
-from lib.tests.ops import battery
+from lib.tests.ops import battery, watched
 from lib.tests.ops.property import any_call
 
 import pytest
@@ -114,6 +114,8 @@ def checks_of(name, module):
     )
     yield from _battery([battery.exact, battery.second_derivative], configured)
     yield from _battery([any_call], {"": first} | planned)
+    for check in (watched.bits, watched.policy, watched.refused):
+        yield check.__name__, functools.partial(check, first, first.versions["triton"])
 
 
 def _battery(checks, ops):

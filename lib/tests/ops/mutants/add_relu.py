@@ -135,4 +135,16 @@ MUTANTS = mutants_in("""
 # CUDA: the first rows again for those left over
 - else m[top:] for m in
 + else m[: n_rows - top] for m in
+# a view with the negative bit: its memory read as it lies there
+-         if t is not None and (type(t) not in PLAIN or t.is_neg()):
++         if t is not None and type(t) not in PLAIN:
+# an incoming gradient with the negative bit, or of zeros without memory
+-         dys = [plain(dy) for dy in dys]
++
+# selective checkpointing does not see the call
+- torch.compiler.is_compiling() or modes() or traced()
++ torch.compiler.is_compiling() or traced()
+# a sparse tensor taken for a dense one of the same sizes
+- (a.dtype, a.device, a.layout, a.shape)
++ (a.dtype, a.device, a.shape)
 """)

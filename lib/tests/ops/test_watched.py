@@ -1,0 +1,53 @@
+"""The checks of watched.py on every op of the registry, and tensors of distributed training."""
+
+from lib.measure import registry
+from lib.tests.ops import watched
+
+import pytest
+import torch.distributed as dist
+
+OPS = [op.configured() for op in registry.OPS.values()]
+PRODUCTS = [op for op in OPS if op.has_products or op.name in ("attention", "interaction")]
+IN_PLACE = [(op, version) for op in OPS for version in op.in_place.values()]
+
+
+def of_each(checks, ops=OPS):
+    items = [
+        pytest.param(check, op, id=f"{check.__name__}-{op.name}") for check in checks for op in ops
+    ]
+    return pytest.mark.parametrize(("check", "op"), items)
+
+
+@of_each([watched.bits, watched.policy, watched.traced, watched.subclasses, watched.refused])
+def test_seen(check, op):
+    check(op, op.versions["triton"])
+
+
+@of_each([watched.exported, watched.marked_dynamic, watched.numbers])
+def test_symbols(check, op):
+    check(op, op.versions["triton"])
+
+
+@pytest.mark.parametrize("op", PRODUCTS, ids=lambda op: op.name)
+def test_flops(op):
+    watched.flops(op, op.versions["triton"])
+
+
+@pytest.mark.parametrize(("op", "version"), IN_PLACE, ids=lambda p: getattr(p, "name", ""))
+def test_written_bits(op, version):
+    watched.written_bits(op, version)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """A process group of this process alone."""
+    store = dist.FileStore(str(tmp_path_factory.mktemp("store") / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+def test_tensors_of_distributed_training(alone, op):
+    """What a collective returns is waited for; a DTensor is refused, with what to pass."""
+    watched.distributed(op, op.versions["triton"], alone)
