@@ -5,10 +5,12 @@
 
 import argparse
 import contextlib
+from unittest import mock
 
 from lib import machine
 from lib.measure import registry
 from lib.measure.bench import leaves, outputs
+from lib.ops import _host as host
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -44,8 +46,10 @@ def main(argv=None):
             "sanitize needs a GPU; with none, the tests run every kernel under the checkers"
         )
     products = ProductsOnTheCpu() if options.without_cublas else contextlib.nullcontext()
+    # This mode is to see products, not ops: those would be called in place of each version and plan
+    straight = mock.patch.object(host, "modes", int)
     # backward passes in this thread, where the products are replaced
-    with products, torch.autograd.set_multithreading_enabled(False):
+    with products, straight, torch.autograd.set_multithreading_enabled(False):
         for op in [registry.find(options.op)] if options.op else registry.OPS.values():
             for label, configured in op.all_configured().items():
                 _launch_all(configured, label)

@@ -451,10 +451,10 @@ def by_op(*tensors):
     return False
 
 
-def plain(t):
+def in_memory(t):
     """t itself, or a copy of its numbers where they are not what lies in memory."""
-    is_plain = t is None or type(t) in PLAIN and not (t.is_neg() or t._is_zerotensor())
-    return t if is_plain else t.clone()
+    is_it = t is None or type(t) in PLAIN and not (t.is_neg() or t._is_zerotensor())
+    return t if is_it else t.clone()
 
 
 # --- autograd ------------------------------------------------------------------------------------------------
@@ -515,7 +515,7 @@ def once(backward):
     # once_differentiable lies beside, where autograd.grad(..., inputs) does not pass.
 
     def guarded(ctx, *dys):
-        dys = [plain(dy) for dy in dys]
+        dys = [in_memory(dy) for dy in dys]
         if not torch.is_grad_enabled():  # the usual case: without create_graph=True
             return backward(ctx, *dys)
         with torch.no_grad():

@@ -158,8 +158,10 @@ NIGHTLY = {
     "ops/test_watched.py": [
         but_one_in(6, "test_symbols"),
         named("test_tensors_of_distributed_training"),
-        lambda item: _parameters(item).get("check") in (watched.traced, watched.subclasses)
-        and one_in(3)(item),
+        lambda item: (
+            _parameters(item).get("check") in (watched.traced, watched.subclasses)
+            and one_in(3)(item)
+        ),
     ],
     "ops/test_mutants.py": [but_one_of_each_op],
     **{f"ops/test_{name}.py": [one_in(8)] for name in registry.OPS},

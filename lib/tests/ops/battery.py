@@ -50,6 +50,11 @@ def cuda_calls(module, forward):
     return mock.patch.object(host_of(module), "load_cuda", return_value=built)
 
 
+def looking_inside(module):
+    """Inside, a mode sees what an op does, and not the op."""
+    return mock.patch.object(host_of(module), "modes", int)
+
+
 def check_strips(module, call, several):
     """`call`, in bfloat16, sums rows in several strips or in one: kept in float32, or the gradient itself."""
     host = host_of(module)

@@ -5,7 +5,7 @@ from lib.measure import registry
 from lib.nogpu.compile_only import compile_for, instruction_mix, signature_of
 from lib.nogpu.memory import count_traffic
 from lib.ops.linear_cross_entropy import linear_cross_entropy_eager, linear_cross_entropy_triton
-from lib.tests.ops import cases
+from lib.tests.ops import battery, cases
 
 import pytest
 import torch
@@ -175,7 +175,7 @@ def test_a_tile_of_infinities_is_no_row_of_them(module, position):
 def test_a_chunks_logits_are_all_there_is_of_them(module):
     x, weight, labels = inputs((64, 8, 1000))
     watch, plan = Watch(), module.Plan(16, False, 1024, 4)
-    with watch:
+    with battery.looking_inside(module), watch:
         loss = module.linear_cross_entropy_triton(x, weight, labels, plan=plan)
     with Watch() as backward:
         loss.backward()
@@ -190,7 +190,7 @@ def test_what_is_frozen_costs_no_product(module, frozen, reduction):
     tensors = inputs((16, 9, 40))
     tensors[frozen].requires_grad_(False)
     plan = module.Plan(8, False, 64, 4)
-    with Watch() as watch:
+    with battery.looking_inside(module), Watch() as watch:
         y = module.linear_cross_entropy_triton(*tensors, reduction=reduction, plan=plan)
     forward = 2 * (1 if reduction == "none" else 2)
     assert watch.products == forward
@@ -201,7 +201,7 @@ def test_what_is_frozen_costs_no_product(module, frozen, reduction):
 
 def test_without_gradients_there_is_one_product_a_chunk(module):
     tensors = inputs((16, 9, 40))
-    with torch.no_grad(), Watch() as watch:
+    with torch.no_grad(), battery.looking_inside(module), Watch() as watch:
         module.linear_cross_entropy_triton(*tensors, plan=module.Plan(8, False, 64, 4))
     assert watch.products == 2
 

@@ -139,7 +139,7 @@ MUTANTS = mutants_in("""
 -         if t is not None and (type(t) not in PLAIN or t.is_neg()):
 +         if t is not None and type(t) not in PLAIN:
 # an incoming gradient with the negative bit, or of zeros without memory
--         dys = [plain(dy) for dy in dys]
+-         dys = [in_memory(dy) for dy in dys]
 +
 # selective checkpointing does not see the call
 - torch.compiler.is_compiling() or modes() or traced()
