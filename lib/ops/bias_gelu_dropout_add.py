@@ -465,7 +465,11 @@ class BiasGELUDropoutAdd(torch.nn.Module):
         device: torch.device | str | None = None, dtype: torch.dtype | None = None,
     ):  # fmt: skip
         super().__init__()
-        self.p, self.bias = p, torch.nn.Parameter(torch.zeros(features, device=device, dtype=dtype))
+        self.p, self.bias = p, torch.nn.Parameter(torch.empty(features, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        torch.nn.init.zeros_(self.bias)
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         return bias_gelu_dropout_add_triton(x, self.bias, residual, self.p, training=self.training)

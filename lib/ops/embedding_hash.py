@@ -338,22 +338,32 @@ class EmbeddingHash(torch.nn.Module):
         self.num_rows, self.sparse, self.deterministic = tuple(num_rows), sparse, deterministic
         weight = torch.empty(sum(num_rows), embedding_dim, device=device, dtype=dtype)
         self.weight = torch.nn.Parameter(weight)
-        for table in weight.split(self.num_rows):
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for table in self.weight.detach().split(self.num_rows):
             torch.nn.init.uniform_(table, -(len(table) ** -0.5), len(table) ** -0.5)
 
     @classmethod
     def from_tables(
         cls, tables: Iterable[torch.nn.Embedding], sparse: bool = False, deterministic: bool = True
     ) -> "EmbeddingHash":
-        """With copies of the weights of these tables."""
+        """With copies of the weights of these tables, frozen if they are."""
         tables = [*tables]
         if any(t.padding_idx is not None or t.max_norm or t.scale_grad_by_freq for t in tables):
             rules = "padding_idx, max_norm and scale_grad_by_freq"
             raise ValueError(f"EmbeddingHash: it knows no {rules}; use such tables as they are")
+        if len({table.embedding_dim for table in tables}) != 1:
+            dims = [table.embedding_dim for table in tables]
+            raise ValueError(f"EmbeddingHash: all tables must have one embedding_dim, got {dims}")
+        trained = {table.weight.requires_grad for table in tables}
+        if len(trained) == 2:
+            use = "freeze all of them or none, or make an EmbeddingHash of each kind"
+            raise ValueError(f"EmbeddingHash: some tables are frozen and others trained; {use}")
         weight = torch.cat([table.weight.detach() for table in tables])
         num_rows = [len(table.weight) for table in tables]
         module = cls(num_rows, weight.shape[1], sparse, deterministic, device="meta")
-        module.weight = torch.nn.Parameter(weight)
+        module.weight = torch.nn.Parameter(weight, requires_grad=trained.pop())
         return module
 
     def extra_repr(self) -> str:

@@ -394,7 +394,8 @@ def interaction_triton(
     """dense and the dot products of all pairs of vectors in one Triton kernel, with gradients for both inputs.
 
     dense: (B, D); embeddings: (B, T, D), any strides, on one device, T up to 63, D up to 128. Returns
-    (B, D + (T + 1)T/2), contiguous, in the dtype of dense + embeddings.
+    (B, D + (T + 1)T/2), contiguous, in the dtype of dense + embeddings: dense, then the pairs as in TorchRec,
+    (0, 1), (0, 2), ..., (1, 2), ...; dlrm_columns tells the order of DLRM's own code.
     plan: a Plan in place of the one chosen, for tuning; torch.compile leaves it out.
     Works under torch.compile (as the op fused_kernels::interaction), autocast, checkpointing and CUDA graphs;
     not under torch.func, torch.vmap or forward-mode AD, nor twice differentiable: these raise.
@@ -409,6 +410,19 @@ def interaction_triton(
 
 def _flops(dense, embeddings, n_products=1):
     return 2 * n_products * math.prod(dense) * (embeddings[1] + 1) ** 2
+
+
+def dlrm_columns(
+    n_tables: int, embedding_dim: int, device: torch.device | str | None = None
+) -> torch.Tensor:
+    """The columns of a result in the order of DLRM's own code: result[:, columns] is what its layers take.
+
+    Pairs stand here as in TorchRec, (0, 1), (0, 2), ..., (1, 2), ...; there as (1, 0), (2, 0), (2, 1), ....
+    A layer trained there takes results as they are after layer.weight[:, columns] = layer.weight.clone().
+    """
+    second, first = torch.tril_indices(n_tables + 1, n_tables + 1, -1, device=device)
+    pairs = first * (2 * n_tables + 1 - first) // 2 + second - first - 1
+    return torch.cat([torch.arange(embedding_dim, device=device), embedding_dim + pairs])
 
 
 @host.custom_op("fused_kernels::interaction", flops=_flops)

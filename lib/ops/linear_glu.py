@@ -603,6 +603,28 @@ def _setup_context(ctx, inputs, output):
 linear_glu_op.register_autograd(_backward, setup_context=_setup_context)
 
 
+def join_projections(
+    module: torch.nn.Module,
+    first: str = "gate_proj",
+    second: str = "up_proj",
+    into: str = "gate_up",
+) -> None:
+    """Let `module`, with a FusedGLU as child `into`, load state_dicts of two layers in its place, as Llama's.
+
+    The default names go with gate="first". A state_dict of this module has one layer all the same.
+    """
+
+    def join(module, state_dict, prefix, *_):
+        for name in ("weight", "bias"):
+            keys = [f"{prefix}{layer}.{name}" for layer in (first, second)]
+            if all(key in state_dict for key in keys):
+                state_dict[f"{prefix}{into}.{name}"] = torch.cat([state_dict.pop(k) for k in keys])
+
+    if not isinstance(getattr(module, into, None), FusedGLU):
+        raise TypeError(f"join_projections: module.{into} must be a FusedGLU; name it by into=")
+    module.register_load_state_dict_pre_hook(join)
+
+
 class FusedGLU(torch.nn.Linear):
     """torch.nn.Linear(in_features, 2 * hidden_features) and its gate in one kernel; the same state_dict.
 

@@ -582,9 +582,11 @@ class LoRALinear(torch.nn.Module):
 
     base: a torch.nn.Linear; it becomes part of this module, and its weight and bias are frozen. lora_a,
     (rank, K), begins as a Linear's weight does, lora_b, (N, rank), as zeros: so y begins as act(base(x)).
+    lora_dtype: theirs, where it is not that of the base: float32 beside a base of 16 bits keeps what small
+    steps add; the product is computed in the base's, and their gradients come in their own.
     """
 
-    def __init__(self, base, rank, alpha, activation="identity"):
+    def __init__(self, base, rank, alpha, activation="identity", lora_dtype=None):
         super().__init__()
         if not isinstance(base, torch.nn.Linear) or base.weight.dtype not in host.DTYPES:
             got = base if isinstance(base, torch.nn.Module) else type(base).__name__
@@ -601,7 +603,7 @@ class LoRALinear(torch.nn.Module):
         host.check_activation("LoRALinear", activation)
         # not base.requires_grad = False, which sets an attribute of the module that nothing reads
         self.base = base.requires_grad_(False)
-        like_weight = {"device": base.weight.device, "dtype": base.weight.dtype}
+        like_weight = {"device": base.weight.device, "dtype": lora_dtype or base.weight.dtype}
         # made in their place: Parameter(...).to(device) is no Parameter, and would not be registered
         self.lora_a = torch.nn.Parameter(torch.empty(rank, base.in_features, **like_weight))
         self.lora_b = torch.nn.Parameter(torch.zeros(base.out_features, rank, **like_weight))
@@ -627,12 +629,19 @@ class LoRALinear(torch.nn.Module):
     def merged(self):
         return self._merged_a is not None
 
+    # What code that expects a torch.nn.Linear reads: of the layer inside
+    weight = property(lambda self: self.base.weight)
+    bias = property(lambda self: self.base.bias)
+    in_features = property(lambda self: self.base.in_features)
+    out_features = property(lambda self: self.base.out_features)
+
     def forward(self, x):
         weight, bias = self.base.weight, self.base.bias
         if not self.merged:
-            return lora_linear_triton(
-                x, weight, self.lora_a, self.lora_b, bias, self.scale, self.activation
-            )
+            a, b = self.lora_a, self.lora_b
+            if a.dtype != weight.dtype:
+                a, b = a.to(weight.dtype), b.to(weight.dtype)
+            return lora_linear_triton(x, weight, a, b, bias, self.scale, self.activation)
         if self.training and torch.is_grad_enabled():
             raise RuntimeError(
                 "LoRALinear: merged, lora_a and lora_b take no part in the product and get no gradient; call "

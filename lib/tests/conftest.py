@@ -168,7 +168,8 @@ NIGHTLY = {
     "ops/test_small_models.py": [
         with_values(n_steps=50),
         with_values(autocast=True),
-        with_values(how="compiled"),
+        *(with_values(how=how) for how in ("compiled", "dynamic", "selective")),
+        but_one_in(3, "test_exported_it_gives_the_same_loss"),
         named(
             "test_the_same_losses_in_two_processes",
             "test_copied_into_an_empty_folder_they_do_it_too",

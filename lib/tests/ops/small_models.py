@@ -1,4 +1,4 @@
-"""A small GPT and a small Llama, of PyTorch's own parts or of the ops': the same parameters, the same losses.
+"""A small GPT, Llama and DLRM, of PyTorch's own parts or of the ops': the same parameters, the same losses.
 
     python small_models.py        in a folder with copies of the op files: both, a few steps each
 
@@ -13,12 +13,16 @@ import types
 import torch
 import torch.distributed
 import torch.nn.functional as F
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 WIDTH, N_HEADS, N_TOKENS, N_WORDS = 16, 2, 8, 24
 COPIED = (
     "matmul", "softmax", "rope", "linear_glu", "lora_linear", "bias_gelu_dropout_add", "gelu",
-    "attention", "linear_cross_entropy",
+    "attention", "linear_cross_entropy", "embedding_hash", "interaction", "fused_mlp",
 )  # fmt: skip
 
 
@@ -80,6 +84,32 @@ def _attention(q, k, v, softmax):
     return softmax(scores.masked_fill(later, -float("inf"))) @ v
 
 
+class _Tables(torch.nn.Module):
+    """DLRM's hash and its tables, one below the other."""
+
+    def __init__(self, num_rows, dim):
+        super().__init__()
+        self.num_rows = num_rows
+        self.weight = torch.nn.Parameter(torch.randn(sum(num_rows), dim) / 4)
+
+    def forward(self, ids):
+        rows = [(ids[:, t] + 1) % n + sum(self.num_rows[:t]) for t, n in enumerate(self.num_rows)]
+        return F.embedding(torch.stack(rows, 1), self.weight)
+
+
+def _interaction(dense, embeddings):
+    """TorchRec's order of pairs."""
+    vectors = torch.cat([dense[:, None], embeddings], dim=1)
+    first, second = torch.triu_indices(vectors.shape[1], vectors.shape[1], 1, device=dense.device)
+    return torch.cat([dense, (vectors @ vectors.mT)[:, first, second]], dim=1)
+
+
+def _mlp(n_in, n_hidden, n_out):
+    return torch.nn.Sequential(
+        torch.nn.Linear(n_in, n_hidden), torch.nn.ReLU(), torch.nn.Linear(n_hidden, n_out), torch.nn.Sigmoid()
+    )  # fmt: skip
+
+
 def _loss(x, weight, labels):
     return F.cross_entropy(F.linear(x, weight).flatten(0, 1).float(), labels.flatten())
 
@@ -88,6 +118,7 @@ EAGER = types.SimpleNamespace(
     linear=_Linear, glu=_SwiGLU, lora=_LoRA, tail=_Tail, rope=_rotate, gelu=F.gelu, loss=_loss,
     softmax=(softmax := functools.partial(torch.softmax, dim=-1)),
     attention=functools.partial(_attention, softmax=softmax),
+    tables=_Tables, interaction=_interaction, mlp=_mlp,
 )  # fmt: skip
 
 
@@ -101,6 +132,8 @@ def of_ops(package=""):
         rope=functools.partial(op.rope.rope_triton, layout="bhsd"), softmax=op.softmax.softmax_triton,
         attention=functools.partial(op.attention.attention_triton, is_causal=True),
         loss=op.linear_cross_entropy.linear_cross_entropy_triton,
+        tables=op.embedding_hash.EmbeddingHash, interaction=op.interaction.interaction_triton,
+        mlp=op.fused_mlp.FusedMLP,
     )  # fmt: skip
 
 
@@ -149,10 +182,41 @@ class LlamaBlock(torch.nn.Module):
         return x + self.down(self.gated(self.norm2(x)))
 
 
-class Model(torch.nn.Module):
-    """Words in, the mean loss of the next word out. part: EAGER or of_ops()."""
+def _save_our_ops(context, op, *args, **kwargs):
+    ours = op.namespace == "fused_kernels"
+    return CheckpointPolicy.MUST_SAVE if ours else CheckpointPolicy.PREFER_RECOMPUTE
 
-    def __init__(self, block, part, n_blocks=2, checkpointed=False):
+
+SELECTIVE = {
+    "context_fn": functools.partial(create_selective_checkpoint_contexts, _save_our_ops),
+}
+
+
+class DLRM(torch.nn.Module):
+    """Numbers and words in, the loss of a click out: three words are looked up, four are numbers."""
+
+    def __init__(self, part, checkpointed=None):
+        super().__init__()
+        self.checkpointed, self.interact = checkpointed, part.interaction
+        self.bottom, self.tables = part.mlp(4, 12, WIDTH), part.tables((11, 7, 30), WIDTH)
+        self.top = part.mlp(WIDTH + 6, 12, 1)
+
+    def clicks(self, words):
+        dense = self.bottom(words[:, 3:7].float() / N_WORDS)
+        return self.top(self.interact(dense, self.tables(words[:, :3])))[:, 0]
+
+    def forward(self, words):
+        how, call = self.checkpointed, self.clicks
+        clicks = call(words) if how is None else checkpoint(call, words, use_reentrant=False, **how)
+        labels = (words[:, -1] % 2).float()
+        with torch.autocast(words.device.type, enabled=False):
+            return F.binary_cross_entropy(clicks.float(), labels)
+
+
+class Model(torch.nn.Module):
+    """Words in, the mean loss of the next word out. part: EAGER or of_ops(). checkpointed: how, or None."""
+
+    def __init__(self, block, part, n_blocks=2, checkpointed=None):
         super().__init__()
         self.checkpointed, self.gelu, self.loss = checkpointed, part.gelu, part.loss
         self.words = torch.nn.Embedding(N_WORDS, WIDTH)
@@ -162,7 +226,8 @@ class Model(torch.nn.Module):
     def forward(self, words):
         x = self.words(words[:, :-1])
         for block in self.blocks:
-            x = checkpoint(block, x, use_reentrant=False) if self.checkpointed else block(x)
+            how = self.checkpointed
+            x = block(x) if how is None else checkpoint(block, x, use_reentrant=False, **how)
         return self.loss(self.gelu(x), self.head.weight, words[:, 1:])
 
 
@@ -191,18 +256,26 @@ def losses(model, words, n_steps, autocast=False, call=None):
 def both(block, part, device="cpu", **how):
     """The model of eager parts and the one of `part`, with the same parameters."""
     torch.manual_seed(0)
-    eager, fused = Model(block, EAGER).to(device), Model(block, part, **how).to(device)
+    make = DLRM if block is DLRM else functools.partial(Model, block)
+    eager, fused = make(EAGER).to(device), make(part, **how).to(device)
     fused.load_state_dict(eager.state_dict())
     return eager, fused
 
 
-def half_of_each_batch(rank, block, folder, package):
+def half_of_each_batch(rank, block, folder, package, sharded=False):
     """One of two processes: trains on its half, and leaves its losses in `folder`."""
     torch.distributed.init_process_group(
         "gloo", f"file://{folder}/rendezvous", rank=rank, world_size=2
     )
     _, fused = both(block, of_ops(package))
-    parallel = torch.nn.parallel.DistributedDataParallel(fused)
+    if sharded:  # FSDP2: parameters are DTensors, gathered before each part's forward pass
+        from torch.distributed.fsdp import fully_shard
+
+        for part in [*getattr(fused, "blocks", ()), fused]:
+            fully_shard(part, mesh=torch.distributed.init_device_mesh("cpu", (2,)))
+        parallel = fused
+    else:
+        parallel = torch.nn.parallel.DistributedDataParallel(fused)
     history = losses(fused, batch().chunk(2)[rank], 6, call=parallel)
     torch.save(history, f"{folder}/losses_{rank}.pt")
     torch.distributed.destroy_process_group()
@@ -210,7 +283,7 @@ def half_of_each_batch(rank, block, folder, package):
 
 if __name__ == "__main__":
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    for block in (GPTBlock, LlamaBlock):
+    for block in (GPTBlock, LlamaBlock, DLRM):
         eager, fused = both(block, of_ops(), device)
         want, got = (losses(model, batch(2, device), 4) for model in (eager, fused))
         torch.testing.assert_close(torch.tensor(got), torch.tensor(want), rtol=1e-4, atol=0)

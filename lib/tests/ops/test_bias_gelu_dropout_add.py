@@ -593,3 +593,11 @@ def test_sums_of_folded_rows_are_rounded_once(module):
     t, seed = ones(64, 3).bfloat16(), torch.tensor([SEED], device=machine.device())
     partial = module._launch_backward(None, t, t, None, t[0], 0.0, seed, t.dtype)
     assert partial.dtype == torch.float32 and len(partial) == 16
+
+
+def test_a_module_made_on_meta_begins_with_no_bias(module):
+    made = module.BiasGELUDropoutAdd(8, device="meta").to_empty(device="cpu")
+    with torch.no_grad():
+        made.bias.fill_(9.0)
+    made.reset_parameters()
+    assert not made.bias.any()

@@ -277,6 +277,28 @@ def test_tables_with_rules_of_their_own_are_refused(module):
         module.EmbeddingHash.from_tables([torch.nn.Embedding(3, 4, padding_idx=0)])
 
 
+def test_frozen_tables_stay_frozen(module):
+    frozen = torch.nn.Embedding.from_pretrained(torch.randn(4, 8))
+    trained = torch.nn.Embedding(5, 8)
+    of_tables = module.EmbeddingHash.from_tables
+    assert not of_tables([frozen, frozen]).weight.requires_grad
+    assert of_tables([trained]).weight.requires_grad
+    with pytest.raises(ValueError, match="some tables are frozen and others trained; freeze all"):
+        of_tables([frozen, trained])
+    with pytest.raises(ValueError, match=r"must have one embedding_dim, got \[8, 16\]"):
+        of_tables([trained, torch.nn.Embedding(5, 16)])
+
+
+def test_a_module_made_on_meta_begins_as_any_other(module):
+    made = module.EmbeddingHash([4, 400], 8, device="meta").to_empty(device="cpu")
+    with torch.no_grad():
+        made.weight.fill_(9.0)
+    made.reset_parameters()
+    first, second = made.weight.detach().split([4, 400])
+    assert 0.25 < first.abs().max() <= 0.5
+    assert 0.04 < second.abs().max() <= 0.05
+
+
 def test_a_sparse_gradient_breaks_a_compiled_graph(module):
     ids, weight, num_rows = inputs()
     torch.compiler.reset()

@@ -21,6 +21,23 @@ def inputs(shape, dtype=torch.float32):
     return OP.inputs(shape, dtype, machine.device())
 
 
+def test_the_order_of_dlrms_own_code(module):
+    """As its interact_features lists them: row after row of the lower triangle."""
+    n_tables, dim = 5, 3
+    dense, embeddings = torch.randn(4, dim), torch.randn(4, n_tables, dim)
+    vectors = torch.cat([dense[:, None], embeddings], 1)
+    pairs = [(i, j) for i in range(n_tables + 1) for j in range(i)]
+    products = [(vectors[:, i] * vectors[:, j]).sum(1) for i, j in pairs]
+    want = torch.cat([dense, torch.stack(products, 1)], 1)
+    result = module.interaction_triton(*(t.to(machine.device()) for t in (dense, embeddings)))
+    columns = module.dlrm_columns(n_tables, dim, result.device)
+    torch.testing.assert_close(result[:, columns].cpu(), want)
+    layer = torch.randn(2, result.shape[1])
+    turned = layer.clone()
+    turned[:, columns.cpu()] = layer
+    torch.testing.assert_close(result.cpu() @ turned.mT, want @ layer.mT, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("n_tables", [1, 2, 15, 26, 31, 62, 63])
 def test_the_order_of_the_pairs(module, n_tables):
     """Vectors of one number: each pair's product says which two it was."""

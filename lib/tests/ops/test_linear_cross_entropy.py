@@ -1,5 +1,7 @@
 """What is particular to linear_cross_entropy: labels, chunks, how often is multiplied, float16, its loads."""
 
+from unittest import mock
+
 from lib import machine
 from lib.measure import registry
 from lib.nogpu.compile_only import compile_for, instruction_mix, signature_of
@@ -349,3 +351,41 @@ def test_logits_move_in_pieces_of_16_bytes(module, n_cols, grads):
     assert mix.get("LDG.E.128", 0) + mix.get("LDGSTS.E.BYPASS.128", 0) >= (4 if grads else 2), mix
     assert mix.get("LDG.E.U16", 0) <= 1, mix  # the label's
     assert mix.get("STG.E.128", 0) == (2 if grads else 0), mix
+
+
+# --- numbers that are none -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("label", "value"),
+    [
+        *(("ignore_index", v) for v in (None, 2.0, torch.tensor(2))),
+        *(("z_loss", v) for v in (None, torch.tensor(0.1), "0.1")),
+        *(("label_smoothing", v) for v in (None, torch.tensor(0.1))),
+        *(("softcap", v) for v in (torch.tensor(30.0), [30.0])),
+    ],
+)
+def test_a_number_of_another_kind_is_refused_also_after_its_equal(module, label, value):
+    tensors = inputs((4, 8, 9))
+    for equal in (2, 0.1, 30.0):
+        if value == equal:
+            module.linear_cross_entropy_triton(*tensors, **{label: equal})
+    with pytest.raises(TypeError, match=f"linear_cross_entropy_triton: {label} must be a"):
+        module.linear_cross_entropy_triton(*tensors, **{label: value})
+
+
+def test_columns_behind_the_last_are_zeros(module):
+    """Some CPUs' products read rows up to their pitch: what stands there must be numbers, also before them."""
+    tensors, seen, host = inputs((3, 8, 5)), [], battery.host_of(module)
+    run = host.run
+
+    def run_and_look(kernel, grid, tensors, *sizes, **options):
+        logits = tensors[0]
+        rows = logits.as_strided((len(logits), logits.stride(0)), logits.stride())
+        rows[:, logits.shape[1] :] = float("nan")
+        run(kernel, grid, tensors, *sizes, **options)
+        seen.append(rows[:, logits.shape[1] :].clone())
+
+    with mock.patch.object(host, "run", run_and_look):
+        module.linear_cross_entropy_triton(*tensors)
+    assert [(part.shape, part.any().item()) for part in seen] == [((3, 11), False)]

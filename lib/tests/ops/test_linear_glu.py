@@ -849,3 +849,41 @@ def test_backward_moves_sixteen_bytes_at_once(h200, dtype, bias):
     # one of each for an element, which both halves share, and a reciprocal more for a quotient of whole numbers
     assert mix["MUFU.EX2"] == 16
     assert 16 <= mix["MUFU.RCP"] <= 18
+
+
+# --- two layers of a checkpoint ------------------------------------------------------------------------------
+
+
+class _Gated(torch.nn.Module):
+    def __init__(self, bias):
+        super().__init__()
+        self.gate_up = linear_glu.FusedGLU(8, 6, bias, activation="silu", gate="first")
+        self.down_proj = torch.nn.Linear(6, 8)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_checkpoint_of_two_projections_is_loaded_as_one(bias):
+    old = torch.nn.ModuleDict(
+        {name: torch.nn.Linear(8, 6, bias) for name in ("gate_proj", "up_proj")}
+        | {"down_proj": torch.nn.Linear(6, 8)}
+    )
+    layer = _Gated(bias)
+    linear_glu.join_projections(layer)
+    model, state = torch.nn.Sequential(layer), torch.nn.Sequential(old).state_dict()
+    n_keys = len(state)
+    model.load_state_dict(state)
+    assert len(state) == n_keys, "the caller's state_dict was changed"
+    x = torch.randn(3, 8)
+    want = torch.nn.functional.silu(old["gate_proj"](x)) * old["up_proj"](x)
+    torch.testing.assert_close(
+        layer.gate_up.to(machine.device())(x.to(machine.device())).cpu(), want
+    )
+    model.load_state_dict(model.state_dict())  # its own is one, too
+    del state["0.up_proj.weight"]
+    with pytest.raises(RuntimeError, match="Missing key.*gate_up.weight"):
+        model.load_state_dict(state)
+
+
+def test_projections_are_joined_into_a_gated_layer_alone():
+    with pytest.raises(TypeError, match="module.gate_up must be a FusedGLU; name it by into="):
+        linear_glu.join_projections(torch.nn.Linear(2, 2))

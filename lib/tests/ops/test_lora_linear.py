@@ -1041,3 +1041,36 @@ def test_bad_arguments_of_the_module_are_refused_in_a_sentence(module):
             module.LoRALinear(*bad)
         assert len(str(caught.value)) > 40, what
     assert linear.weight.requires_grad, "refused, and frozen all the same"
+
+
+# --- what others read of it ----------------------------------------------------------------------------------
+
+
+def test_it_has_what_is_read_of_a_linear_layer():
+    base = torch.nn.Linear(8, 6)
+    layer = lora_linear.LoRALinear(base, 2, 4)
+    assert (layer.in_features, layer.out_features) == (8, 6)
+    assert layer.weight is base.weight
+    assert layer.bias is base.bias
+    assert set(layer.state_dict()) == {"base.weight", "base.bias", "lora_a", "lora_b"}
+
+
+def test_lora_in_32_bits_beside_a_base_of_16():
+    """A step too small for bfloat16 stays, and gradients come in float32; values are those of 16 bits."""
+    device = machine.device()
+    base = torch.nn.Linear(32, 16, device=device, dtype=torch.bfloat16)
+    wide = lora_linear.LoRALinear(base, 4, 8, lora_dtype=torch.float32)
+    narrow = lora_linear.LoRALinear(base, 4, 8)
+    torch.nn.init.normal_(wide.lora_b)
+    narrow.load_state_dict(wide.state_dict())
+    x = torch.randn(5, 32, device=device, dtype=torch.bfloat16)
+    assert torch.equal(wide(x), narrow(x))
+    wide(x).sum().backward()
+    narrow(x).sum().backward()
+    for got, want in ((wide.lora_a, narrow.lora_a), (wide.lora_b, narrow.lora_b)):
+        assert (got.dtype, got.grad.dtype) == (torch.float32, torch.float32)
+        assert torch.equal(got.grad, want.grad.float())
+    before = wide.lora_a.detach().clone()
+    torch.optim.SGD([wide.lora_a], lr=1e-6).step()
+    assert not torch.equal(wide.lora_a, before)
+    assert torch.equal(narrow.lora_a.detach(), before.bfloat16())

@@ -14,7 +14,15 @@ from lib.recorded import results
 from lib.recorded.results import ROOT
 from lib.standalone import files_of, write
 from lib.tests.ops import small_models
-from lib.tests.ops.small_models import GPTBlock, LlamaBlock, batch, both, half_of_each_batch, losses
+from lib.tests.ops.small_models import (
+    DLRM,
+    GPTBlock,
+    LlamaBlock,
+    batch,
+    both,
+    half_of_each_batch,
+    losses,
+)
 from lib.tests.ops.test_copyable import INTERPRETED, _run, interpreter_loops
 
 import pytest
@@ -22,7 +30,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-blocks = pytest.mark.parametrize("block", [GPTBlock, LlamaBlock], ids=lambda b: b.__name__)
+blocks = pytest.mark.parametrize("block", [GPTBlock, LlamaBlock, DLRM], ids=lambda b: b.__name__)
 PARTS = small_models.of_ops("lib.ops.")
 PAGE = (ROOT / "lib/ops/README.md").read_text()
 
@@ -44,23 +52,38 @@ def test_the_same_losses(block, autocast, n_steps):
 
 
 @blocks
-@pytest.mark.parametrize("how", ["compiled", "checkpointed"])
+@pytest.mark.parametrize("how", ["compiled", "dynamic", "checkpointed", "selective"])
 def test_the_same_losses_under(block, how):
     torch.compiler.reset()
-    eager, fused = both(block, PARTS, machine.device(), checkpointed=how == "checkpointed")
+    checkpointed = {"checkpointed": {}, "selective": small_models.SELECTIVE}.get(how)
+    eager, fused = both(block, PARTS, machine.device(), checkpointed=checkpointed)
     backend = "inductor" if machine.HAS_GPU else "aot_eager"
     call = None
-    if how == "compiled":
-        call = torch.compile(fused, fullgraph=True, backend=backend)
+    if how in ("compiled", "dynamic"):
+        dynamic = True if how == "dynamic" else None
+        call = torch.compile(fused, fullgraph=True, backend=backend, dynamic=dynamic)
     words = batch(device=machine.device())
     assert_alike(losses(fused, words, 4, call=call), losses(eager, words, 4))
 
 
 @blocks
+def test_exported_it_gives_the_same_loss(block):
+    """With any number of sequences."""
+    eager, fused = both(block, PARTS, machine.device())
+    words = batch(device=machine.device())
+    shapes = ({0: torch.export.Dim("sequences", min=2, max=64)},)
+    program = torch.export.export(fused.eval(), (words,), dynamic_shapes=shapes).module()
+    for n in (2, 4, 9):
+        words = batch(n, machine.device())
+        torch.testing.assert_close(program(words), eager.eval()(words), rtol=1e-4, atol=1e-5)
+
+
+@blocks
 @pytest.mark.skipif(machine.HAS_GPU, reason="its two processes are for CPUs")
-def test_the_same_losses_in_two_processes(block, tmp_path):
-    """DistributedDataParallel: each process has half of the batch, and both together train as one."""
-    arguments = (block, str(tmp_path), "lib.ops.")
+@pytest.mark.parametrize("sharded", [False, True], ids=["DDP", "FSDP2"])
+def test_the_same_losses_in_two_processes(block, sharded, tmp_path):
+    """DistributedDataParallel, fully_shard: each has half of the batch, and both together train as one."""
+    arguments = (block, str(tmp_path), "lib.ops.", sharded)
     torch.multiprocessing.spawn(half_of_each_batch, arguments, nprocs=2)
     halves = [torch.tensor(torch.load(tmp_path / f"losses_{rank}.pt")) for rank in (0, 1)]
     eager, _ = both(block, PARTS)

@@ -93,4 +93,7 @@ MUTANTS = mutants_in("""
 -     @host.once
 -
 +
+# a frozen table is trained
+- torch.nn.Parameter(weight, requires_grad=trained.pop())
++ torch.nn.Parameter(weight)
 """)

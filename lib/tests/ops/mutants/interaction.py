@@ -133,4 +133,7 @@ MUTANTS = mutants_in("""
 # samples after the last, where some are there
 - tl.maximum(tl.minimum(n_samples - first, SAMPLES), 0)
 + tl.minimum(n_samples - first + SAMPLES - 1, SAMPLES)
+# DLRM's order taken for the one here
+- second, first = torch.tril_indices(
++ first, second = torch.triu_indices(
 """)
