@@ -1,9 +1,13 @@
 """The checks of watched.py on every op of the registry, and tensors of distributed training."""
 
+from lib import machine
 from lib.measure import registry
+from lib.ops.attention import attention_triton
+from lib.ops.linear_glu import FusedGLU
 from lib.tests.ops import watched
 
 import pytest
+import torch
 import torch.distributed as dist
 
 OPS = [op.configured() for op in registry.OPS.values()]
@@ -36,6 +40,32 @@ def test_flops(op):
 @pytest.mark.parametrize(("op", "version"), IN_PLACE, ids=lambda p: getattr(p, "name", ""))
 def test_written_bits(op, version):
     watched.written_bits(op, version)
+
+
+class Attended(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gated = FusedGLU(8, 6)
+
+    def forward(self, q):
+        return self.gated(attention_triton(q, q, q, is_causal=True))
+
+
+@torch.no_grad()
+def test_compiled_ahead_of_time(tmp_path):
+    """By AOTInductor, for sequences of any length."""
+    module, q = (
+        Attended().eval().to(machine.device()),
+        torch.randn(2, 2, 5, 8, device=machine.device()),
+    )
+    shapes = ({2: torch.export.Dim("S", min=2, max=4096)},)
+    program = torch.export.export(module, (q,), dynamic_shapes=shapes)
+    where = str(tmp_path / "attended.pt2")
+    loaded = torch._inductor.aoti_load_package(
+        torch._inductor.aoti_compile_and_package(program, package_path=where)
+    )
+    other = torch.randn(2, 2, 40, 8, device=q.device)
+    torch.testing.assert_close(loaded(other), module(other))
 
 
 @pytest.fixture(scope="module")
