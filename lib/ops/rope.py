@@ -292,7 +292,8 @@ def _check_positions(name, q, cos, sin, how, positions):
         return
     n_seq, n_heads = q.shape[layout.index("s")], q.shape[layout.index("h")]
     # under torch.compile the question alone would fix the length
-    if not host.by_op(q) and n_seq != n_heads == cos.shape[0] and position_offset == 0:
+    asks = position_offset == 0 and not torch.compiler.is_compiling()
+    if asks and n_seq != n_heads == cos.shape[0]:
         other = next(known for known in _LAYOUTS if known != layout)
         seen = f"cos has {n_heads} rows, and in layout {layout!r} q has {n_seq} positions and {n_heads} heads"
         use = f"pass layout={other!r}, or if that is meant, cos[:{n_seq}]"
