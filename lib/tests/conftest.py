@@ -143,6 +143,8 @@ NIGHTLY = {
             "test_a_name_that_only_a_gpu_has_gets_a_hint",
         ),
     ],
+    "nogpu/test_gluon.py": [with_values(status="right")],
+    "nogpu/test_gluon_programs.py": [named("test_a_program_compiles_for_hopper")],
     "nogpu/test_inductor.py": [
         named(
             "test_layer_norm_of_many_rows_sums_in_a_workspace",

@@ -1,8 +1,9 @@
 """The model of Gluon: what goes wrong on a GPU has a name here. Right kernels: test_hopper.py and 44.3."""
 
+from lib.exercises import check
 from lib.exercises.nb44 import arguments_of, described
 from lib.nogpu import gluon as model
-from lib.tests.exercises.wrong_answers import nb44
+from lib.tests.exercises.wrong_answers import nb44, solution
 
 import pytest
 import torch
@@ -18,9 +19,9 @@ ONE_TILE, FOUR_TILES = (128, 256, 64), (256, 512, 192)
     [
         ("no_fence", ONE_TILE, 0, model.Misuse, "fence_async_shared"),
         ("ends_while_it_stores", ONE_TILE, 0, model.Misuse, "wait for the stores"),
-        ("loads_beyond_its_last_step", ONE_TILE, 1, model.Misuse, "loads under way that nobody waited for"),
+        ("loads_beyond_its_last_step", ONE_TILE, 1, model.Misuse, r"into x_bufs\[1\].* may still go on"),
         ("the_phase_never_wraps", FOUR_TILES, 0, model.Misuse, "phase must be 0 or 1, not 2"),
-        ("the_phase_begins_anew", FOUR_TILES, 0, model.Deadlock, "role 0 waits for phase 0 of mbarrier 0"),
+        ("the_phase_begins_anew", FOUR_TILES, 0, model.Deadlock, r"role 0 .* phase 0 of full\[0\]"),
     ],
 )  # fmt: skip
 def test_a_mistake_has_a_name(mistake, sizes, seed, error, words):
@@ -32,12 +33,31 @@ def test_a_mistake_has_a_name(mistake, sizes, seed, error, words):
 
 @gluon.jit
 def lacking_kernel(x_ptr):
-    gl.histogram(x_ptr)
+    gl.bank_conflicts(x_ptr, x_ptr)
+
+
+@gluon.jit
+def lacking_of_a_buffer_kernel(x_ptr):
+    flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    gl.allocate_shared_memory(gl.float32, [8], flat).gather(x_ptr, 0)
 
 
 def test_a_word_that_the_model_lacks_is_named():
-    with pytest.raises(AttributeError, match="lib/nogpu/gluon.py has no histogram"):
-        model.run(lacking_kernel, (1,), torch.zeros(4))
+    words = {"bank_conflicts": lacking_kernel, "gather": lacking_of_a_buffer_kernel}
+    for word, kernel in words.items():
+        with pytest.raises(model.MissingWord, match=f"lib/nogpu/gluon.py has no {word}"):
+            model.run(kernel, (1,), torch.zeros(4))
+
+
+@gluon.jit
+def misspelt_kernel(x_ptr):
+    mbarrier.arive(x_ptr)
+
+
+def test_a_word_that_gluon_lacks_is_named_too():
+    with pytest.raises(AttributeError, match="hopper.mbarrier of Triton .* has no arive") as raised:
+        model.run(misspelt_kernel, (1,), torch.zeros(4))
+    assert not isinstance(raised.value, model.MissingWord)
 
 
 @gluon.jit
@@ -72,3 +92,21 @@ def test_it_runs_a_grid_of_two_axes_and_says_what_was_asked_for():
     assert torch.equal(x, y)
     places = [(row, col) for row in (0, 8, 16) for col in (0, 64)]
     assert log == [(what, place) for place in places for what in ("load", "store")]
+
+
+OTHER_WORDS = (
+    ("warpgroup_mma_wait(1,", "warpgroup_mma_wait(num_outstanding=1,"),
+    ("gl.cdiv(n_rows, BLOCK_M) * tiles_n", "gl.maximum(gl.cdiv(n_rows, BLOCK_M), 1) * tiles_n"),
+    ("    count = 0\n", "    gl.static_assert(STAGES > 1)\n    count = 0\n"),
+    ("acc.to(y_desc.dtype)", "gl.where(acc == acc, acc, gl.full_like(acc, 0.0)).to(y_desc.dtype)"),
+)
+
+
+LACKING = (("    count = 0\n", "    gl.fp4_to_fp(0, gl.float16, 0)\n    count = 0\n"),)
+
+
+@pytest.mark.parametrize(("changes", "status"), [(OTHER_WORDS, "right"), (LACKING, "skipped")])
+def test_the_exercise_takes_legal_gluon(changes, status):
+    changes = [text for pair in changes for text in pair]
+    verdict = check("44.3", solution("44_hopper", *changes).stays_kernel)
+    assert verdict.status == status, verdict
