@@ -154,6 +154,8 @@ class _Model:
             return self._module(value)
         if value is gl.shared_memory_descriptor:
             return Memory
+        if getattr(value, "__triton_aggregate__", False):
+            return self._aggregate(value)
         function = value
         while hasattr(function, "fn"):
             function = function.fn
@@ -199,6 +201,20 @@ class _Model:
             names |= {n: self.known(names[n]) for n in _names_in(code) if n in names}
             names[KERNEL] = True
         return self.functions[function]
+
+    def _aggregate(self, cls):
+        """A plain class with the methods of an aggregate of Gluon's."""
+        if cls not in self.functions:
+            fields = {KERNEL: True, "__setattr__": _set_plain}
+            self.functions[cls] = type(cls.__name__, (), fields)
+            init, *methods = (getattr(member, "fn", member) for member in cls.hash_attrs)
+            for name, method in (("__init__", init), *((m.__name__, m) for m in methods)):
+                setattr(self.functions[cls], name, self.remade(method))
+        return self.functions[cls]
+
+
+def _set_plain(self, name, value):
+    object.__setattr__(self, name, value.value if isinstance(value, tl.constexpr) else value)
 
 
 class _Names:

@@ -7,7 +7,6 @@ holds or fails in any order of events, so a slot that is freed too early is foun
 
 import collections
 import dataclasses
-import itertools
 import math
 import sys
 
@@ -69,7 +68,8 @@ class Memory:
         i = int(index)
         if not 0 <= i < self.shape[0]:
             name = self.program.name(self)
-            raise Misuse(f"{name}.index({i}) is not there: {name} has the shape {self.shape}")
+            at = f"{name}.index({i}) ({self.program.line()}) is not there"
+            raise Misuse(f"{at}: {name} has the shape {self.shape}")
         return self._view(self.data[i], i)
 
     def slice(self, start, length, dim=0):
@@ -149,6 +149,7 @@ class Access:
     line: str
     barrier: object = None  # of a load
     phase: int = 0  # of that barrier, when the load was asked for
+    counted: bool = True  # by an mbarrier.expect before
     fenced: bool = False
 
     def is_over(self, known):
@@ -172,23 +173,28 @@ class Barrier:
             self.gathered = {}
 
     def what_is_missing(self, role, phase):
-        """Why a wait of this role does not end."""
-        waited = self.waits.get(role)
-        lines = ", ".join(dict.fromkeys(self.lines[-3:]))
-        if self.bytes > 0:
-            return f"mbarrier.expect says {self.bytes} bytes more than its loads bring ({lines})"
-        if self.bytes < 0:
-            return f"its loads bring {-self.bytes} bytes more than mbarrier.expect says ({lines})"
+        """Why a wait of this role does not end, and whether another role may be to blame for it."""
+        waited, lines = self.waits.get(role), ", ".join(dict.fromkeys(self.lines[-3:]))
+        if self.bytes < 0 and not self.lines:
+            return "its loads landed, but there was no mbarrier.expect", False
+        if self.bytes:
+            more = "more" if self.bytes > 0 else "fewer"
+            counted = f"mbarrier.expect says {abs(self.bytes)} bytes {more} than its loads bring"
+            return f"{counted} ({lines})", False
         if self.arrived:
-            return f"only {self.arrived} of {self.count} arrivals came ({lines})"
+            return f"only {self.arrived} of {self.count} arrivals came ({lines})", False
         if self.completed - (waited[1] if waited else 0) > 1:
-            return f"more arrivals came than it has waits ({lines}); let one phase answer one wait"
+            return (
+                f"more arrivals came than it has waits ({lines}); let one phase answer one wait",
+                False,
+            )
         if waited and waited[0] == phase:
-            return f"this role has waited for phase {phase} before; change phase after each wait"
+            again = f"this role has waited for phase {phase} before"
+            return f"{again}; change phase after each wait", False
+        passes = f"a wait for phase {1 - phase} would pass"
         if not self.completed:
-            first = "; a wait for phase 1 passes at once" if phase == 0 else ""
-            return f"nobody arrived, and it needs {self.count} a phase{first}"
-        return f"none of {self.count} arrivals has come since ({lines})"
+            return f"nobody arrived, and it needs {self.count} a phase; {passes}", True
+        return f"none of {self.count} arrivals has come since ({lines}); {passes}", True
 
 
 _DOES = {  # who touches now, and what may still go on
@@ -294,11 +300,13 @@ class Program:
     def _missing_wait(self, load):
         bar, name = load.barrier, self.name(load.barrier.memory)
         waited = bar.waits.get(self.role)
+        if not load.counted:
+            return f"no mbarrier.expect of {name} came before it"
         if waited and waited[1] > load.phase:
             return f"{name} completed without it; mbarrier.expect must count the bytes of all loads"
         if waited and waited[0] != load.phase % 2:
-            ended = f"the wait for phase {waited[0]} of {name} passed, as that phase is long over"
-            return f"{ended}; this load needs phase {load.phase % 2}"
+            passed = f"the wait for phase {waited[0]} of {name} passed at once"
+            return f"{passed}; this load needs phase {load.phase % 2}"
         return f"mbarrier.wait for phase {load.phase % 2} of {name} must come first"
 
     def end(self):
@@ -354,7 +362,8 @@ class Program:
 
         def what():
             after = f"after {bar.completed} complete ones, " if bar.completed else ""
-            return f"phase {phase} of {name} ({line}): {after}{bar.what_is_missing(role, phase)}"
+            why, blames_others = bar.what_is_missing(role, phase)
+            return blames_others, f"phase {phase} of {name} ({line}): {after}{why}"
 
         self.scheduler.pause(lambda: bar.completed % 2 != phase, what)
         bar.waits[role] = phase, bar.completed
@@ -384,22 +393,26 @@ class Program:
             for name, piece in _memories(frame.f_locals):
                 n = len(piece.path)
                 if piece.whole is memory.whole and piece.path == memory.path[:n]:
-                    rest = "".join(f"[{i}]" for i in memory.path[n:])
-                    best = min(best or (n, name + rest), (n, name + rest), key=lambda b: b[0])
+                    whole = name + "".join(f"[{i}]" for i in memory.path[n:])
+                    best = min(best or (n, whole), (n, whole), key=lambda b: b[0])
             if best and best[0] == 0:
                 break
         return best[1] if best else f"a buffer of {memory.shape}"
 
 
 def _memories(variables):
+    """The names of shared memory: first variables, then their parts."""
+    parts = {}
     for name, value in variables.items():
         if isinstance(value, Memory):
             yield name, value
-        parts = enumerate(value) if isinstance(value, (tuple, list)) else ()
-        fields = vars(value).items() if KERNEL in type(value).__dict__ else ()
-        for part, inner in itertools.chain(parts, fields):
-            if isinstance(inner, Memory):
-                yield f"{name}.{part}" if isinstance(part, str) else f"{name}[{part}]", inner
+        elif isinstance(value, (tuple, list)):
+            parts |= {f"{name}[{i}]": part for i, part in enumerate(value)}
+        elif KERNEL in type(value).__dict__:  # an aggregate
+            parts |= {f"{name}.{field}": part for field, part in vars(value).items()}
+    for name, value in parts.items():
+        if isinstance(value, Memory):
+            yield name, value
 
 
 def _join(known, more):

@@ -41,7 +41,9 @@ class Scheduler:
             self._start(functions[1:], names[1:])
             caller, self.names[self.role] = self.names[self.role], _name(self.role, names[0])
         result = functions[0]()
-        self.pause(lambda: len(self.ended) == len(self.threads) - 1, lambda: "the others to end")
+        self.pause(
+            lambda: len(self.ended) == len(self.threads) - 1, lambda: (True, "the others to end")
+        )
         self.names[self.role] = caller
         return result
 
@@ -49,14 +51,14 @@ class Scheduler:
         for function, name in zip(functions, names):
             number = len(self.threads)
             self.names.append(_name(number, name))
-            self.waiting[number] = lambda: True, lambda: "its start"
+            self.waiting[number] = lambda: True, lambda: (True, "its start")
             self.threads.append(
                 threading.Thread(target=self._body, args=(number, function), daemon=True)
             )
             self.threads[-1].start()
 
-    def pause(self, may_go=lambda: True, what=lambda: "its turn"):
-        """Let others go on, until may_go(). what(): the words for what is waited for."""
+    def pause(self, may_go=lambda: True, what=lambda: (True, "its turn")):
+        """Let others go on, until may_go(). what(): whether others are to blame, and what is waited for."""
         with self.turn:
             self.waiting[self.role] = may_go, what
             self._next()
@@ -75,11 +77,7 @@ class Scheduler:
             ready = [role for role, (may_go, _) in self.waiting.items() if may_go()]
             choices = ready if ready and self.late else ready + self.events
             if not choices:
-                roles = [
-                    f"{self.names[role]} waits for {what()}"
-                    for role, (_, what) in self.waiting.items()
-                ]
-                self.error = Deadlock(f"nobody can go on: {'; '.join(roles)}")
+                self.error = Deadlock(self._who_waits())
                 break
             choice = self.draw.choice(choices)
             if choice in ready:
@@ -88,6 +86,12 @@ class Scheduler:
                 self.events.remove(choice)
                 choice()
         self.turn.notify_all()
+
+    def _who_waits(self):
+        """Each role and what it waits for, first those that need not wait for another."""
+        waits = [(*what(), self.names[role]) for role, (_, what) in self.waiting.items()]
+        waits = sorted(waits, key=lambda wait: wait[0])
+        return "nobody can go on: " + "; ".join(f"{name} waits for {w}" for _, w, name in waits)
 
     def _body(self, number, function):
         self.here.number = number

@@ -4,6 +4,7 @@ What works on blocks alone, such as gl.exp or gl.load, is not here: it is Triton
 Triton's interpreter, without its layout.
 """
 
+import copy
 import inspect
 import types
 
@@ -145,6 +146,11 @@ class Gluon(Words):
 
     def zeros_like(self, input, shape=None, dtype=None, layout=None):
         return self.full_like(input, 0, shape, dtype)
+
+    def aggregate_replace(self, instance, **changes):
+        instance = copy.copy(instance)
+        vars(instance).update(changes)
+        return instance
 
     def dot_fma(self, a, b, acc):
         return _multiplied(a, b, acc)

@@ -237,7 +237,7 @@ SAYS = {  # in every order
     "no_fence": (add, model.Misuse, "TMA may miss what the threads wrote to z_smem"),
     "writes_while_tma_stores": (add, model.Misuse, "writes z_smem .*tma.store_wait"),
     "ends_while_tma_stores": (add, model.Misuse, "ends while TMA may still read z_smem .*wait for the"),
-    "counts_too_few_bytes": (add, EITHER, "expect must count the bytes|bring 8192 bytes more than"),
+    "counts_too_few_bytes": (add, EITHER, "expect must count the bytes|expect says 8192 bytes fewer"),
     "counts_too_many_bytes": (add, model.Deadlock, r"ready\[0\] .*expect says 8192 bytes more than"),
     "no_init": (add, model.Misuse, r"ready\[0\] has no mbarrier.init"),
     "counts_two_arrivals": (add, model.Deadlock, r"ready\[0\] .*only 1 of 2 arrivals"),
