@@ -35,6 +35,11 @@ def block(data, dtype):
     return tl.tensor(TensorHandle(data if data.ndim else data.reshape(1), dtype), kind)
 
 
+def ones(dtype):
+    """A number of a dtype of NumPy's, all of whose bits are 1: NaN, for those that have it."""
+    return np.full(dtype.itemsize, 255, np.uint8).view(dtype)[0]
+
+
 class Shape(list):
     """A shape, which a kernel may add to a list or to a tuple."""
 

@@ -8,7 +8,7 @@ import copy
 import inspect
 import types
 
-from lib.nogpu.gluon_memory import Described, Memory, MissingWord, Misuse, Shape, block
+from lib.nogpu.gluon_memory import Described, Memory, MissingWord, Misuse, Shape, block, ones
 
 import numpy as np
 import triton.language as tl
@@ -70,7 +70,8 @@ def _multiplied(a, b, acc, use_acc=True):
     if (shapes[0][0], shapes[1][-1], shapes[0][1]) != (*shapes[2], shapes[1][0]):
         raise Misuse(f"a product of {shapes[0]} and {shapes[1]} cannot be added to {shapes[2]}")
     a, b = _numbers(a), _numbers(b)
-    product = (a.astype(np.int32) if a.dtype.kind in "iu" else a) @ b
+    with np.errstate(all="ignore"):
+        product = (a.astype(np.int32) if a.dtype.kind in "iu" else a) @ b
     total = block(before.data, acc.dtype) + block(product, _dtype_of(product))
     return (total if bool(use_acc) else block(product, _dtype_of(product))).to(acc.dtype)
 
@@ -131,8 +132,8 @@ class Gluon(Words):
         return value
 
     def allocate_shared_memory(self, element_ty, shape, layout, value=None):
-        data = np.empty([int(n) for n in shape], upstream._get_np_dtype(element_ty))
-        data.reshape(-1).view(np.uint8)[:] = 255  # NaN, for those that have it
+        dtype = upstream._get_np_dtype(element_ty)
+        data = np.full([int(n) for n in shape], ones(dtype))
         memory = Memory(self._program, data, element_ty, layout)
         if value is not None:
             memory.store(value)
@@ -215,11 +216,17 @@ class Tma(Words):
         program, at = self._program, tuple(int(a) for a in coord)
         bar, known = program.barrier(barrier), program.release()
         program.log.append(("load", at))
-        load = program.touch(result, "load", True, ("load", bar), barrier=bar, phase=bar.completed)
+        load = program.touch(
+            result,
+            "load",
+            True,
+            ("load", bar),
+            barrier=bar,
+            phase=bar.completed,
+            counted=bar.bytes > 0,
+        )
         piece, inside = tensor_desc.piece(at)
-        result.data[...] = 0
-        if tensor_desc.padding == "nan":
-            result.data.reshape(-1).view(np.uint8)[:] = 255
+        result.data[...] = ones(piece.dtype) if tensor_desc.padding == "nan" else 0
         result.data[inside] = piece
 
         def land():

@@ -1,6 +1,7 @@
 """Programs in Gluon, in the shape of Triton's tutorials: test_gluon_programs.py runs them, and breaks them."""
 
 import triton
+import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
@@ -12,6 +13,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_init,
     warpgroup_mma_wait,
 )
+from triton.language.core import _aggregate as aggregate
 
 # TMA's copies and cp.async, by the names of this Triton
 tma_load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
@@ -89,6 +91,36 @@ def softmax_kernel(x_ptr, y_ptr, n_cols, BLOCK: gl.constexpr):
     gl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=cols < n_cols)
 
 
+@triton.jit
+def gelu(x):
+    return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+
+
+@gluon.jit
+def times(a, b):
+    return a * b
+
+
+@gluon.jit
+def words_kernel(x_ptr, y_ptr, sums_ptr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
+    # y = gelu(x) less its least of a row, columns in turn from both halves; sums and products of rows
+    L: gl.constexpr = gl.BlockedLayout([1, 2], [4, 8], [4, 1], [1, 0])
+    i = gl.arange(0, BLOCK_M, gl.SliceLayout(1, L))
+    j = gl.arange(0, BLOCK_N, gl.SliceLayout(0, L))
+    at = gl.expand_dims(i, 1) * BLOCK_N + gl.expand_dims(j, 0)
+    x = gelu(gl.load(x_ptr + at))
+    y = x - gl.min(x, axis=1, keep_dims=True) + gl.rsqrt(gl.full_like(x, 4.0)) * gl.zeros_like(x)
+    flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[1, 0])
+    smem = gl.allocate_shared_memory(gl.float32, [BLOCK_M, BLOCK_N], flat, y)
+    gl.barrier()
+    left = smem.slice(0, BLOCK_N // 2, dim=1).load(L)
+    right = smem.slice(BLOCK_N // 2, BLOCK_N // 2, dim=1).load(L)
+    y = gl.reshape(gl.join(left, right), [BLOCK_M, BLOCK_N])
+    gl.store(y_ptr + at, gl.convert_layout(y, L))
+    gl.atomic_add(sums_ptr + i, gl.sum(x, 1) + gl.reduce(x, 1, times))
+    gl.device_assert(gl.num_warps() == 4)
+
+
 @gluon.jit
 def copies_kernel(x_ptr, y_ptr, z_ptr, n, STEPS: gl.constexpr, BLOCK: gl.constexpr):
     # z = x + y, its loads two steps ahead by cp.async
@@ -126,6 +158,27 @@ def by_tma_kernel(x_desc, y_desc, BLOCK: gl.constexpr):
     mbarrier.invalidate(ready)
     tma_store(y_desc, [gl.program_id(0) * BLOCK], smem)
     tma.store_wait(pendings=0)
+
+
+@gluon.jit
+def own_descriptors_kernel(
+    x_ptr, y_ptr, n_rows, n_cols, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr
+):
+    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_M, BLOCK_N], gl.float32)
+    x_desc = tma.make_tensor_descriptor(
+        x_ptr, [n_rows, n_cols], [n_cols, 1], block_shape=[BLOCK_M, BLOCK_N], layout=layout
+    )
+    y_desc = tma.make_tensor_descriptor(
+        y_ptr, [n_rows, n_cols], [n_cols, 1], block_shape=[BLOCK_M, BLOCK_N], layout=layout
+    )
+    smem = gl.allocate_shared_memory(gl.float32, [BLOCK_M, BLOCK_N], layout)
+    ready = mbarrier.allocate_mbarrier()
+    mbarrier.init(ready, count=1)
+    mbarrier.expect(ready, x_desc.block_type.nbytes)
+    tma_load(x_desc, [gl.program_id(0) * BLOCK_M, 0], ready, smem)
+    mbarrier.wait(ready, 0)
+    tma_store(y_desc, [gl.program_id(0) * BLOCK_M, 0], smem)
+    tma.store_wait(0)
 
 
 @gluon.jit
@@ -249,6 +302,61 @@ def matmul_kernel(a_desc, b_desc, c_desc, num_warps: gl.constexpr):
     c_smem.store(acc.to(dtype))
     fence_async_shared()
     tma_store(c_desc, [row, col], c_smem)
+    tma.store_wait(pendings=0)
+
+
+@aggregate
+class Tiles:
+    """The tiles of a program that stays."""
+
+    first: gl.tensor
+    end: gl.tensor
+    tiles_m: gl.tensor
+
+    @gluon.constexpr_function
+    def __init__(self, first, end, tiles_m):
+        self.first = first
+        self.end = end
+        self.tiles_m = tiles_m
+
+    @gluon.jit
+    def of_program(m, n, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
+        tiles_m = gl.cdiv(m, BLOCK_M)
+        tiles = tiles_m * gl.cdiv(n, BLOCK_N)
+        each = gl.cdiv(tiles, gl.num_programs(axis=0))
+        first = gl.program_id(axis=0) * each
+        return Tiles(first, gl.minimum(first + each, tiles), tiles_m)
+
+    @gluon.jit
+    def place(self, i):
+        return (self.first + i) % self.tiles_m, (self.first + i) // self.tiles_m
+
+
+@gluon.jit
+def stays_kernel(a_desc, b_desc, c_desc, Scheduler: gl.constexpr, num_warps: gl.constexpr):
+    M: gl.constexpr = c_desc.block_type.shape[0]
+    N: gl.constexpr = c_desc.block_type.shape[1]
+    a_smem = gl.allocate_shared_memory(a_desc.dtype, a_desc.block_type.shape, a_desc.layout)
+    b_smem = gl.allocate_shared_memory(b_desc.dtype, b_desc.block_type.shape, b_desc.layout)
+    c_smem = gl.allocate_shared_memory(c_desc.dtype, c_desc.block_type.shape, c_desc.layout)
+    ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(ready, count=1)
+    phase = 0
+    tiles = Scheduler.of_program(c_desc.shape[0], c_desc.shape[1], M, N)
+    for i in range(tiles.end - tiles.first):
+        m, n = tiles.place(i)
+        acc = gl.zeros((M, N), gl.float32, sums_layout(a_desc.dtype, N, num_warps))
+        for k in range(0, a_desc.shape[1], a_desc.block_type.shape[1]):
+            mbarrier.expect(ready, a_desc.block_type.nbytes + b_desc.block_type.nbytes)
+            tma_load(a_desc, [m * M, k], ready, a_smem)
+            tma_load(b_desc, [k, n * N], ready, b_smem)
+            mbarrier.wait(ready, phase)
+            phase ^= 1
+            acc = warpgroup_mma(a_smem, b_smem, acc)
+        tma.store_wait(pendings=0)
+        c_smem.store(acc.to(c_desc.dtype))
+        fence_async_shared()
+        tma_store(c_desc, [m * M, n * N], c_smem)
     tma.store_wait(pendings=0)
 
 

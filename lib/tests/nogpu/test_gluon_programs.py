@@ -10,6 +10,7 @@ from lib.tests.nogpu import gluon_programs
 
 import pytest
 import torch
+import torch.nn.functional as F
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
@@ -35,7 +36,8 @@ class Case:
     def run(self, programs, seed, out, want, rtol=0.0):
         kernel = getattr(programs, self.kernel)
         model.run(kernel, self.grid, *self.arguments, seed=seed, **self.constants)
-        return bool(((out.double() - want.double()).abs() <= rtol * want.abs() + rtol).all())
+        pairs = zip(out, want) if isinstance(out, tuple) else [(out, want)]
+        return all(((a.double() - b).abs() <= rtol * b.abs() + rtol).all() for a, b in pairs)
 
 
 def scalar():
@@ -70,6 +72,14 @@ def softmax():
     return Case("softmax_kernel", (5,), x, y, 100, BLOCK=128), y, x.double().softmax(-1), 0.01
 
 
+def words():
+    x, y, sums = drawn(16, 32), torch.zeros(16, 32), torch.zeros(16)
+    case = Case("words_kernel", (2,), x, y, sums, BLOCK_M=16, BLOCK_N=32)
+    x = F.gelu(x.double())
+    want = (x - x.amin(1, keepdim=True)).view(16, 2, 16).mT.reshape(16, 32)
+    return case, (y, sums), (want, 2 * (x.sum(1) + x.prod(1))), 1e-5
+
+
 def copies():
     x, y, z = drawn(1000), drawn(1000), torch.zeros(1000)
     return Case("copies_kernel", (3,), x, y, z, 1000, STEPS=3, BLOCK=128), z, x + y
@@ -78,6 +88,11 @@ def copies():
 def by_tma():
     x, y = drawn(500), torch.zeros(500)
     return Case("by_tma_kernel", (4,), described(x, 128), described(y, 128), BLOCK=128), y, x
+
+
+def own_descriptors():
+    x, y = drawn(100, 64), torch.zeros(100, 64)
+    return Case("own_descriptors_kernel", (4,), x, y, 100, 64, BLOCK_M=32, BLOCK_N=64), y, x
 
 
 def add():
@@ -98,11 +113,11 @@ def one_product_in_registers():
     return one_product(True)
 
 
-def product(kernel, dtype=torch.bfloat16, **constants):
+def product(kernel, grid=(3, 2), dtype=torch.bfloat16, **constants):
     a, b = drawn(130, 264, dtype=dtype), drawn(264, 144, dtype=dtype)
     c = torch.zeros(130, 144, dtype=dtype)
     blocks = described(a, 64, 64), described(b, 64, 128), described(c, 64, 128)
-    return Case(kernel, (3, 2), *blocks, **constants), c, a.double() @ b.double(), 0.02
+    return Case(kernel, grid, *blocks, **constants), c, a.double() @ b.double(), 0.02
 
 
 def matmul():
@@ -110,7 +125,11 @@ def matmul():
 
 
 def matmul_in_float16():
-    return product("matmul_kernel", torch.float16, num_warps=4)
+    return product("matmul_kernel", dtype=torch.float16, num_warps=4)
+
+
+def stays():
+    return product("stays_kernel", (2,), Scheduler=gluon_programs.Tiles, num_warps=4)
 
 
 def roles():
@@ -122,8 +141,8 @@ def roles_three_slots():
 
 
 PROGRAMS = [
-    scalar, loop, line, line_in_any_layout, plane, softmax, copies, by_tma, add, one_product,
-    one_product_in_registers, matmul, matmul_in_float16, roles, roles_three_slots,
+    scalar, loop, line, line_in_any_layout, plane, softmax, words, copies, by_tma, own_descriptors, add,
+    one_product, one_product_in_registers, matmul, matmul_in_float16, stays, roles, roles_three_slots,
 ]  # fmt: skip
 
 
@@ -169,6 +188,12 @@ MISTAKES = r"""
 # counts_too_few_bytes
 -     mbarrier.expect(bar, x_desc.block_type.nbytes + y_desc.block_type.nbytes)
 +     mbarrier.expect(bar, x_desc.block_type.nbytes)
+# arrives_and_expects_nothing
+-     mbarrier.expect(bar, x_desc.block_type.nbytes + y_desc.block_type.nbytes)
++     mbarrier.arrive(bar, count=1)
+# expects_nothing
+-     mbarrier.expect(bar, x_desc.block_type.nbytes + y_desc.block_type.nbytes)
++
 # counts_too_many_bytes
 -     mbarrier.expect(bar, x_desc.block_type.nbytes + y_desc.block_type.nbytes)
 +     mbarrier.expect(bar, 3 * x_desc.block_type.nbytes)
@@ -238,6 +263,8 @@ SAYS = {  # in every order
     "writes_while_tma_stores": (add, model.Misuse, "writes z_smem .*tma.store_wait"),
     "ends_while_tma_stores": (add, model.Misuse, "ends while TMA may still read z_smem .*wait for the"),
     "counts_too_few_bytes": (add, EITHER, "expect must count the bytes|expect says 8192 bytes fewer"),
+    "arrives_and_expects_nothing": (add, model.Misuse, r"no mbarrier.expect of ready\[0\] came before"),
+    "expects_nothing": (add, model.Deadlock, r"ready\[0\] .*there was no mbarrier.expect"),
     "counts_too_many_bytes": (add, model.Deadlock, r"ready\[0\] .*expect says 8192 bytes more than"),
     "no_init": (add, model.Misuse, r"ready\[0\] has no mbarrier.init"),
     "counts_two_arrivals": (add, model.Deadlock, r"ready\[0\] .*only 1 of 2 arrivals"),
@@ -251,7 +278,7 @@ SAYS = {  # in every order
     "never_frees_a_slot": (roles, model.Deadlock, r"\(fetch\) waits for phase 0 of empty\[0\].*nobody"),
     "arrives_with_too_many": (roles, model.Misuse, r"empty\[0\] counts 1 arrivals a phase, and 2 came"),
     "arrives_twice": (roles, EITHER, r"more arrivals came|product of role 0|a phase, and 2 came"),
-    "begins_in_the_wrong_phase": (roles, model.Deadlock, "empty.*a wait for phase 1 passes at once"),
+    "begins_in_the_wrong_phase": (roles, model.Deadlock, "empty.*a wait for phase 1 would pass"),
     "counts_phases_by_steps": (roles, EITHER, r"full\[1\]"),
     "does_not_wait_for_a_free_slot": (roles, model.Misuse, r"load into a_smem\[0\]|and 2 came"),
 }  # fmt: skip
