@@ -165,7 +165,7 @@ class _Model:
         if function.__qualname__.startswith("shared_memory_descriptor."):
             return getattr(Memory, name)
         if home.startswith(_GLUON):
-            return getattr(self._words(home), name)
+            return self._word(home, name)
         if value is function and not hasattr(value, "__triton_builtin__"):
             return value
         if home.startswith(_TRITON) and hasattr(tl, name):
@@ -177,6 +177,12 @@ class _Model:
             return self._words(module.__name__, module)
         own = module.__name__.split(".")[0] in ("triton", "torch", "numpy")
         return module if own else _Names(self, module)
+
+    def _word(self, home, name):
+        try:
+            return getattr(self._words(home), name)
+        except MissingWord as error:
+            return functools.partial(_refuse, error)  # the kernel may not come to it
 
     def _words(self, name, module=None):
         place = place_of(name)
@@ -215,6 +221,10 @@ class _Model:
 
 def _set_plain(self, name, value):
     object.__setattr__(self, name, value.value if isinstance(value, tl.constexpr) else value)
+
+
+def _refuse(error, *args, **more):
+    raise error
 
 
 class _Names:

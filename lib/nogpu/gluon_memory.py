@@ -363,11 +363,12 @@ class Program:
             raise Misuse(
                 f"an mbarrier counts phases in one bit, so phase must be 0 or 1, not {phase} ({self.line()})"
             )
-        line, name = self.line(), self.name(memory, self.frames())
+        line, frames = self.line(), self.frames()
 
         def what():
             after = f"after {bar.completed} complete ones, " if bar.completed else ""
             why, blames_others = bar.what_is_missing(role, phase)
+            name = self.name(memory, frames)
             return blames_others, f"phase {phase} of {name} ({line}): {after}{why}"
 
         self.scheduler.pause(lambda: bar.completed % 2 != phase, what)

@@ -279,6 +279,19 @@ class AsyncCopy(Words):
     def wait_group(self, num_outstanding=0):
         self._program.finish("copy", num_outstanding)
 
+    def mbarrier_arrive(self, mbarrier, increment_count=True):
+        bar, agent = self._program.barrier(mbarrier), ("copy", self._program.role)
+        known = self._program.release() | {agent: self._program.issued[agent] + 1}
+        n_threads = 32 * self._model.num_warps
+        if increment_count:  # what these arrivals add to, they also expect
+            bar.arrived -= n_threads
+
+        def land():
+            bar.arrived += n_threads
+            bar.gather(known)
+
+        self._program.scheduler.events.append(land)
+
 
 class Hopper(Words):
     """wgmma and its fences; the words of Ampere too."""

@@ -9,6 +9,8 @@ import pytest
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.blackwell import tcgen05_mma
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 ONE_TILE, FOUR_TILES = (128, 256, 64), (256, 512, 192)
@@ -47,6 +49,41 @@ def test_a_word_that_the_model_lacks_is_named():
     for word, kernel in words.items():
         with pytest.raises(model.MissingWord, match=f"lib/nogpu/gluon.py has no {word}"):
             model.run(kernel, (1,), torch.zeros(4))
+
+
+@gluon.jit
+def of_blackwell_kernel(x_ptr, there: gl.constexpr):
+    if there:
+        tcgen05_mma(x_ptr, x_ptr, x_ptr)
+
+
+def test_a_word_that_the_model_lacks_may_stand_where_nothing_goes():
+    model.run(of_blackwell_kernel, (1,), torch.zeros(4), False)
+    with pytest.raises(model.MissingWord, match="lib/nogpu/gluon.py has no tcgen05_mma"):
+        model.run(of_blackwell_kernel, (1,), torch.zeros(4), True)
+
+
+@gluon.jit
+def arrives_by_copies_kernel(x_ptr, y_ptr, early: gl.constexpr):
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    smem = gl.allocate_shared_memory(gl.float32, [128], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    ready = mbarrier.allocate_mbarrier()
+    mbarrier.init(ready, count=1)
+    async_copy.async_copy_global_to_shared(smem, x_ptr + gl.arange(0, 128, layout))
+    if not early:
+        async_copy.mbarrier_arrive(ready)
+    mbarrier.arrive(ready, count=1)
+    mbarrier.wait(ready, 0)
+    gl.store(y_ptr + gl.arange(0, 128, layout), smem.load(layout))
+
+
+def test_copies_of_threads_arrive_when_they_are_over():
+    x, y = torch.arange(128.0), torch.zeros(128)
+    for seed in range(4):
+        model.run(arrives_by_copies_kernel, (1,), x, y.zero_(), False, seed=seed)
+        assert torch.equal(x, y)
+        with pytest.raises(model.Misuse, match="reads smem .*commit_group and wait_group"):
+            model.run(arrives_by_copies_kernel, (1,), x, y, True, seed=seed)
 
 
 @gluon.jit
