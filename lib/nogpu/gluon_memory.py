@@ -12,6 +12,7 @@ import sys
 
 import numpy as np
 import triton.language as tl
+from triton import __version__ as version
 from triton.experimental.gluon import language as gl
 from triton.runtime.interpreter import TensorHandle, _get_np_dtype
 
@@ -111,13 +112,21 @@ class Memory:
         self.program.touch(self, "thread", writes=True)
         self.data[...] = value.handle.data
 
+    def gather(self, indices, axis):
+        self.program.touch(self, "thread")
+        return block(np.take_along_axis(self.data, indices.handle.data, int(axis)), self.dtype)
+
+    def scatter(self, values, indices, axis):
+        self.program.touch(self, "thread", writes=True)
+        np.put_along_axis(self.data, indices.handle.data, values.handle.data, int(axis))
+
     def _keep_alive(self):
         pass
 
     def __getattr__(self, name):
         if hasattr(gl.shared_memory_descriptor, name):
             raise MissingWord(name)
-        raise AttributeError(f"Gluon's shared memory has no {name}")
+        raise AttributeError(f"shared memory of Triton {version} has no {name}")
 
     def overlaps(self, other):
         return (
