@@ -53,27 +53,29 @@ def run(kernel, grid, *arguments, seed=0, **constants):
     given = inspect.signature(kernel.fn).bind(*arguments, **constants)
     given.apply_defaults()
     given, log = given.arguments, []
+    for name, value in given.items():
+        device = getattr(getattr(value, "base", value), "device", torch.device("cpu"))
+        if device.type != "cpu":
+            raise ValueError(
+                f"the model of Gluon runs on the CPU: {name} is on {device}; call .cpu()"
+            )
     grid = grid(given) if callable(grid) else grid
     grid = (*map(int, grid), *[1] * (3 - len(grid)))
     constexprs = {p.name for p in kernel.params if p.is_constexpr}
     with _interpreting(kernel.fn, given.items()):
         upstream.interpreter_builder.set_grid_dim(*grid)
+        model = _Model(given.values(), options | given)
         for number, program in enumerate(itertools.product(*map(range, grid))):
             upstream.interpreter_builder.set_grid_idx(*program)
             scheduler = Scheduler(seed + number)
-            model = _Model(Program(scheduler, log), given.values(), options | given)
+            model.program = Program(scheduler, log)
             body = functools.partial(model.whole, kernel.fn, given, constexprs)
             scheduler.run(body, kernel.fn.__name__)
     return log
 
 
-_OPTIONS = {
-    "num_warps",
-    "num_stages",
-    "num_ctas",
-    "maxnreg",
-    "debug",
-}  # of a launch, not of its kernel
+# of a launch, not of its kernel
+_OPTIONS = {"num_warps", "num_stages", "num_ctas", "maxnreg", "debug"}
 
 
 @contextlib.contextmanager
@@ -93,10 +95,10 @@ def _interpreting(function, named):
 
 
 class _Model:
-    """One program of a grid: what its kernel's names mean."""
+    """What a kernel's names mean, for the program that runs."""
 
-    def __init__(self, program, arguments, options):
-        self.program, self.num_warps = program, options.get("num_warps", 4)
+    def __init__(self, arguments, options):
+        self.program, self.num_warps = None, options.get("num_warps", 4)
         self.tensors = [a for a in arguments if isinstance(a, torch.Tensor)]
         self.functions, self.places = {}, {}
         self.gl = self.known(gl)

@@ -198,10 +198,8 @@ class Barrier:
         if self.arrived:
             return f"only {self.arrived} of {self.count} arrivals came ({lines})", False
         if self.completed - (waited[1] if waited else 0) > 1:
-            return (
-                f"more arrivals came than it has waits ({lines}); let one phase answer one wait",
-                False,
-            )
+            often = f"more arrivals came than it has waits ({lines})"
+            return f"{often}; let one phase answer one wait", False
         if waited and waited[0] == phase:
             again = f"this role has waited for phase {phase} before"
             return f"{again}; change phase after each wait", False
@@ -255,11 +253,11 @@ class Program:
         self.known[role]["role", role] = 1
         self.parents[role] = frames
 
-    def start(self, memory, kind, writes=False):
-        """Begin what goes on by itself, and ends in order: a product, a store, a copy."""
+    def start(self, memories, kind):
+        """Begin what goes on by itself, reads these, and ends in order: product, store, group of copies."""
         self.issued[kind, self.role] += 1
-        for piece in memory:
-            self.touch(piece, kind, writes, (kind, self.role), self.issued[kind, self.role])
+        for memory in memories:
+            self.touch(memory, kind, False, (kind, self.role), self.issued[kind, self.role])
 
     def pending(self, kind):
         agent = kind, self.role

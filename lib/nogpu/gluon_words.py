@@ -72,19 +72,19 @@ def _multiplied(a, b, acc, use_acc=True):
     a, b = _numbers(a), _numbers(b)
     with np.errstate(all="ignore"):
         product = (a.astype(np.int32) if a.dtype.kind in "iu" else a) @ b
-    total = block(before.data, acc.dtype) + block(product, _dtype_of(product))
-    return (total if bool(use_acc) else block(product, _dtype_of(product))).to(acc.dtype)
-
-
-def _dtype_of(data):
-    return tl.int32 if data.dtype.kind in "iu" else tl.float32
+    total = block(product, tl.int32 if product.dtype.kind in "iu" else tl.float32)
+    if use_acc:
+        total = block(before.data, acc.dtype) + total
+    return total.to(acc.dtype)
 
 
 class Words:
     """A module of words: the methods here, and of what it merely passes on, what the model makes of that."""
 
     def __init__(self, model, module):
-        self._model, self._program, self._module = model, model.program, module
+        self._model, self._module = model, module
+
+    _program = property(lambda self: self._model.program)
 
     def __getattr__(self, name):
         value = getattr(self._module, name, None)

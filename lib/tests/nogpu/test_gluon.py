@@ -128,6 +128,11 @@ def by_old_names_kernel(x_desc, y_desc):
     tma.store_wait(0)
 
 
+def test_tensors_that_are_elsewhere_are_refused():
+    with pytest.raises(ValueError, match=r"y_ptr is on meta; call .cpu\(\)"):
+        model.run(turned_kernel, (1,), torch.zeros(4), torch.zeros(4, device="meta"), 4)
+
+
 def test_names_before_triton_3_8_still_run():
     x, y = torch.randn(8, 64).bfloat16(), torch.zeros(8, 64).bfloat16()
     model.run(by_old_names_kernel, (1,), described(x, 8, 64), described(y, 8, 64))
