@@ -11,7 +11,12 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.blackwell import tcgen05_mma
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+)
 
 ONE_TILE, FOUR_TILES = (128, 256, 64), (256, 512, 192)
 
@@ -126,6 +131,27 @@ def by_old_names_kernel(x_desc, y_desc):
         y_desc, [0, 0], smem._reinterpret(x_desc.dtype, [8, 64], x_desc.layout)
     )
     tma.store_wait(0)
+
+
+@gluon.jit
+def from_threads_kernel(x_ptr, y_ptr, fenced: gl.constexpr):
+    sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
+    layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+    i = gl.arange(0, 64, gl.SliceLayout(1, sums))[:, None] * 64
+    at = i + gl.arange(0, 64, gl.SliceLayout(0, sums))[None, :]
+    smem = gl.allocate_shared_memory(gl.float16, [64, 64], layout, gl.load(x_ptr + at))
+    if fenced:
+        fence_async_shared()
+    y = warpgroup_mma(smem, smem.permute((1, 0)), gl.zeros((64, 64), gl.float32, sums))
+    gl.store(y_ptr + at, y)
+
+
+def test_a_product_of_what_threads_wrote_needs_a_fence():
+    x, y = torch.randn(64, 64).half(), torch.zeros(64, 64)
+    model.run(from_threads_kernel, (1,), x, y, True)
+    torch.testing.assert_close(y, x.float() @ x.float().T, rtol=1e-4, atol=1e-4)
+    with pytest.raises(model.Misuse, match="a product may miss what the threads wrote to smem"):
+        model.run(from_threads_kernel, (1,), x, y, False)
 
 
 def test_tensors_that_are_elsewhere_are_refused():
