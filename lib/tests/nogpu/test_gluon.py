@@ -3,6 +3,7 @@
 from lib.exercises import check
 from lib.exercises.nb44 import arguments_of, described
 from lib.nogpu import gluon as model
+from lib.nogpu.compile_only import compile_for, signature_of
 from lib.tests.exercises.wrong_answers import nb44, solution
 
 import pytest
@@ -134,24 +135,55 @@ def by_old_names_kernel(x_desc, y_desc):
 
 
 @gluon.jit
-def from_threads_kernel(x_ptr, y_ptr, fenced: gl.constexpr):
-    sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
-    layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
-    i = gl.arange(0, 64, gl.SliceLayout(1, sums))[:, None] * 64
-    at = i + gl.arange(0, 64, gl.SliceLayout(0, sums))[None, :]
-    smem = gl.allocate_shared_memory(gl.float16, [64, 64], layout, gl.load(x_ptr + at))
+def write(x_ptr, smem, ready, fenced: gl.constexpr):
+    layout: gl.constexpr = gl.BlockedLayout([1, 2], [1, 32], [4, 1], [1, 0])
+    i = gl.arange(0, 64, gl.SliceLayout(1, layout))[:, None] * 64
+    smem.store(gl.load(x_ptr + i + gl.arange(0, 64, gl.SliceLayout(0, layout))[None, :]))
     if fenced:
         fence_async_shared()
+    mbarrier.arrive(ready, count=1)
+
+
+@gluon.jit
+def multiply(y_ptr, smem, ready):
+    sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
+    mbarrier.wait(ready, 0)
     y = warpgroup_mma(smem, smem.permute((1, 0)), gl.zeros((64, 64), gl.float32, sums))
-    gl.store(y_ptr + at, y)
+    i = gl.arange(0, 64, gl.SliceLayout(1, sums))[:, None] * 64
+    gl.store(y_ptr + i + gl.arange(0, 64, gl.SliceLayout(0, sums))[None, :], y)
 
 
-def test_a_product_of_what_threads_wrote_needs_a_fence():
-    x, y = torch.randn(64, 64).half(), torch.zeros(64, 64)
-    model.run(from_threads_kernel, (1,), x, y, True)
-    torch.testing.assert_close(y, x.float() @ x.float().T, rtol=1e-4, atol=1e-4)
+@gluon.jit
+def by_threads_kernel(x_ptr, y_ptr, roles: gl.constexpr, fenced: gl.constexpr):
+    smem = gl.allocate_shared_memory(gl.float16, [64, 64], gl.NVMMASharedLayout(128, 16, 2))
+    ready = mbarrier.allocate_mbarrier()
+    mbarrier.init(ready, count=1)
+    if roles:
+        gl.warp_specialize(
+            [(write, (x_ptr, smem, ready, fenced)), (multiply, (y_ptr, smem, ready))], [4], [64]
+        )
+    else:
+        write(x_ptr, smem, ready, fenced)
+        multiply(y_ptr, smem, ready)
+
+
+def test_a_product_of_what_another_role_wrote_needs_a_fence():
+    """Compiled without one, PTX has no fence.proxy.async either; within a role it has."""
+    x = torch.randn(64, 64).half()
+    for roles, fenced in ((True, True), (False, True), (False, False)):
+        y = torch.zeros(64, 64)
+        model.run(by_threads_kernel, (1,), x, y, roles, fenced)
+        torch.testing.assert_close(y, x.float() @ x.float().T, rtol=1e-4, atol=1e-4)
     with pytest.raises(model.Misuse, match="a product may miss what the threads wrote to smem"):
-        model.run(from_threads_kernel, (1,), x, y, False)
+        model.run(by_threads_kernel, (1,), x, y, True, False)
+
+
+def test_the_compiler_puts_in_the_fence_within_a_role_alone():
+    x, y = torch.empty(64, 64).half(), torch.empty(64, 64)
+    for roles, n_fences in ((False, 1), (True, 0)):
+        signature = signature_of(by_threads_kernel, x, y, roles=roles, fenced=False)
+        ptx = compile_for(by_threads_kernel, signature, arch=90, num_warps=4).ptx
+        assert ptx.count("fence.proxy.async") == n_fences
 
 
 def test_tensors_that_are_elsewhere_are_refused():
