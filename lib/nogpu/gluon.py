@@ -47,6 +47,9 @@ def run(kernel, grid, *arguments, seed=0, **constants):
     while not isinstance(kernel, JITFunction):
         if hasattr(kernel, "configs"):
             constants = kernel.configs[0].all_kwargs() | constants
+        if hasattr(kernel, "values"):  # of triton.heuristics
+            given = dict(zip(kernel.arg_names, arguments)) | constants
+            constants = constants | {name: f(given) for name, f in kernel.values.items()}
         kernel = kernel.fn
     names = inspect.signature(kernel.fn).parameters
     options = {name: constants.pop(name) for name in _OPTIONS & constants.keys() - names.keys()}

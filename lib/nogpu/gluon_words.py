@@ -183,9 +183,9 @@ class MBarrier(Words):
     def invalidate(self, mbarrier):
         self._program.invalidate(mbarrier)
 
-    def expect(self, mbarrier, bytes_per_cta=None, pred=True, from_cta=None):
-        if pred:
-            self._program.arrive(mbarrier, 1, int(bytes_per_cta))
+    def expect(self, mbarrier, bytes_per_cta=None, pred=True, from_cta=None, bytes=None):
+        if pred:  # bytes is bytes_per_cta's name before Triton 3.7
+            self._program.arrive(mbarrier, 1, int(bytes_per_cta if bytes is None else bytes))
 
     def arrive(self, mbarrier, count=1, pred=True, from_cta=None):
         self._program.scheduler.pause()

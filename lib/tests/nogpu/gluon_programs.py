@@ -15,7 +15,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.core import _aggregate as aggregate
 
-# TMA's copies and cp.async, by the names of this Triton
+# words that have changed their names, by those of this Triton
+meet = getattr(gl, "barrier", None) or gl.thread_barrier
 tma_load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
 tma_store = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
 cp_async = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
@@ -112,7 +113,7 @@ def words_kernel(x_ptr, y_ptr, sums_ptr, BLOCK_M: gl.constexpr, BLOCK_N: gl.cons
     y = x - gl.min(x, axis=1, keep_dims=True) + gl.rsqrt(gl.full_like(x, 4.0)) * gl.zeros_like(x)
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[1, 0])
     smem = gl.allocate_shared_memory(gl.float32, [BLOCK_M, BLOCK_N], flat, y)
-    gl.barrier()
+    meet()
     left = smem.slice(0, BLOCK_N // 2, dim=1).load(L)
     right = smem.slice(BLOCK_N // 2, BLOCK_N // 2, dim=1).load(L)
     y = gl.reshape(gl.join(left, right), [BLOCK_M, BLOCK_N])
@@ -172,7 +173,7 @@ def own_descriptors_kernel(
         y_ptr, [n_rows, n_cols], [n_cols, 1], block_shape=[BLOCK_M, BLOCK_N], layout=layout
     )
     smem = gl.allocate_shared_memory(gl.float32, [BLOCK_M, BLOCK_N], layout)
-    ready = mbarrier.allocate_mbarrier()
+    ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     mbarrier.init(ready, count=1)
     mbarrier.expect(ready, x_desc.block_type.nbytes)
     tma_load(x_desc, [gl.program_id(0) * BLOCK_M, 0], ready, smem)

@@ -8,6 +8,7 @@ from lib.tests.exercises.wrong_answers import nb44, solution
 
 import pytest
 import torch
+import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
@@ -120,12 +121,22 @@ def test_numbers_of_shared_memory_one_by_one():
     assert torch.equal(y, torch.cat([x.flip(0), x.flip(0)]))
 
 
+def test_heuristics_and_the_first_config_give_constants():
+    x = torch.arange(128.0)
+    of_size = triton.heuristics({"n": lambda given: given["x_ptr"].numel()})(turned_kernel)
+    tuned = triton.autotune([triton.Config({"n": n}) for n in (128, 4)], key=[])(turned_kernel)
+    for kernel in (of_size, tuned):
+        y = torch.zeros(256)
+        model.run(kernel, (1,), x, y)
+        assert torch.equal(y, torch.cat([x.flip(0), x.flip(0)]))
+
+
 @gluon.jit
 def by_old_names_kernel(x_desc, y_desc):
     smem = gl.allocate_shared_memory(x_desc.dtype, x_desc.block_shape, x_desc.layout)
     ready = mbarrier.allocate_mbarrier()
     mbarrier.init(ready, count=1)
-    mbarrier.expect(ready, x_desc.nbytes_per_cta)
+    mbarrier.expect(ready, bytes=x_desc.nbytes_per_cta)
     tma.async_copy_global_to_shared(x_desc, [0, 0], ready, smem)
     mbarrier.wait(ready, 0)
     tma.async_copy_shared_to_global(
@@ -156,7 +167,7 @@ def multiply(y_ptr, smem, ready):
 @gluon.jit
 def by_threads_kernel(x_ptr, y_ptr, roles: gl.constexpr, fenced: gl.constexpr):
     smem = gl.allocate_shared_memory(gl.float16, [64, 64], gl.NVMMASharedLayout(128, 16, 2))
-    ready = mbarrier.allocate_mbarrier()
+    ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     mbarrier.init(ready, count=1)
     if roles:
         gl.warp_specialize(
@@ -191,7 +202,7 @@ def test_tensors_that_are_elsewhere_are_refused():
         model.run(turned_kernel, (1,), torch.zeros(4), torch.zeros(4, device="meta"), 4)
 
 
-def test_names_before_triton_3_8_still_run():
+def test_names_before_triton_3_7_and_3_8_still_run():
     x, y = torch.randn(8, 64).bfloat16(), torch.zeros(8, 64).bfloat16()
     model.run(by_old_names_kernel, (1,), described(x, 8, 64), described(y, 8, 64))
     assert torch.equal(x, y)
