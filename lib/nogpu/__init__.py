@@ -6,7 +6,8 @@
     compile_only  A Triton or CUDA kernel compiled to PTX and SASS for a GPU that is not here.
     one_call      Attention and rms_norm as the one call that each is on a GPU, for counting and output code.
     cuda          A CUDA C++ source built and run on the CPU, with a checker.
-    gluon         A kernel in Gluon, the level below Triton, is run by a model on the CPU.
+    gluon         A kernel in Gluon, the level below Triton, is run by a model on the CPU (and gluon_words,
+                  gluon_memory, gluon_roles).
 
 With a GPU the same calls use it.
 """
@@ -46,3 +47,20 @@ def install():
     interpreter.install()
     memory.install()
     cuda.install()
+    _launch_gluon()
+
+
+def _launch_gluon():
+    """kernel[grid](…) of a kernel in Gluon, for which Triton has no interpreter, runs in the model."""
+    from triton.runtime.jit import JITFunction
+
+    launch = JITFunction.run
+
+    def run(self, *args, grid, warmup, **kwargs):
+        if warmup or not self.is_gluon():
+            return launch(self, *args, grid=grid, warmup=warmup, **kwargs)
+        from lib.nogpu import gluon  # here, because every import of lib would take 0.1 s longer
+
+        return gluon.run(self, grid, *args, **kwargs)
+
+    JITFunction.run = run

@@ -242,6 +242,20 @@ def _tensors(value):
     return [value] if isinstance(value, torch.Tensor) else []
 
 
+@contextlib.contextmanager
+def checked(kernel, named):
+    """Inside, the accesses of an interpreted kernel are checked against these arguments, as in a launch."""
+    arguments = [_Argument(name, t) for name, value in named for t in _tensors(value)]
+    with _ONE_AT_A_TIME:
+        running.append(_Launch(kernel, arguments))
+        try:
+            yield
+        except InterpreterError as error:
+            raise _root_cause(error) from None
+        finally:
+            _record(running.pop())
+
+
 def _root_cause(error):
     """Upstream wraps an error once per call level; a reader wants the innermost one."""
     while isinstance(error, InterpreterError) and error.__cause__ is not None:

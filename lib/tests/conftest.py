@@ -144,6 +144,11 @@ NIGHTLY = {
             "test_a_name_that_only_a_gpu_has_gets_a_hint",
         ),
     ],
+    "nogpu/test_gluon.py": [
+        with_values(status="right"),
+        named("test_the_compiler_puts_in_the_fence_within_a_role_alone"),
+    ],
+    "nogpu/test_gluon_programs.py": [named("test_a_program_compiles_for_hopper")],
     "nogpu/test_inductor.py": [
         named(
             "test_layer_norm_of_many_rows_sums_in_a_workspace",

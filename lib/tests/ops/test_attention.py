@@ -8,6 +8,7 @@ from unittest import mock
 from lib import machine
 from lib.measure import registry
 from lib.measure.check import check_against_float64
+from lib.nogpu import gluon
 from lib.nogpu.compile_only import compile_for, instruction_mix, signature_of
 from lib.nogpu.memory import count_traffic
 from lib.ops.attention import attention_eager, attention_op, attention_triton
@@ -350,6 +351,38 @@ def test_forward_in_roles(module, causal):
     waits = re.findall(r"DEPBAR.LE gsb0, 0x(\d)|(MUFU.EX2)", compiled.sass)
     order = "".join(wait or "e" for wait, _ in waits)
     assert len(re.findall("1e{60,}0", order)) == 2, order
+
+
+@pytest.mark.parametrize(
+    ("sizes", "causal", "dtype", "n_programs"),
+    [
+        (
+            (1, 2, 1, 200, 200, 64),
+            True,
+            torch.bfloat16,
+            2,
+        ),  # two heads share k and v; two jobs a program
+        ((1, 2, 2, 130, 300, 64), False, torch.float16, 1),
+        ((1, 1, 1, 300, 300, 96), True, torch.bfloat16, 3),  # columns that are not there
+    ],
+    ids=str,
+)
+def test_roles_are_right_in_the_model(module, sizes, causal, dtype, n_programs):
+    q, k, v = (t.detach() for t in inputs(sizes, dtype))
+    batch, n_heads, _, n_queries, _, dim = sizes
+    wide = (t.double() for t in (q, *(t.repeat_interleave(n_heads // sizes[2], 1) for t in (k, v))))
+    want = F.scaled_dot_product_attention(*wide, is_causal=causal)
+    roles, host = getattr(module, "gluon_kernels", module), host_of(module)
+    for seed in range(3):
+        o, lse = torch.full_like(q, float("nan")), torch.empty(batch, n_heads, n_queries)
+
+        def run(kernel, grid, tensors, *rest, seed=seed, **how):
+            gluon.run(kernel, grid, *tensors, *rest, seed=seed, **how)
+
+        few = mock.Mock(return_value=n_programs)
+        with mock.patch.multiple(host, run=run, n_multiprocessors=few):
+            roles.launch_roles(q, k, v, o, lse, causal, dim**-0.5)
+        torch.testing.assert_close(o.double(), want, rtol=0.01, atol=0.01)
 
 
 def test_float32_takes_three_products_of_tf32(module):

@@ -520,11 +520,6 @@ def gluon_of(module):
     return getattr(module, "gluon_kernel", module)
 
 
-def gated(x1, x2, activation):
-    """What the model of Gluon takes for device.gated."""
-    return x1 * linear_glu._ACTIVATIONS[activation](x2)
-
-
 def by_gluon(module, m, k, h, bias=True, dtype=torch.bfloat16, gating=GEGLU, plan=LITTLE, seed=0):
     """y by the kernel in Gluon, its roles as threads; the same by eager in float64; and the launches."""
     torch.manual_seed(seed)
@@ -534,7 +529,7 @@ def by_gluon(module, m, k, h, bias=True, dtype=torch.bfloat16, gating=GEGLU, pla
 
     def run(kernel, grid, tensors, *sizes, num_warps, **constants):
         launches.append((grid, sizes, constants))
-        gluon.run(kernel, grid, *tensors, *sizes, seed=seed, words={"gated": gated}, **constants)
+        gluon.run(kernel, grid, *tensors, *sizes, seed=seed, **constants)
 
     how = module._constexprs(*gating)
     with mock.patch.object(battery.host_of(module), "run", run):
