@@ -9,6 +9,7 @@ from lib.exercises import (
     expect_launches,
     expect_number,
     expect_op,
+    expect_rounded_once,
 )
 
 import torch
@@ -60,3 +61,6 @@ def check_silu(answer):
     shapes = ((1,), (2, 3), (1024,), (1025,), (17, 333))
     expect_op(answer, torch.nn.functional.silu, inputs, shapes=shapes)
     expect_launches(lambda: answer(*inputs((5, 7), torch.float32)), exactly=1)
+    (x,) = inputs((1025,), torch.bfloat16)
+    exact = torch.nn.functional.silu(x.double())
+    expect_rounded_once(answer(x), exact, "at shape (1025,), bfloat16")

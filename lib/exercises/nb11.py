@@ -3,7 +3,7 @@
 import copy
 
 from lib import machine
-from lib.exercises import Wrong, attempted, case, exercise, expect
+from lib.exercises import Wrong, attempted, case, exercise, expect, expect_module_class
 from lib.profiling import events_of, profiled, traffic_table
 from lib.profiling.cost import syncs
 
@@ -153,6 +153,7 @@ def _searched(hashing, vocabularies, ids):
 
 @exercise("11.3", "Search all tables at once", minutes=20, level=2)
 def check_one_search(hashing):
+    expect_module_class(hashing)
     # Values on the CPU: on a GPU an index out of bounds would end the reader's session.
     for what, vocabularies, rows in _SEARCHES:
         at = f"{what}: vocabularies {vocabularies}, ids {rows}"
@@ -243,13 +244,14 @@ def _dense(n_rows=5):
 
 @exercise("11.4", "Find the copies of each step", minutes=15, level=3)
 def check_on_device(make):
+    expect_module_class(make)
     mean, deviation = [0.25 * k for k in range(13)], [0.1 + 0.2 * k for k in range(13)]
     module = make(mean, deviation).to(machine.device())
     dense = _dense()
     got = attempted(module(dense))
     want = Standardize(mean, deviation).to(machine.device())(dense)
     _expect_same(got, want, "5 rows", rtol=1e-5)
-    parameters = [name for name, _ in module.named_parameters()]
+    parameters = [name for name, p in module.named_parameters() if p.requires_grad]
     expect(not parameters, f"an optimizer would change {parameters}; use buffers")
     rows = _without_data(lambda: copies_per_step(module, dense))
     copies = ", ".join(f"{row['call']} of {row['bytes']} bytes" for row in rows)

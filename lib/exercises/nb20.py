@@ -5,7 +5,15 @@ import io
 import re
 
 from lib import machine
-from lib.exercises import attempted, case, exercise, expect, first_numbers, too_many_or_few
+from lib.exercises import (
+    attempted,
+    case,
+    exercise,
+    expect,
+    expect_module_class,
+    first_numbers,
+    too_many_or_few,
+)
 from lib.measure.bench import dtype_name
 
 import torch
@@ -248,10 +256,7 @@ _LENGTHS = (4, 4, 5, 9, 2, 64, 33, 7, 8, 16, 3, 12, 50, 6, 21, 10, 40, 11, 13, 3
 
 @exercise("20.4", "Stop it recompiling", minutes=15, level=3)
 def _(answer):
-    expect(
-        isinstance(answer, type) and issubclass(answer, torch.nn.Module),
-        "give the class, a torch.nn.Module; the checker makes modules of it",
-    )
+    expect_module_class(answer)
     attempted(answer()(_ones(2, 4)))
     counter = _Counter()
     torch.compiler.reset()

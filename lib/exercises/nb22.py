@@ -8,10 +8,11 @@ from pathlib import Path
 from lib.exercises import (
     NotAttempted,
     Skip,
-    attempted,
+    a_number,
     case,
     exercise,
     expect,
+    expect_kernel,
     expect_op,
     too_many_or_few,
 )
@@ -83,11 +84,7 @@ def check_loads_per_thread(answer):
     ]:
         at = f"for {block_size} elements of {itemsize} bytes and {num_warps} warps"
         with case(at):
-            got = attempted(answer(block_size, num_warps, itemsize))
-        expect(
-            isinstance(got, (int, float)) and not isinstance(got, bool),
-            f"{at}: should be a number, got {type(got).__name__}",
-        )
+            got = a_number(answer(block_size, num_warps, itemsize), at)
         want = _loads(block_size, num_warps, itemsize)
         hint = "how many bytes has a thread, and how many a load at most?"
         expect(
@@ -100,6 +97,7 @@ def check_loads_per_thread(answer):
 
 def _compiled(kernel, x, y):
     """The kernel for sm_90, with everything divisible by 16; NotAttempted while it stores nothing."""
+    expect_kernel(kernel)
     compiled = compile_for(kernel, signature_of(kernel, x, y, 4096, BLOCK_SIZE=1024))
     if "tt.store" not in compiled.ttir:
         raise NotAttempted

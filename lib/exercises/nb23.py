@@ -34,11 +34,11 @@ import triton.language as tl
 # --- 23.1 ------------------------------------------------------------------------------------------------
 
 
-def _shifted_rows(shape, dtype):
-    """Rows around +1000 and around -1000 in turn, so that any padding with small numbers shows."""
+def _shifted_rows(shape, dtype, by=1000.0):
+    """Rows far above 0 and far below it in turn, so that padding with smaller numbers shows."""
     x = torch.randn(shape, dtype=dtype, device=machine.device())
-    x[0::2] += 1000
-    x[1::2] -= 1000
+    x[0::2] += by
+    x[1::2] -= by
     return (x,)
 
 
@@ -48,6 +48,9 @@ def check_row_range(answer):
         return x.amax(1) - x.amin(1)
 
     expect_op(answer, eager, _shifted_rows, dtypes=(torch.float32,))
+    for by, what in ((1e30, "numbers near ±1e30"), (torch.inf, "rows of inf and of -inf")):
+        far = functools.partial(_shifted_rows, by=by)
+        expect_op(answer, eager, far, ((2, 3), (4, 33)), (torch.float32,), what=f", {what}")
     expect_launches(lambda: answer(*_shifted_rows((5, 7), torch.float32)))
 
 

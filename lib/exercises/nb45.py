@@ -11,6 +11,7 @@ from lib.exercises import (
     expect,
     expect_launches,
     expect_op,
+    plain,
     too_many_or_few,
 )
 from lib.exercises.watch import expect_float32_products
@@ -39,7 +40,7 @@ def check_count_tiles(answer):
     for n, block_m, block_n in sizes:
         at = f"n = {n}, tiles of {block_m} × {block_n}"
         with case(at):
-            got = attempted(answer(n, block_m, block_n))
+            got = plain(attempted(answer(n, block_m, block_n)))
         expect(
             isinstance(got, (tuple, list)) and len(got) == 2,
             f"{at}: should be two numbers, got {got!r}",
@@ -88,6 +89,7 @@ def check_join(answer):
         )
         for name, g, want in zip(("o", "lse"), got, _finished(scores, v)):
             expect(isinstance(g, torch.Tensor), f"{what}: {name} is no tensor")
+            expect(g.dtype == want.dtype, f"{what}: {name} is {g.dtype}, should be {want.dtype}")
             same = g.shape == want.shape and torch.allclose(g, want, rtol=1e-9, atol=1e-12)
             off = None
             if g.shape == want.shape:
@@ -161,13 +163,19 @@ def check_window_attention(answer):
     q, k, v = inputs((1, 256, 16), torch.float32)
     expect_launches(lambda: answer(q, k, v, 40), exactly=1)
     expect_float32_products(lambda: answer(q, k, v, 40))
-    traffic = count_traffic(lambda: answer(q, k, v, 40))
-    # per 32 queries: the tiles from the first one's first key to the last one's last
-    tiles = sum(i // 32 - max(0, i - 40) // 32 + 1 for i in range(0, 256, 32))
+    for left in (0, 31, 32, 40, 64, 95):
+        _expect_visible_tiles(answer, q, k, v, left)
+
+
+def _expect_visible_tiles(answer, q, k, v, left):
+    """Wrong unless each 32 queries load the tiles from the first one's first key to the last one's last."""
+    traffic = count_traffic(lambda: answer(q, k, v, left))
+    n_rows = q.shape[1]
+    tiles = sum(i // 32 - max(0, i - left) // 32 + 1 for i in range(0, n_rows, 32))
     loaded = sum(a.loaded for a in traffic.by_argument.values())
-    least = q.nbytes + 2 * tiles * 32 * 16 * 4
+    least = q.nbytes + 2 * tiles * 32 * q.shape[2] * q.itemsize
     expect(
         loaded <= least,
-        f"H = 1, S = 256, D = 16, left = 40: it loads {loaded} bytes; q and the {tiles} tiles of k and of v "
-        f"with a visible key are {least}",
+        f"H = 1, S = {n_rows}, D = {q.shape[2]}, left = {left}: it loads {loaded} bytes; q and the {tiles} "
+        f"tiles of k and of v with a visible key are {least}",
     )

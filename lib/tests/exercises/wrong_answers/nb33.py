@@ -25,6 +25,22 @@ def lora_leaky_relu__scale_left_out(x, delta, bias, scale, slope):
     return _right.lora_leaky_relu(x, delta, bias, 1.0, slope)
 
 
+_CAST = "tl.cast(scale, tl.float32)"
+lora_leaky_relu__no_cast = solution(
+    "33_lora_epilogue", _CAST, "scale", "tl.cast(slope, tl.float32)", "slope"
+).lora_leaky_relu
+lora_leaky_relu__scale_alone_is_cast = solution(
+    "33_lora_epilogue", "tl.cast(slope, tl.float32)", "slope"
+).lora_leaky_relu
+lora_leaky_relu__cast_behind_the_product = solution(
+    "33_lora_epilogue", f"x + {_CAST} * delta", "x + (scale * delta).to(tl.float32)"
+).lora_leaky_relu
+lora_squared_relu__no_cast = solution("33_lora_epilogue", _CAST, "scale").lora_squared_relu
+lora_squared_relu__no_cast_backward = solution(
+    "33_lora_epilogue", f"{_CAST} * dx", "scale * dx"
+).lora_squared_relu
+
+
 @triton.jit
 def _maximum_kernel(
     x_ptr, delta_ptr, bias_ptr, y_ptr, scale, slope, n_elements, n_cols,

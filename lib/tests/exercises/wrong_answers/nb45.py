@@ -159,3 +159,8 @@ window_attention__o_not_rescaled = solution(
 window_attention__tf32 = solution(
     "45_attention", 'input_precision="ieee"', 'input_precision="tf32"'
 ).window_attention
+window_attention__a_hidden_tile_where_left_is_a_multiple_of_32 = solution(
+    "45_attention",
+    "tl.maximum(tl.program_id(0) * BLOCK_M - left, 0) // BLOCK_N * BLOCK_N",
+    "tl.maximum(tl.program_id(0) * BLOCK_M - left - 1, 0) // BLOCK_N * BLOCK_N",
+).window_attention

@@ -53,6 +53,11 @@ def rows_of_chunk__a_float(budget, n_rows, n_cols, itemsize):
     return min(n_rows, max(128, budget / _rows(n_cols, itemsize) // 128 * 128)) * 1.0
 
 
+def rows_of_chunk__nothing_behind_the_last_row(budget, n_rows, n_cols, itemsize):
+    unused = _rows(n_cols, itemsize) - n_cols * itemsize
+    return min(n_rows, max(128, (budget + unused) // _rows(n_cols, itemsize) // 128 * 128))
+
+
 _SLOPE = "(1 - tanh * tanh)"
 capped_loss__no_slope = solution(_NAME, _SLOPE, "1").capped_loss
 capped_loss__slope_not_squared = solution(_NAME, _SLOPE, "(1 - tanh)").capped_loss

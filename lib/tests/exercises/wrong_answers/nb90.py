@@ -155,6 +155,18 @@ my_add_rms_norm__dweight_in_16_bits = _edited(
 )
 
 
+my_add_rms_norm__parts_of_dweight_in_16_bits = _both(
+    "partial = torch.empty(programs, n_cols, dtype=torch.float32",
+    "partial = torch.empty(programs, n_cols, dtype=h.dtype",
+)
+my_add_rms_norm__overwrites_dy = _edited(
+    (
+        "        return dx, dx, partial.sum(0)",
+        "        dy.zero_()\n        return dx, dx, partial.sum(0)",
+    ),
+)
+
+
 def _explain(old, new):
     return solution("90_capstone", old, new).explain
 
