@@ -20,7 +20,8 @@ from collections.abc import Callable
 
 from lib.course import progress as reader_progress
 from lib.exercises.limits import TimeUp, short_print, time_limit
-from lib.measure.check import CheckError, check_against_float64
+from lib.exercises.undefined import compare
+from lib.measure.check import CheckError
 from lib.nogpu.memory import count_traffic
 
 import torch
@@ -188,6 +189,17 @@ def case(what):
 
 
 @contextlib.contextmanager
+def left_alone(at, **tensors):
+    """Wrong, with its name, if a tensor, or one of a list, has other numbers afterwards."""
+    lists = {n: t if isinstance(t, (list, tuple)) else [t] for n, t in tensors.items()}
+    before = {name: [t.clone() for t in several] for name, several in lists.items()}
+    yield
+    for name, several in lists.items():
+        same = all(t.allclose(b, 0, 0, equal_nan=True) for t, b in zip(several, before[name]))
+        expect(same, f"{at}: {name} overwritten; leave what you are given as it is")
+
+
+@contextlib.contextmanager
 def hinting(after="", before=""):
     """Wrong raised inside has these words around its message."""
     try:
@@ -272,6 +284,27 @@ def expect_second_derivative(function, eager, x):
         raise Wrong(f"a second derivative is wrong, and no error says so: {message}") from None
 
 
+def expect_any_dy(answer, inputs, at):
+    """Wrong unless the gradients are the same bits whatever layout the incoming one has in memory.
+
+    answer(*inputs) is one tensor of two dimensions or more, whose gradient must come in a fixed order.
+    """
+    leaves = [t for t in inputs if isinstance(t, torch.Tensor) and t.requires_grad]
+    with case(at):
+        y = answer(*inputs)
+        dy = torch.randn_like(y, memory_format=torch.contiguous_format)
+        want = torch.autograd.grad(y, leaves, dy, retain_graph=True)
+    for what, other in (
+        ("transposed in memory", dy.mT.contiguous().mT),
+        ("every other element of another tensor", torch.stack([dy, 7 * dy], -1)[..., 0]),
+        ("the first columns of a wider tensor", torch.cat([dy, 7 * dy], -1)[..., : dy.shape[-1]]),
+    ):
+        with case(f"{at}, dy {what}"):
+            got = torch.autograd.grad(y, leaves, other, retain_graph=True)
+        same = all(torch.equal(a, b) for a, b in zip(got, want))
+        expect(same, f"{at}: gradients differ where dy is {what}; mind its strides")
+
+
 # From small to large, so that the first failure is the smallest one.
 SHAPES = ((1, 1), (2, 3), (1, 8), (5, 7), (8, 8), (17, 33), (64, 128), (129, 781))
 
@@ -291,7 +324,7 @@ def expect_op(
             with case(at):
                 if shape == shapes[0]:
                     attempted(answer(*make_inputs(shape, dtype)))
-                check_against_float64(answer, eager, *inputs, name=at)
+                compare(answer, eager, *inputs, name=at)
 
 
 def not_rounded_once(got, exact):

@@ -29,6 +29,7 @@ from lib.nogpu.cuda_toolkit import find_nvcc, nvcc_check
 from lib.nogpu.interpreter import interpreted_launches
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 
@@ -187,7 +188,9 @@ torch::Tensor softplus(torch::Tensor x, double beta) {
 def _expect_softplus(source):
     if missing := cuda.cuda_build.why_no_compiler():
         raise Skip(missing)
-    built = cuda.load_cuda_on_cpu(_BEFORE + source + _BEHIND, ["softplus"], name="softplus")
+    built = cuda.load_cuda_on_cpu(
+        _BEFORE + source + _BEHIND, ["softplus"], name="softplus", checked=True
+    )
     x = torch.tensor([0.0, 1.0, -1.0, 0.5, 20.0, -20.0, 200.0, -200.0, torch.inf, torch.nan])
     for beta in (1.0, 0.1, 3.0):
         at = f"beta {beta}, x in {x.tolist()}"
@@ -198,6 +201,10 @@ def _expect_softplus(source):
                 x,
                 name=at,
             )
+    x, at = torch.randn(300), "at 300 elements, three thread blocks"
+    with case(at):
+        y = built.softplus(x, 1.0)
+        check_against_float64(lambda _: y, F.softplus, x, name=at)
 
 
 @exercise("22.4", "No double left", minutes=12, level=2)

@@ -11,6 +11,7 @@ from lib.exercises import (
     case,
     exercise,
     expect,
+    expect_any_dy,
     expect_launches,
     expect_op,
     hinting,
@@ -255,6 +256,8 @@ def check_squared_relu(answer):
     for dtype in (torch.float32, torch.bfloat16):
         _expect_gradients_of_a_sum(answer, dtype)
     _expect_traffic(answer)
+    inputs = (*_tensors((9, 20), torch.float32), 0.5)
+    expect_any_dy(answer, inputs, "at shape (9, 20)")
     inputs = _tensors((9, 20), torch.float32)
     both = lambda: torch.autograd.grad(answer(*inputs, 0.5).sum(), inputs)  # noqa: E731
     expect_no_float64_tiles(both, "at shape (9, 20)")

@@ -162,6 +162,11 @@ def check_dz_and_du(answer):
         y[0, 0] = float("nan")
         return dy, y, b
 
+    def inf_in_dy(shape, dtype):  # where y is 0 it is left out, and inf times 0 would be NaN
+        dy, y, b = inputs(shape, dtype)
+        y[0, 0], dy[0, 0] = 0, float("inf")
+        return dy, y, b
+
     shapes = ((1, 1, 1), (2, 3, 1), (5, 16, 4), (17, 33, 5), (40, 100, 64), (130, 300, 17))
     shapes += ((1, 16384, 4),)  # long sums, where rounding on the way shows
     for scale in (0.5, -2.0):
@@ -169,6 +174,7 @@ def check_dz_and_du(answer):
         eager, version = (lambda *t, f=f, s=scale: f(*t, s) for f in (_dz_and_du, answer))
         expect_op(version, eager, inputs, shapes=shapes)
         layouts = {"dy expanded": of_a_sum, "dy transposed": transposed, "y[0, 0] NaN": nan_in_y}
+        layouts["dy[0, 0] inf where y is 0"] = inf_in_dy
         for what, layout in layouts.items():
             expect_op(version, eager, layout, shapes[1:4], (torch.float32,), what=f", {what}")
     small = transposed((40, 100, 5), torch.float32)

@@ -11,10 +11,11 @@ from lib.exercises import (
     expect,
     expect_launches,
     expect_op,
+    left_alone,
     plain,
     too_many_or_few,
 )
-from lib.exercises.watch import expect_float32_products
+from lib.exercises.watch import expect_float32_products, expect_no_pass
 from lib.nogpu.memory import count_traffic
 
 import torch
@@ -82,8 +83,9 @@ def check_join(answer):
         v = torch.randn(2, n_a + n_b, 4, generator=generator, dtype=torch.float64)
         scores, v = scores.to(machine.device()), v.to(machine.device())
         parts = [_finished(scores[..., :n_a], v[:, :n_a]), _finished(scores[..., n_a:], v[:, n_a:])]
-        with case(what):
-            got = attempted(answer(*parts[0], *parts[1]))
+        names = dict(zip(("o_a", "lse_a", "o_b", "lse_b"), (*parts[0], *parts[1])))
+        with case(what), left_alone(what, **names):
+            got = attempted(answer(*names.values()))
         expect(
             isinstance(got, (tuple, list)) and len(got) == 2, "should return two tensors, o and lse"
         )
@@ -122,8 +124,10 @@ def check_capped_dq(answer):
         leaf = q.clone().requires_grad_()
         (want,) = torch.autograd.grad(_capped(leaf, k, v, cap)[0], leaf, do)
         at = f"S = {s}, D = {d}, cap = {cap:g}"
-        with case(at), torch.inference_mode():
-            got = attempted(answer(q, k, v, *_capped(q, k, v, cap), do, cap))
+        o, lse = _capped(q, k, v, cap)
+        given = left_alone(at, q=q, k=k, v=v, o=o, lse=lse, do=do)
+        with case(at), given, torch.inference_mode():
+            got = attempted(answer(q, k, v, o, lse, do, cap))
         expect(
             isinstance(got, torch.Tensor) and got.shape == want.shape,
             f"{at}: should be a tensor of shape {tuple(want.shape)}",
@@ -163,6 +167,8 @@ def check_window_attention(answer):
     q, k, v = inputs((1, 256, 16), torch.float32)
     expect_launches(lambda: answer(q, k, v, 40), exactly=1)
     expect_float32_products(lambda: answer(q, k, v, 40))
+    scores = 256 * 256 * q.itemsize
+    expect_no_pass(lambda: answer(q, k, v, 40), scores, "at (H, S, D) = (1, 256, 16)")
     for left in (0, 31, 32, 40, 64, 95):
         _expect_visible_tiles(answer, q, k, v, left)
 

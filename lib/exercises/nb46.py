@@ -13,6 +13,7 @@ from lib.exercises import (
     expect_rounded_once,
     plain,
 )
+from lib.exercises.watch import expect_no_pass
 from lib.nogpu.memory import count_traffic
 
 import torch
@@ -173,6 +174,7 @@ def check_smoothed_loss(answer):
         )
     logits, labels = _logits_and_labels(1, (4, 1031), torch.float32)
     expect_launches(lambda: answer(logits, labels, 0.1), exactly=1)
+    expect_no_pass(lambda: answer(logits, labels, 0.1), logits.nbytes, "at (4, 1031)")
     traffic = count_traffic(lambda: answer(logits, labels, 0.1))
     loaded = sum(argument.loaded for argument in traffic.by_argument.values())
     expect(

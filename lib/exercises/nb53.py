@@ -19,6 +19,8 @@ def check_owner(answer):
             places = [plain(attempted(answer(row, n_rows, world))) for row in range(n_rows)]
         pairs = all(isinstance(p, (tuple, list)) and len(p) == 2 for p in places)
         expect(pairs, f"{at}: give (rank, row on that rank), got {places[0]!r}")
+        whole = all(type(n) is int for place in places for n in place)
+        expect(whole, f"{at}: give two whole numbers, got {places[0]!r}")
         expect(len(set(map(tuple, places))) == n_rows, f"{at}: two rows have one place")
         held = [sorted(row for rank, row in places if rank == r) for r in range(world)]
         out = [rank for rank, _ in places if not 0 <= rank < world]

@@ -97,6 +97,8 @@ def expect_no_float64_tiles(launch, at):
 # Ops that make tensors and move nothing, the interpreter's own among them.
 _MOVES_NOTHING = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "set_"}
 
+FILLS = ("zeros", "zeros_like", "zero_", "full", "full_like", "fill_", "new_zeros")
+
 
 def expect_no_pass(launch, n_bytes, at, but=()):
     """Wrong if an op of PyTorch reads or writes `n_bytes` or more, the size of a tensor, in `launch()`.

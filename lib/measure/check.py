@@ -39,6 +39,10 @@ class CheckError(AssertionError):
     """A version differs from the float64 definition by more than the rules allow."""
 
 
+class Changed(CheckError):
+    """A version wrote into a tensor that it was given."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Check:
     """What was compared: the largest errors against float64, of the version and of eager.
@@ -73,7 +77,7 @@ def check_against_float64(version, eager, *inputs, gradients=True, slack=1e-6, n
     got = _run(name, version, [_fresh(i) for i in inputs], gradients, incoming)
     for k, (old, new) in enumerate(zip(before, inputs)):
         if isinstance(old, torch.Tensor) and not _same(old, new):
-            raise CheckError(f"{name} changed its input {k}")
+            raise Changed(f"{name} changed its input {k}")
     n_outputs, n_eager = (sum(label.startswith("output") for label in r) for r in (got, want))
     if n_outputs != n_eager:
         raise CheckError(f"{name}: number of outputs is {n_outputs}, should be {n_eager}")
@@ -158,7 +162,7 @@ def _gradients(name, outputs, leaves, dys):
     for k in attached:
         if not torch.equal(dys[k], before[k]):
             of = "the output" if len(outputs) == 1 else f"output {k}"
-            raise CheckError(
+            raise Changed(
                 f"{name}: the backward pass changed the gradient of {of} that it was given"
             )
     return {label: g for label, g in zip(leaves, grads) if g is not None}

@@ -1,6 +1,6 @@
 """Plausible wrong answers to the exercises of notebook 23, named <answer>__<why>: each must be rejected."""
 
-from lib.tests.exercises.wrong_answers import solution
+from lib.tests.exercises.wrong_answers import beside_an_empty_kernel, solution, without_other
 
 import torch
 import triton
@@ -150,3 +150,8 @@ def column_sum__first_rows_only(x):
 
 def column_sum__eager(x):
     return x.sum(0)
+
+
+row_range__eager_beside_an_empty_kernel = beside_an_empty_kernel(row_range__eager)
+column_sum__eager_beside_an_empty_kernel = beside_an_empty_kernel(lambda x: x.sum(0))
+column_sum__undefined_lanes = without_other("23_interpreter_is_not_a_gpu").column_sum

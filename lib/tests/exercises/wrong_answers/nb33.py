@@ -3,7 +3,7 @@
 import re
 
 from lib.recorded.results import ROOT
-from lib.tests.exercises.wrong_answers import solution
+from lib.tests.exercises.wrong_answers import solution, transposed_taken_as_contiguous
 
 import torch
 import torch.nn.functional as F
@@ -342,3 +342,8 @@ def lora_squared_relu__torch_scales_the_gradient(x, delta, bias, scale):
 
 def lora_squared_relu__not_squared(x, delta, bias, scale):
     return _right.lora_squared_relu(x, delta, bias, scale).sqrt()
+
+
+lora_squared_relu__transposed_dy_as_contiguous = transposed_taken_as_contiguous(
+    _right.lora_squared_relu
+)

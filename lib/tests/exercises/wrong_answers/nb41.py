@@ -1,6 +1,6 @@
 """Plausible wrong answers to the exercises of notebook 41, named <answer>__<why>: each must be rejected."""
 
-from lib.tests.exercises.wrong_answers import solution
+from lib.tests.exercises.wrong_answers import solution, without_other
 
 import torch
 import torch.nn.functional as F
@@ -260,3 +260,8 @@ def reglu_backward__eager(dy, h):
     x1, x2 = h.chunk(2, dim=-1)
     dh = torch.cat([dy * torch.relu(x2), torch.where(x2 > 0, dy * x1, 0)], dim=-1)
     return dh, dh.sum(0)
+
+
+_undefined = without_other("41_linear_geglu")
+linear_swiglu__undefined_lanes = _undefined.linear_swiglu
+reglu_backward__undefined_lanes = _undefined.reglu_backward

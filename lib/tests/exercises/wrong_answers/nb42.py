@@ -1,6 +1,6 @@
 """Plausible wrong answers to the exercises of notebook 42, named <answer>__<why>: each must be rejected."""
 
-from lib.tests.exercises.wrong_answers import solution
+from lib.tests.exercises.wrong_answers import solution, without_other
 
 import torch
 import torch.nn.functional as F
@@ -308,3 +308,11 @@ def lora_many__a_copy_of_a_and_b_for_each_group(x, weight, lora_a, lora_b, bias,
     each = adapter.long()
     groups = torch.arange(len(adapter), dtype=torch.int32, device=x.device)
     return _right.lora_many(x, weight, lora_a[each], lora_b[each], bias, groups, scale)
+
+
+_undefined = without_other("42_lora")
+dz_and_du__undefined_lanes = _undefined.dz_and_du
+lora_many__undefined_lanes = _undefined.lora_many
+dz_and_du__a_mask_times_dy = solution(
+    "42_lora", "tl.where(y <= 0, 0.0, dy).to(dy.dtype)", "dy * (1 - (y <= 0).to(dy.dtype))"
+).dz_and_du

@@ -1,6 +1,6 @@
 """Plausible wrong answers to the exercises of notebook 46, named <answer>__<why>: each must be rejected."""
 
-from lib.tests.exercises.wrong_answers import solution
+from lib.tests.exercises.wrong_answers import beside_an_empty_kernel, solution
 
 import torch
 import torch.nn.functional as F
@@ -145,3 +145,10 @@ smoothed_loss__two_walks = solution(_NAME, "    s = tl.cast(", _SECOND_WALK).smo
 
 def smoothed_loss__by_pytorch(logits, labels, smoothing):
     return F.cross_entropy(logits.float(), labels, reduction="none", label_smoothing=smoothing)
+
+
+@beside_an_empty_kernel
+def smoothed_loss__eager_beside_an_empty_kernel(logits, labels, smoothing):
+    return F.cross_entropy(
+        logits.float(), labels, reduction="none", label_smoothing=float(smoothing)
+    )
