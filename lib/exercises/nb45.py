@@ -164,6 +164,19 @@ def check_window_attention(answer):
             shapes=[(h, s, d) for h, s, d in shapes],
             dtypes=(torch.float32, torch.bfloat16),
         )
+
+    def large(shape, dtype):
+        q, k, v = inputs(shape, dtype)
+        return 100 * q, k, v
+
+    expect_op(
+        lambda *t: answer(*t, 5),
+        lambda *t: _window(*t, 5),
+        large,
+        shapes=((2, 33, 16),),
+        dtypes=(torch.float32,),
+        what=", scores of hundreds, whose exponentials overflow",
+    )
     q, k, v = inputs((1, 256, 16), torch.float32)
     expect_launches(lambda: answer(q, k, v, 40), exactly=1)
     expect_float32_products(lambda: answer(q, k, v, 40))

@@ -364,10 +364,18 @@ def _expect_eps(answer, gradients):
     check_against_float64(*versions, *inputs, gradients=gradients, name=at)
 
 
+def _expect_any_weight(answer, gradients):
+    x, residual, weight = _inputs(((5, 7), torch.float32, None), machine.device())
+    views = x, residual, weight.detach().repeat_interleave(2)[::2].requires_grad_()
+    at = "at shape (5, 7), float32, weight every second number of another tensor"
+    compare(answer, OP.eager, *views, gradients=gradients, name=at)
+
+
 @exercise("90.3", "The forward kernel", minutes=45, level=3)
 def check_forward(answer):
     _expect_cases(answer, gradients=False)
     _expect_eps(answer, gradients=False)
+    _expect_any_weight(answer, gradients=False)
     _expect_refusals(answer)
     inputs = _inputs(((24, 640), torch.float32, None), machine.device())
     x, residual, weight = (t.detach() for t in inputs)
@@ -452,6 +460,7 @@ def _expect_float32_sums(answer):
 def check_backward(answer):
     _expect_cases(answer, gradients=True)
     _expect_eps(answer, gradients=True)
+    _expect_any_weight(answer, gradients=True)
     _expect_some_gradients(answer)
     _expect_saved(answer)
     _expect_same_bits(answer)

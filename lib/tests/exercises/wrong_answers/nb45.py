@@ -188,3 +188,8 @@ def capped_dq__overwrites_do(q, k, v, o, lse, do, cap):
     dq = _right.capped_dq(q, k, v, o, lse, do, cap)
     do.zero_()
     return dq
+
+
+window_attention__no_maximum = solution(
+    "45_attention", "tl.maximum(top, tl.max(s, axis=1))", "tl.maximum(top, 0.0)"
+).window_attention

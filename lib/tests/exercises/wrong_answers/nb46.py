@@ -152,3 +152,9 @@ def smoothed_loss__eager_beside_an_empty_kernel(logits, labels, smoothing):
     return F.cross_entropy(
         logits.float(), labels, reduction="none", label_smoothing=float(smoothing)
     )
+
+
+def dw_in_float16__overwrites_x(x, logits, labels):
+    dw = solution(_NAME).dw_in_float16(x, logits, labels)
+    x.zero_()
+    return dw

@@ -195,3 +195,7 @@ def explain__names_alone(row, gbps, launch_us):
 _undefined = without_other("90_capstone")
 my_forward__undefined_lanes = _undefined.my_forward
 my_add_rms_norm__undefined_lanes = _undefined.my_add_rms_norm
+
+_any_weight = solution("90_capstone", "weight.contiguous()", "weight")
+my_forward__weight_taken_as_contiguous = _any_weight.my_forward
+my_add_rms_norm__weight_taken_as_contiguous = _any_weight.my_add_rms_norm
