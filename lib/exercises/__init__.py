@@ -5,8 +5,9 @@
     ○  not attempted yet (the stub is still there)
     –  skipped: this machine lacks something, which is named
 
-A verdict never raises, so an open exercise does not stop Run All. One module per notebook holds its exercises
-(lib/exercises/nb30.py for notebook 30); solutions are in notebooks/solutions.
+A verdict never raises, so an open exercise does not stop Run All; an answer that does not end is stopped.
+One module per notebook holds its exercises (lib/exercises/nb30.py for notebook 30); solutions are in
+notebooks/solutions.
 """
 
 import contextlib
@@ -18,12 +19,17 @@ import pkgutil
 from collections.abc import Callable
 
 from lib.course import progress as reader_progress
-from lib.measure.check import CheckError, check_against_float64
+from lib.exercises.limits import TimeUp, short_print, time_limit
+from lib.exercises.undefined import compare
+from lib.measure.check import CheckError
 from lib.nogpu.memory import count_traffic
 
 import torch
+from triton.runtime import JITFunction
+from triton.runtime.interpreter import InterpretedFunction
 
 PROGRESS = "progress.jsonl"
+_LONGEST = 1500  # characters of a verdict: some name the whole answer, which may be long
 MARKS = {"right": "✔", "wrong": "✘", "open": "○", "skipped": "–"}
 
 
@@ -104,18 +110,27 @@ def _judge(exercise, answer):
     try:
         if answer is None or answer is ...:
             raise NotAttempted
-        exercise.checker(answer)
+        with time_limit(), short_print():
+            exercise.checker(answer)
     except NotAttempted as why:
         return Verdict(exercise.id, "open", f"not attempted yet{why}")
     except Skip as reason:
         return Verdict(exercise.id, "skipped", f"skipped: {reason}")
-    except (Wrong, CheckError) as difference:
-        return Verdict(exercise.id, "wrong", str(difference))
-    except Exception as error:  # the reader's code may raise anything; the verdict shows it
+    except (Wrong, CheckError, TimeUp) as difference:
+        return Verdict(exercise.id, "wrong", _one_line(str(difference)))
+    except (
+        Exception,
+        SystemExit,
+    ) as error:  # the reader's code may raise anything; the verdict shows it
         if is_stub(error):
             return Verdict(exercise.id, "open", "not attempted yet")
-        return Verdict(exercise.id, "wrong", _raised(error))
+        return Verdict(exercise.id, "wrong", _one_line(_raised(error)))
     return Verdict(exercise.id, "right", "right")
+
+
+def _one_line(text):
+    text = " ".join(text.split()) if "\n" in text else text
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} …"
 
 
 def is_stub(error):
@@ -124,7 +139,10 @@ def is_stub(error):
 
 
 def _raised(error):
-    says = str(error).partition("\n\nfrom user code")[0][:400]  # Dynamo adds a page on itself
+    try:
+        says = str(error).partition("\n\nfrom user code")[0][:400]  # Dynamo adds a page on itself
+    except Exception:  # an error of the reader's own, whose text cannot be had
+        says = "(it has no text)"
     return f"raised {type(error).__name__}: {says}"
 
 
@@ -132,12 +150,25 @@ def _raised(error):
 
 
 def attempted(value):
-    """`value`, or NotAttempted when it is what a stub returns: None or `...`."""
+    """`value`, or NotAttempted when it is what a stub returns: None or `...`; Wrong if it holds no numbers."""
     if value is None:
         raise NotAttempted(", or its `return` is missing: it returns None")
     if value is ...:
         raise NotAttempted
+    for t in value if isinstance(value, (tuple, list)) else (value,):
+        if isinstance(t, torch.Tensor) and t.is_meta:
+            raise Wrong("gives a tensor on the device meta, which has a shape and no numbers")
+        if isinstance(t, torch.Tensor) and t.layout != torch.strided:
+            raise Wrong(f"gives a tensor of the layout {t.layout}; give an ordinary, dense one")
     return value
+
+
+def plain(value):
+    """A scalar of NumPy or torch as the Python number that it is, in tuples and lists, too; else `value`."""
+    if isinstance(value, (tuple, list)):
+        return (tuple if isinstance(value, tuple) else list)(map(plain, value))
+    scalar = getattr(value, "ndim", None) == 0 and not getattr(value, "is_meta", False)
+    return value.item() if scalar else value
 
 
 @contextlib.contextmanager
@@ -149,10 +180,23 @@ def case(what):
         raise
     except CheckError as difference:
         raise Wrong(str(difference)) from None
-    except Exception as error:
+    except TimeUp as late:
+        raise Wrong(f"{what}: {late}") from None
+    except (Exception, SystemExit) as error:
         if is_stub(error):
             raise
         raise Wrong(f"{what}: {_raised(error)}") from None
+
+
+@contextlib.contextmanager
+def left_alone(at, **tensors):
+    """Wrong, with its name, if a tensor, or one of a list, has other numbers afterwards."""
+    lists = {n: t if isinstance(t, (list, tuple)) else [t] for n, t in tensors.items()}
+    before = {name: [t.clone() for t in several] for name, several in lists.items()}
+    yield
+    for name, several in lists.items():
+        same = all(t.allclose(b, 0, 0, equal_nan=True) for t, b in zip(several, before[name]))
+        expect(same, f"{at}: {name} overwritten; leave what you are given as it is")
 
 
 @contextlib.contextmanager
@@ -170,6 +214,21 @@ def expect(condition, message):
         raise Wrong(message)
 
 
+def expect_module_class(answer):
+    """Wrong unless the answer is a class of modules."""
+    expect(
+        isinstance(answer, type) and issubclass(answer, torch.nn.Module),
+        "give the class, a torch.nn.Module; the checker makes modules of it",
+    )
+
+
+def expect_kernel(answer):
+    """Wrong unless the answer is a Triton kernel."""
+    kinds = (JITFunction, InterpretedFunction)
+    got = type(answer).__name__
+    expect(isinstance(answer, kinds), f"give a kernel, a function under @triton.jit, got {got}")
+
+
 def first_numbers(t, digits=3):
     """The first four numbers of a tensor as text, for a message."""
     numbers = ", ".join(f"{v:.{digits}g}" for v in t.flatten()[:4].tolist())
@@ -183,16 +242,25 @@ def plural(n, noun):
 
 def too_many_or_few(got, want):
     """How the count `got` is wrong, for a message that does not tell `want`."""
+    if got != got:
+        return "no number"
     return "too many" if got > want else "too few"
 
 
 def expect_number(got, want, what, rel=1e-6):
     """Wrong unless the number `got` is `want`, within `rel`. The message does not tell `want`."""
-    attempted(got)
-    if isinstance(got, bool) or not isinstance(got, (int, float)):
-        raise Wrong(f"{what}: should be a number, got {type(got).__name__}")
+    got = a_number(got, what)
     size = "large" if got > want else "small"
     expect(abs(got - want) <= rel * abs(want), f"{what}: {got:g} is too {size}")
+
+
+def a_number(got, what):
+    """`got` as a Python number, from NumPy or torch too; Wrong if it is none, or NaN."""
+    got = plain(attempted(got))
+    if isinstance(got, bool) or not isinstance(got, (int, float)):
+        raise Wrong(f"{what}: should be a number, got {type(got).__name__}")
+    expect(got == got, f"{what}: is NaN, should be a number")
+    return got
 
 
 def expect_second_derivative(function, eager, x):
@@ -216,6 +284,27 @@ def expect_second_derivative(function, eager, x):
         raise Wrong(f"a second derivative is wrong, and no error says so: {message}") from None
 
 
+def expect_any_dy(answer, inputs, at):
+    """Wrong unless the gradients are the same bits whatever layout the incoming one has in memory.
+
+    answer(*inputs) is one tensor of two dimensions or more, whose gradient must come in a fixed order.
+    """
+    leaves = [t for t in inputs if isinstance(t, torch.Tensor) and t.requires_grad]
+    with case(at):
+        y = answer(*inputs)
+        dy = torch.randn_like(y, memory_format=torch.contiguous_format)
+        want = torch.autograd.grad(y, leaves, dy, retain_graph=True)
+    for what, other in (
+        ("transposed in memory", dy.mT.contiguous().mT),
+        ("every other element of another tensor", torch.stack([dy, 7 * dy], -1)[..., 0]),
+        ("the first columns of a wider tensor", torch.cat([dy, 7 * dy], -1)[..., : dy.shape[-1]]),
+    ):
+        with case(f"{at}, dy {what}"):
+            got = torch.autograd.grad(y, leaves, other, retain_graph=True)
+        same = all(torch.equal(a, b) for a, b in zip(got, want))
+        expect(same, f"{at}: gradients differ where dy is {what}; mind its strides")
+
+
 # From small to large, so that the first failure is the smallest one.
 SHAPES = ((1, 1), (2, 3), (1, 8), (5, 7), (8, 8), (17, 33), (64, 128), (129, 781))
 
@@ -235,7 +324,29 @@ def expect_op(
             with case(at):
                 if shape == shapes[0]:
                     attempted(answer(*make_inputs(shape, dtype)))
-                check_against_float64(answer, eager, *inputs, name=at)
+                compare(answer, eager, *inputs, name=at)
+
+
+def not_rounded_once(got, exact):
+    """Which numbers of 16 bits are not those of `exact`, float64, rounded once.
+
+    The float64 rule allows what eager loses, which rounds after each op. It judges NaN and infinities.
+    """
+    info, exact = torch.finfo(got.dtype), exact.detach().double()
+    unit = info.eps * 2.0 ** exact.abs().clamp_min(info.smallest_normal).log2().floor()
+    # beyond half a unit by more than float32 arithmetic explains
+    off = (got.detach().double() - exact).abs() / unit > 0.52
+    return off & exact.isfinite() & got.isfinite()
+
+
+def expect_rounded_once(got, exact, at, what="y"):
+    """Wrong unless numbers of 16 bits are those of `exact`, float64, rounded once."""
+    off = not_rounded_once(got, exact)
+    expect(
+        not off.any(),
+        f"{at}: {int(off.sum())} of {off.numel()} elements of {what} were rounded more than once; compute in"
+        " float32, and round at the end",
+    )
 
 
 def expect_launches(launch, exactly=None, at_least=1, what=""):

@@ -9,7 +9,9 @@ from lib.exercises import (
     expect_launches,
     expect_number,
     expect_op,
+    expect_rounded_once,
 )
+from lib.exercises.watch import FILLS, expect_no_pass
 
 import torch
 
@@ -57,6 +59,10 @@ def check_silu(answer):
     def inputs(shape, dtype):
         return (4 * torch.randn(shape, device=machine.device(), dtype=dtype),)
 
-    shapes = ((1,), (2, 3), (1024,), (1025,), (17, 333))
+    shapes = ((1,), (2, 3), (1024,), (1025,), (17, 333), (2, 3, 5))
     expect_op(answer, torch.nn.functional.silu, inputs, shapes=shapes)
     expect_launches(lambda: answer(*inputs((5, 7), torch.float32)), exactly=1)
+    (x,) = inputs((1025,), torch.bfloat16)
+    expect_no_pass(lambda: answer(x), x.nbytes, "at shape (1025,)", but=FILLS)
+    exact = torch.nn.functional.silu(x.double())
+    expect_rounded_once(answer(x), exact, "at shape (1025,), bfloat16")

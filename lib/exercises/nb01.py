@@ -1,6 +1,6 @@
 """Exercises of notebook 01: measure time."""
 
-from lib.exercises import Wrong, attempted, case, exercise, expect, expect_number
+from lib.exercises import Wrong, a_number, attempted, case, exercise, expect, expect_number
 from lib.measure import cheats
 from lib.measure.virtual_gpu import VirtualGPU
 
@@ -19,6 +19,10 @@ def _expect_bool(got, want, what):
 _STEADY = [100.0, 101.0, 99.0, 100.5, 99.5, 100.2, 99.8, 100.1, 99.9, 100.3]
 _PAIRS = (
     ("three runs each", [100.0, 101.0, 99.0], [90.0, 91.0, 89.0], False),
+    ("ten runs of A and nine of B, each shorter", _STEADY, [t - 10 for t in _STEADY[:9]], False),
+    ("nine runs of A and ten of B, each shorter", _STEADY[:9], [t - 10 for t in _STEADY], False),
+    ("three runs of A and thirty of B, each shorter", _STEADY[:3], [85.0] * 30, False),
+    ("thirty runs of A and three of B, each shorter", _STEADY * 3, [85.0, 86.0, 84.0], False),
     ("ten clearly shorter runs", _STEADY, [t - 10 for t in _STEADY], True),
     ("ten clearly longer runs", _STEADY, [t + 10 for t in _STEADY], False),
     (
@@ -76,8 +80,7 @@ def _(bandwidth_gbps):
 def _time(time_us, us, what, rel, data=None, **options):
     gpu = VirtualGPU(**options)
     with case(what):
-        got = attempted(time_us(lambda: gpu.launch("kernel", us, data=data), gpu))
-    expect(isinstance(got, (int, float)), f"{what}: should be a number, got {type(got).__name__}")
+        got = a_number(time_us(lambda: gpu.launch("kernel", us, data=data), gpu), what)
     expect(abs(got - us) <= rel * us, f"{what}: should be about {us} µs, got {got:.1f}")
 
 

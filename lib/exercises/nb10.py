@@ -3,7 +3,7 @@
 import random
 
 from lib import machine
-from lib.exercises import attempted, case, exercise, expect, too_many_or_few
+from lib.exercises import a_number, attempted, case, exercise, expect, plain, too_many_or_few
 from lib.measure.check import check_against_float64
 
 import torch
@@ -33,10 +33,7 @@ def _expect_bytes(lookup_bytes, rows, dim, what):
     distinct = {(table, row) for ids in rows.tolist() for table, row in enumerate(ids)}
     want = 4 * dim * len(distinct)
     with case(what):
-        got = attempted(lookup_bytes(rows, dim))
-    if isinstance(got, torch.Tensor) and got.numel() == 1:
-        got = got.item()
-    expect(isinstance(got, (int, float)), f"{what}: should be a number, got {type(got).__name__}")
+        got = a_number(lookup_bytes(rows, dim), what)
     expect(
         got == want,
         f"{what}: {got:,} bytes are {too_many_or_few(got, want)}; each row of each table counts once, in bytes",
@@ -101,7 +98,7 @@ def _(row_of):
         for token in _TOKENS:
             what = f"token {token}, cardinality {cardinality}"
             with case(what):
-                got = attempted(row_of(CInt(token), CInt(cardinality)))
+                got = plain(attempted(row_of(CInt(token), CInt(cardinality))))
             expect(isinstance(got, int), f"{what}: should be an integer, got {type(got).__name__}")
             want = (token + 1) % cardinality
             expect(got == want, f"{what}: should be row {want}, got {int(got)}")

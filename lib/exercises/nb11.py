@@ -3,7 +3,7 @@
 import copy
 
 from lib import machine
-from lib.exercises import Wrong, attempted, case, exercise, expect
+from lib.exercises import Wrong, attempted, case, exercise, expect, expect_module_class, left_alone
 from lib.profiling import events_of, profiled, traffic_table
 from lib.profiling.cost import syncs
 
@@ -35,7 +35,7 @@ def _without_data(call):
 def _expect_same(got, want, what, rtol=0.0):
     expect(isinstance(got, torch.Tensor), f"{what}: should be a tensor, got {type(got).__name__}")
     expect(got.dtype == want.dtype, f"{what}: should be {want.dtype}, got {got.dtype}")
-    same = got.shape == want.shape and torch.allclose(got, want, rtol=rtol, atol=0)
+    same = got.shape == want.shape and torch.allclose(got, want, rtol=rtol, atol=0, equal_nan=True)
     expect(same, f"{what}: should be {_summary(want)}, got {_summary(got)}")
 
 
@@ -99,6 +99,7 @@ _STEPS = (  # what is put into the gradients, and in which of the three tensors
     ("inf in the first gradient", float("inf"), 0),
     ("-inf in the second gradient", -float("inf"), 1),
     ("1e30, which is finite, in a gradient", 1e30, 1),
+    ("3e38, which is finite, all over a gradient, whose sum is not", 3e38, 1),
 )
 
 
@@ -113,10 +114,11 @@ def check_sgd_step(answer):
     for what, value, which in _STEPS:
         gradients = _tensors(1)
         if value is not None:
-            gradients[which].flatten()[-1] = value
+            gradients[which].flatten()[slice(None) if value == 3e38 else -1] = value
+        parameters = _tensors(0)
         want = step_and_wait(_tensors(0), gradients, 0.5)
-        with case(what):
-            got = attempted(answer(_tensors(0), gradients, 0.5))
+        with case(what), left_alone(what, parameters=parameters, gradients=gradients):
+            got = attempted(answer(list(parameters), list(gradients), 0.5))
         expect(isinstance(got, (list, tuple)), "return a list of parameters")
         expect(len(got) == len(want), f"should return {len(want)} parameters, got {len(got)}")
         for k in range(len(want)):
@@ -153,6 +155,7 @@ def _searched(hashing, vocabularies, ids):
 
 @exercise("11.3", "Search all tables at once", minutes=20, level=2)
 def check_one_search(hashing):
+    expect_module_class(hashing)
     # Values on the CPU: on a GPU an index out of bounds would end the reader's session.
     for what, vocabularies, rows in _SEARCHES:
         at = f"{what}: vocabularies {vocabularies}, ids {rows}"
@@ -243,13 +246,18 @@ def _dense(n_rows=5):
 
 @exercise("11.4", "Find the copies of each step", minutes=15, level=3)
 def check_on_device(make):
+    expect_module_class(make)
     mean, deviation = [0.25 * k for k in range(13)], [0.1 + 0.2 * k for k in range(13)]
     module = make(mean, deviation).to(machine.device())
     dense = _dense()
     got = attempted(module(dense))
     want = Standardize(mean, deviation).to(machine.device())(dense)
     _expect_same(got, want, "5 rows", rtol=1e-5)
-    parameters = [name for name, _ in module.named_parameters()]
+    special = dense.clone()
+    special[0, :3] = torch.tensor([torch.nan, torch.inf, -torch.inf])
+    right = Standardize(mean, deviation).to(machine.device())(special)
+    _expect_same(module(special), right, "a row of NaN, inf and -inf", rtol=1e-5)
+    parameters = [name for name, p in module.named_parameters() if p.requires_grad]
     expect(not parameters, f"an optimizer would change {parameters}; use buffers")
     rows = _without_data(lambda: copies_per_step(module, dense))
     copies = ", ".join(f"{row['call']} of {row['bytes']} bytes" for row in rows)

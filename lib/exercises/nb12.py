@@ -4,7 +4,15 @@ import copy
 
 from lib import machine
 from lib.dlrm import model as dlrm
-from lib.exercises import Wrong, attempted, case, exercise, expect, first_numbers
+from lib.exercises import (
+    Wrong,
+    attempted,
+    case,
+    exercise,
+    expect,
+    expect_module_class,
+    first_numbers,
+)
 from lib.nogpu import inductor
 from lib.profiling import traffic_table
 
@@ -138,10 +146,7 @@ def _all_tables(parts):
 
 @exercise("12.3", "One table", minutes=20, level=3)
 def _(answer):
-    expect(
-        isinstance(answer, type) and issubclass(answer, torch.nn.Module),
-        "give the class, a torch.nn.Module; the checker makes modules of it",
-    )
+    expect_module_class(answer)
     for num_rows in ((3,), (3, 2), (1, 5, 1, 4), (7,) * 26):
         _check_one_table(answer, num_rows)
     # A loop over the tables may compile to one kernel too, one of 26 masked loads.

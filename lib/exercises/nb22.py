@@ -8,10 +8,11 @@ from pathlib import Path
 from lib.exercises import (
     NotAttempted,
     Skip,
-    attempted,
+    a_number,
     case,
     exercise,
     expect,
+    expect_kernel,
     expect_op,
     too_many_or_few,
 )
@@ -28,6 +29,7 @@ from lib.nogpu.cuda_toolkit import find_nvcc, nvcc_check
 from lib.nogpu.interpreter import interpreted_launches
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 
@@ -83,11 +85,7 @@ def check_loads_per_thread(answer):
     ]:
         at = f"for {block_size} elements of {itemsize} bytes and {num_warps} warps"
         with case(at):
-            got = attempted(answer(block_size, num_warps, itemsize))
-        expect(
-            isinstance(got, (int, float)) and not isinstance(got, bool),
-            f"{at}: should be a number, got {type(got).__name__}",
-        )
+            got = a_number(answer(block_size, num_warps, itemsize), at)
         want = _loads(block_size, num_warps, itemsize)
         hint = "how many bytes has a thread, and how many a load at most?"
         expect(
@@ -100,6 +98,7 @@ def check_loads_per_thread(answer):
 
 def _compiled(kernel, x, y):
     """The kernel for sm_90, with everything divisible by 16; NotAttempted while it stores nothing."""
+    expect_kernel(kernel)
     compiled = compile_for(kernel, signature_of(kernel, x, y, 4096, BLOCK_SIZE=1024))
     if "tt.store" not in compiled.ttir:
         raise NotAttempted
@@ -189,7 +188,9 @@ torch::Tensor softplus(torch::Tensor x, double beta) {
 def _expect_softplus(source):
     if missing := cuda.cuda_build.why_no_compiler():
         raise Skip(missing)
-    built = cuda.load_cuda_on_cpu(_BEFORE + source + _BEHIND, ["softplus"], name="softplus")
+    built = cuda.load_cuda_on_cpu(
+        _BEFORE + source + _BEHIND, ["softplus"], name="softplus", checked=True
+    )
     x = torch.tensor([0.0, 1.0, -1.0, 0.5, 20.0, -20.0, 200.0, -200.0, torch.inf, torch.nan])
     for beta in (1.0, 0.1, 3.0):
         at = f"beta {beta}, x in {x.tolist()}"
@@ -200,6 +201,10 @@ def _expect_softplus(source):
                 x,
                 name=at,
             )
+    x, at = torch.randn(300), "at 300 elements, three thread blocks"
+    with case(at):
+        y = built.softplus(x, 1.0)
+        check_against_float64(lambda _: y, F.softplus, x, name=at)
 
 
 @exercise("22.4", "No double left", minutes=12, level=2)

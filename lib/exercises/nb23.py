@@ -20,7 +20,7 @@ from lib.exercises import (
     expect_launches,
     expect_op,
 )
-from lib.exercises.watch import expect_fixed_order
+from lib.exercises.watch import expect_fixed_order, expect_no_pass
 from lib.measure.check import check_against_float64
 from lib.nogpu import cuda
 from lib.nogpu.compile_only import compile_for, signature_of
@@ -34,11 +34,11 @@ import triton.language as tl
 # --- 23.1 ------------------------------------------------------------------------------------------------
 
 
-def _shifted_rows(shape, dtype):
-    """Rows around +1000 and around -1000 in turn, so that any padding with small numbers shows."""
+def _shifted_rows(shape, dtype, by=1000.0):
+    """Rows far above 0 and far below it in turn, so that padding with smaller numbers shows."""
     x = torch.randn(shape, dtype=dtype, device=machine.device())
-    x[0::2] += 1000
-    x[1::2] -= 1000
+    x[0::2] += by
+    x[1::2] -= by
     return (x,)
 
 
@@ -48,7 +48,12 @@ def check_row_range(answer):
         return x.amax(1) - x.amin(1)
 
     expect_op(answer, eager, _shifted_rows, dtypes=(torch.float32,))
-    expect_launches(lambda: answer(*_shifted_rows((5, 7), torch.float32)))
+    for by, what in ((1e30, "numbers near ±1e30"), (torch.inf, "rows of inf and of -inf")):
+        far = functools.partial(_shifted_rows, by=by)
+        expect_op(answer, eager, far, ((2, 3), (4, 33)), (torch.float32,), what=f", {what}")
+    (x,) = _shifted_rows((5, 7), torch.float32)
+    expect_launches(lambda: answer(x))
+    expect_no_pass(lambda: answer(x), x.nbytes, "at shape (5, 7)")
 
 
 # --- 23.2 ------------------------------------------------------------------------------------------------
@@ -279,6 +284,8 @@ def check_column_sum(answer):
         return (torch.randn(shape, dtype=dtype, device=machine.device()),)
 
     expect_op(answer, lambda x: x.sum(0), inputs, (*SHAPES, (1000, 3)), dtypes=(torch.float32,))
-    expect_launches(lambda: answer(*inputs((5, 7), torch.float32)))
+    (x,) = inputs((129, 70), torch.float32)
+    expect_launches(lambda: answer(x))
+    expect_no_pass(lambda: answer(x), x.nbytes, "at shape (129, 70)")
     for shape in ((5, 7), (65, 3), (129, 70), (1000, 40)):
         expect_fixed_order(answer, inputs(shape, torch.float32), f"at {shape[0]}×{shape[1]}")

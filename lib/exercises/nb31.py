@@ -4,7 +4,18 @@ import math
 import re
 
 from lib import machine
-from lib.exercises import Skip, Wrong, attempted, case, exercise, expect, expect_launches, expect_op
+from lib.exercises import (
+    Skip,
+    Wrong,
+    attempted,
+    case,
+    exercise,
+    expect,
+    expect_any_dy,
+    expect_launches,
+    expect_op,
+)
+from lib.exercises.watch import FILLS, expect_no_pass
 from lib.measure.check import check_against_float64
 from lib.nogpu import cuda
 from lib.nogpu.compile_only import compile_for, instruction_mix, signature_of
@@ -60,7 +71,9 @@ def _arguments(shape, dtype):
 @exercise("31.1", "A tanh for every number", minutes=8, level=1)
 def check_safe_tanh(answer):
     expect_op(answer, torch.tanh, _arguments)
-    expect_launches(lambda: answer(*_arguments((5, 7), torch.float32)), exactly=1)
+    (x,) = _arguments((5, 7), torch.float32)
+    expect_launches(lambda: answer(x), exactly=1)
+    expect_no_pass(lambda: answer(x), x.nbytes, "at shape (5, 7)", but=FILLS)
 
 
 # --- 31.2 ----------------------------------------------------------------------------------------------
@@ -130,6 +143,7 @@ def check_silu(answer):
     _expect_finite(answer)
     _expect_digits(answer)
     _expect_traffic(answer)
+    expect_any_dy(answer, _rows((5, 7), torch.float32), "at shape (5, 7)")
 
 
 def _expect_sum(answer):
@@ -173,6 +187,10 @@ def _expect_traffic(answer):
         sum(saved.values()) <= x.nbytes, f"it saves {sum(saved.values())} bytes, x has {x.nbytes}"
     )
     dy = torch.ones_like(y)
+    expect_no_pass(lambda: answer(x.detach()), x.nbytes, "forward")
+    (again,) = _rows((96, 640), torch.float32)
+    y_again = answer(again)
+    expect_no_pass(lambda: torch.autograd.grad(y_again, again, dy), x.nbytes, "backward")
     passes = {
         "forward": (count_traffic(lambda: answer(x.detach())), 2),
         "backward": (count_traffic(lambda: torch.autograd.grad(y, x, dy)), 3),

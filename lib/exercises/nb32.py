@@ -10,6 +10,7 @@ from lib.exercises import (
     Wrong,
     exercise,
     expect,
+    expect_kernel,
     expect_launches,
     expect_op,
     hinting,
@@ -217,6 +218,7 @@ def _behind(x, lengths):
 
 @exercise("32.5", "All loads first", minutes=10, level=2)
 def check_loads_first(kernel):
+    expect_kernel(kernel)
     compiled = {dtype: compiled_part(kernel, dtype) for dtype in (torch.float32, torch.bfloat16)}
 
     def answer(x, tiles=4, block_n=16):

@@ -11,11 +11,12 @@ from lib.exercises import (
     case,
     exercise,
     expect,
+    expect_any_dy,
     expect_launches,
     expect_op,
     hinting,
 )
-from lib.exercises.watch import expect_no_pass, expect_no_race
+from lib.exercises.watch import expect_no_float64_tiles, expect_no_pass, expect_no_race
 from lib.measure import registry
 from lib.measure.check import check_against_float64
 from lib.nogpu import cuda
@@ -60,6 +61,7 @@ def check_leaky_relu(answer):
             launch = functools.partial(version, x, delta, bias)
             expect_launches(launch, exactly=1)
             expect_no_pass(launch, x.nbytes, "at shape (17, 33)")
+    expect_no_float64_tiles(lambda: answer(x, delta, bias, 0.5, 0.1), "at shape (17, 33)")
 
 
 def _computed(rows, cols):
@@ -254,6 +256,11 @@ def check_squared_relu(answer):
     for dtype in (torch.float32, torch.bfloat16):
         _expect_gradients_of_a_sum(answer, dtype)
     _expect_traffic(answer)
+    inputs = (*_tensors((9, 20), torch.float32), 0.5)
+    expect_any_dy(answer, inputs, "at shape (9, 20)")
+    inputs = _tensors((9, 20), torch.float32)
+    both = lambda: torch.autograd.grad(answer(*inputs, 0.5).sum(), inputs)  # noqa: E731
+    expect_no_float64_tiles(both, "at shape (9, 20)")
     inputs = _tensors((300, 40), torch.float32)
     dy = torch.ones_like(inputs[0])
     expect_no_race(

@@ -10,6 +10,7 @@ from lib.exercises import (
     case,
     exercise,
     expect,
+    expect_any_dy,
     expect_launches,
     expect_number,
     expect_op,
@@ -18,6 +19,7 @@ from lib.exercises import (
     plural,
     too_many_or_few,
 )
+from lib.exercises.undefined import SHOWN, undefined_is_infinite
 from lib.exercises.watch import (
     expect_float32_products,
     expect_kernels_alone_calculate,
@@ -29,7 +31,6 @@ from lib.nogpu.interpreter import interpreted_launches
 from lib.nogpu.memory import OutOfBounds, count_traffic
 from lib.ops import matmul
 
-import numpy
 import torch
 import triton.language as tl
 from triton.runtime import interpreter as upstream
@@ -112,6 +113,7 @@ def check_batched(answer):
     for name, g, want in zip("ab", got, torch.autograd.grad(torch.bmm(*turned), turned, dy)):
         same = torch.allclose(g, want, atol=1e-5)
         expect(same, f"at (2, 3, 5, 4): d{name} is wrong for a dy of strides 0")
+    expect_any_dy(answer, turned, "at (2, 3, 5, 4)")
     both = _both_passes(answer, inputs((3, 17, 33, 20), torch.float32))
     expect_launches(lambda: answer(*inputs((3, 17, 33, 20), torch.float32)), exactly=1)
     launches = count_traffic(both).launches
@@ -135,31 +137,11 @@ def check_batched(answer):
         _expect_a_large_y(answer)
 
 
-@contextlib.contextmanager
-def _undefined_is_nan():
-    """Masked loads without `other` give NaN, where a GPU gives anything and the interpreter 0."""
-    load = upstream.InterpreterBuilder.create_masked_load
-
-    def poisoned(self, pointers, mask, other, *rest):
-        dtype = pointers.get_element_ty()
-        if other is None and dtype.is_floating():
-            bits = 0x7FC0 if dtype == tl.bfloat16 else float("nan")  # bfloat16 is kept as uint16
-            other = numpy.full(pointers.data.shape, bits, upstream._get_np_dtype(dtype))
-            other = upstream.TensorHandle(other, dtype)
-        return load(self, pointers, mask, other, *rest)
-
-    patch = mock.patch.object(upstream.InterpreterBuilder, "create_masked_load", poisoned)
-    with patch, interpreted_launches():
-        yield
-
-
 def _expect_nothing_undefined(answer, reference, inputs):
     """Wrong if y depends on what a masked load without `other` gives."""
-    with _undefined_is_nan():
+    with undefined_is_infinite():
         y = answer(*inputs)
-    shown = "with tl.load(..., mask=...) of no `other`, what is masked off is undefined on a GPU, 0 only here"
-    same = torch.allclose(y, reference(*inputs), atol=1e-4)
-    expect(same, f"{shown}: pass other=0.0 where it enters a sum")
+    expect(torch.allclose(y, reference(*inputs), atol=1e-4), SHOWN)
 
 
 def _expect_a_grid_for_many(answer, inputs):

@@ -4,7 +4,17 @@ import itertools
 import math
 
 from lib import machine
-from lib.exercises import Wrong, attempted, case, exercise, expect, expect_launches, expect_op
+from lib.exercises import (
+    Wrong,
+    attempted,
+    case,
+    exercise,
+    expect,
+    expect_launches,
+    expect_op,
+    plain,
+)
+from lib.exercises.undefined import compare
 from lib.exercises.watch import (
     expect_float32_products,
     expect_kernels_alone_calculate,
@@ -12,7 +22,6 @@ from lib.exercises.watch import (
     expect_no_race,
 )
 from lib.measure import registry
-from lib.measure.check import check_against_float64
 from lib.nogpu.memory import count_traffic
 
 import torch
@@ -27,7 +36,7 @@ def check_rows_of_w(answer):
             want = [*cols, *(n_hidden + col for col in cols)]
             at = f"tile {tile}, block_n = {block_n}, n_hidden = {n_hidden}"
             with case(at):
-                got = attempted(answer(tile, block_n, n_hidden))
+                got = plain(attempted(answer(tile, block_n, n_hidden)))
             expect(isinstance(got, list), f"{at}: should be a list, got {type(got).__name__}")
             hint = (
                 f"the tile has columns {cols.start} to {cols.stop - 1} of y, and each has a row in both halves "
@@ -81,6 +90,7 @@ def check_linear_swiglu(answer):
     )
     expect_op(answer, eager, _layer, shapes=shapes)
     expect_op(answer, eager, _large_layer, shapes=((17, 33, 21),))
+    _expect_bias_before_rounding(answer)
     small = _layer((33, 24, 40), torch.float32)
     expect_launches(lambda: answer(*small), exactly=1)
     expect_kernels_alone_calculate(lambda: answer(*small))
@@ -99,6 +109,20 @@ def _large_layer(shape, dtype):
     return 300 * x, weight, bias
 
 
+def _expect_bias_before_rounding(answer):
+    """Sums of 257, of 9 bits, and a bias of -256 that leaves the last of them; 257 in bfloat16 is 256."""
+    numbers = {"dtype": torch.bfloat16, "device": machine.device()}
+    x, weight = torch.ones(5, 3, **numbers), torch.tensor([[128, 128, 1]] * 14, **numbers)
+    at = "at (M, K, H) = (5, 3, 7), bfloat16, sums of 257 and a bias of -256"
+    with case(at):
+        y = attempted(answer(x, weight, torch.full((14,), -256, **numbers)))
+    off = (y.float() - 1 / (1 + math.exp(-1))).abs().max().item()  # silu(1) · 1
+    expect(
+        off < 0.01,
+        f"{at}: y is off by {off:.2g}; add the bias in float32, before anything is rounded",
+    )
+
+
 def _layer(shape, dtype):
     """x (M, K), weight (2H, K), bias (2H,), with no gradients."""
     tensors = registry.find("linear_glu").inputs(shape, dtype, machine.device())
@@ -114,26 +138,39 @@ def check_reglu_backward(answer):
         for layout in ("contiguous", "all strides zero", "transposed"):
             at = f"at (M, H) = {shape}, {str(dtype).removeprefix('torch.')}, dy {layout}"
             with case(at):
-                _compare_reglu(answer, shape, dtype, layout, at)
+                _compare_reglu(answer, at, *_dy_and_h(shape, dtype, layout))
+    for dtype, (what, make) in itertools.product(
+        (torch.float32, torch.bfloat16),
+        (("inf in dy where x2 ≤ 0", _with_inf), ("NaN in x2", _with_nan)),
+    ):
+        at = f"at (M, H) = (5, 7), {str(dtype).removeprefix('torch.')}, {what}"
+        with case(at):
+            _compare_reglu(answer, at, *make(*_dy_and_h((5, 7), dtype)))
     _expect_float32_sums(answer)
     _expect_one_pass(answer)
     dy, h = _dy_and_h((300, 40), torch.float32)
     expect_no_race(lambda: answer(dy, h), "at (M, H) = (300, 40)")
 
 
-def _compare_reglu(answer, shape, dtype, layout, at):
-    dy, h = _dy_and_h(shape, dtype, layout)
+def _with_inf(dy, h):
+    h[0, 7], h[1, 8], dy[0, 0], dy[1, 1] = -1, 0, torch.inf, -torch.inf
+    return dy, h
+
+
+def _with_nan(dy, h):
+    h[2, 7 + 3] = torch.nan
+    return dy, h
+
+
+def _compare_reglu(answer, at, dy, h):
+    dtype = h.dtype
     dh, db = _two_tensors(answer(dy, h), at)
     expect(dh.shape == h.shape and dh.dtype == dtype, f"{at}: dh should be like h, got {_look(dh)}")
     expect(dh.is_contiguous(), f"{at}: dh should be contiguous")
     expect(db.shape == h.shape[1:], f"{at}: db should be ({h.shape[1]},), got {tuple(db.shape)}")
     # each of the two by the rule for outputs; sums of a rounded dh are eager's
-    check_against_float64(
-        lambda *t: answer(*t)[0], lambda *t: _reglu(*t)[0], dy, h, name=f"{at}, dh"
-    )
-    check_against_float64(
-        lambda *t: answer(*t)[1].to(dtype), lambda *t: _reglu(*t)[1], dy, h, name=f"{at}, db"
-    )
+    compare(lambda *t: answer(*t)[0], lambda *t: _reglu(*t)[0], dy, h, name=f"{at}, dh")
+    compare(lambda *t: answer(*t)[1].to(dtype), lambda *t: _reglu(*t)[1], dy, h, name=f"{at}, db")
 
 
 def _expect_float32_sums(answer):
@@ -153,7 +190,7 @@ def _expect_float32_sums(answer):
 
 def _reglu(dy, h):
     x1, x2 = h.chunk(2, dim=-1)
-    dh = torch.cat([dy * torch.relu(x2), torch.where(x2 > 0, dy * x1, 0)], dim=-1)
+    dh = torch.cat([dy * torch.relu(x2), torch.where(x2 <= 0, 0, dy * x1)], dim=-1)
     return dh, dh.sum(0)
 
 

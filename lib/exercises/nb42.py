@@ -66,9 +66,10 @@ def _expect_module(answer, at, rank, alpha, place):
 
 
 def _expect_values(layer, at, a, b, weight, bias, scale):
+    atol = 1e-5 if weight.dtype == torch.float32 else 1e-12
     x = torch.randn(9, K, dtype=weight.dtype, device=weight.device, requires_grad=True)
     start = torch.relu(F.linear(x, weight, bias))
-    expect(torch.allclose(layer(x), start, atol=1e-5), f"{at}: it should begin as relu(linear(x))")
+    expect(torch.allclose(layer(x), start, atol=atol), f"{at}: it should begin as relu(linear(x))")
     expect(
         bool(a.detach().any()) or bool(b.detach().any()),
         f"{at}: with A and B both 0 each keeps the other's gradient at 0, for good",
@@ -77,7 +78,10 @@ def _expect_values(layer, at, a, b, weight, bias, scale):
         for t in (a, b):
             t.copy_(torch.randn_like(t) / 4)
     want = lora_linear_eager(x, weight, a, b, bias, scale, "relu")
-    expect(torch.allclose(layer(x), want, atol=1e-5), f"{at}: y is wrong; s is {scale:g} there")
+    expect(
+        torch.allclose(layer(x), want, rtol=atol, atol=atol),
+        f"{at}: y is wrong; s is {scale:g} there",
+    )
     wrt = (a, b, x)
     grads = torch.autograd.grad(layer(x).sum(), wrt, allow_unused=True)
     for label, got, to in zip("ABx", grads, torch.autograd.grad(want.sum(), wrt)):
@@ -162,6 +166,11 @@ def check_dz_and_du(answer):
         y[0, 0] = float("nan")
         return dy, y, b
 
+    def inf_in_dy(shape, dtype):  # where y is 0 it is left out, and inf times 0 would be NaN
+        dy, y, b = inputs(shape, dtype)
+        y[0, 0], dy[0, 0] = 0, float("inf")
+        return dy, y, b
+
     shapes = ((1, 1, 1), (2, 3, 1), (5, 16, 4), (17, 33, 5), (40, 100, 64), (130, 300, 17))
     shapes += ((1, 16384, 4),)  # long sums, where rounding on the way shows
     for scale in (0.5, -2.0):
@@ -169,6 +178,7 @@ def check_dz_and_du(answer):
         eager, version = (lambda *t, f=f, s=scale: f(*t, s) for f in (_dz_and_du, answer))
         expect_op(version, eager, inputs, shapes=shapes)
         layouts = {"dy expanded": of_a_sum, "dy transposed": transposed, "y[0, 0] NaN": nan_in_y}
+        layouts["dy[0, 0] inf where y is 0"] = inf_in_dy
         for what, layout in layouts.items():
             expect_op(version, eager, layout, shapes[1:4], (torch.float32,), what=f", {what}")
     small = transposed((40, 100, 5), torch.float32)

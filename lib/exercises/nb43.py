@@ -10,13 +10,13 @@ from lib.exercises import (
     expect_number,
     expect_op,
 )
+from lib.exercises.undefined import compare
 from lib.exercises.watch import (
     expect_float32_products,
     expect_kernels_alone_calculate,
     expect_no_race,
 )
 from lib.measure import registry
-from lib.measure.check import check_against_float64
 from lib.nogpu.memory import count_traffic
 
 import torch
@@ -161,7 +161,7 @@ def check_dw2_parts(answer):
     ):
         name = f"at (M, K, H, N) = (1, 1, 1, 16), {what}"
         with case(name):
-            check_against_float64(answer, _dw2_parts, dz2, x, *weights, name=name)
+            compare(answer, _dw2_parts, dz2, x, *weights, name=name)
     small = inputs((100, 7, 150, 3), torch.float32)
     expect_launches(lambda: answer(*small), exactly=1)
     expect_kernels_alone_calculate(lambda: answer(*small))
@@ -190,11 +190,11 @@ def check_residual_mlp(answer):
     name = "at (M, K, H) = (1, 1, 1), x = inf: NaN in hidden units that pad the tile"
     ones = [torch.ones_like(t) for t in inputs((1, 1, 1), torch.float32)]
     with case(name):
-        check_against_float64(answer, _residual, ones[0] * float("inf"), *ones[1:], name=name)
+        compare(answer, _residual, ones[0] * float("inf"), *ones[1:], name=name)
     # more hidden units than Triton takes in one tile with 64 columns; small whole numbers, whose sums are exact
     long = [t.sign() for t in inputs((1, 64, 16_400), torch.float32)]
     with case("at (M, K, H) = (1, 64, 16400)"):
-        check_against_float64(answer, _residual, *long, name="at (M, K, H) = (1, 64, 16400)")
+        compare(answer, _residual, *long, name="at (M, K, H) = (1, 64, 16400)")
     small = inputs((37, 24, 50), torch.float32)
     expect_launches(lambda: answer(*small), exactly=1)
     many = inputs((37, 24, 300), torch.float32)

@@ -11,9 +11,11 @@ from lib.exercises import (
     expect,
     expect_launches,
     expect_op,
+    left_alone,
+    plain,
     too_many_or_few,
 )
-from lib.exercises.watch import expect_float32_products
+from lib.exercises.watch import expect_float32_products, expect_no_pass
 from lib.nogpu.memory import count_traffic
 
 import torch
@@ -39,7 +41,7 @@ def check_count_tiles(answer):
     for n, block_m, block_n in sizes:
         at = f"n = {n}, tiles of {block_m} × {block_n}"
         with case(at):
-            got = attempted(answer(n, block_m, block_n))
+            got = plain(attempted(answer(n, block_m, block_n)))
         expect(
             isinstance(got, (tuple, list)) and len(got) == 2,
             f"{at}: should be two numbers, got {got!r}",
@@ -81,13 +83,15 @@ def check_join(answer):
         v = torch.randn(2, n_a + n_b, 4, generator=generator, dtype=torch.float64)
         scores, v = scores.to(machine.device()), v.to(machine.device())
         parts = [_finished(scores[..., :n_a], v[:, :n_a]), _finished(scores[..., n_a:], v[:, n_a:])]
-        with case(what):
-            got = attempted(answer(*parts[0], *parts[1]))
+        names = dict(zip(("o_a", "lse_a", "o_b", "lse_b"), (*parts[0], *parts[1])))
+        with case(what), left_alone(what, **names):
+            got = attempted(answer(*names.values()))
         expect(
             isinstance(got, (tuple, list)) and len(got) == 2, "should return two tensors, o and lse"
         )
         for name, g, want in zip(("o", "lse"), got, _finished(scores, v)):
             expect(isinstance(g, torch.Tensor), f"{what}: {name} is no tensor")
+            expect(g.dtype == want.dtype, f"{what}: {name} is {g.dtype}, should be {want.dtype}")
             same = g.shape == want.shape and torch.allclose(g, want, rtol=1e-9, atol=1e-12)
             off = None
             if g.shape == want.shape:
@@ -120,8 +124,10 @@ def check_capped_dq(answer):
         leaf = q.clone().requires_grad_()
         (want,) = torch.autograd.grad(_capped(leaf, k, v, cap)[0], leaf, do)
         at = f"S = {s}, D = {d}, cap = {cap:g}"
-        with case(at), torch.inference_mode():
-            got = attempted(answer(q, k, v, *_capped(q, k, v, cap), do, cap))
+        o, lse = _capped(q, k, v, cap)
+        given = left_alone(at, q=q, k=k, v=v, o=o, lse=lse, do=do)
+        with case(at), given, torch.inference_mode():
+            got = attempted(answer(q, k, v, o, lse, do, cap))
         expect(
             isinstance(got, torch.Tensor) and got.shape == want.shape,
             f"{at}: should be a tensor of shape {tuple(want.shape)}",
@@ -158,16 +164,37 @@ def check_window_attention(answer):
             shapes=[(h, s, d) for h, s, d in shapes],
             dtypes=(torch.float32, torch.bfloat16),
         )
+
+    def large(shape, dtype):
+        q, k, v = inputs(shape, dtype)
+        return 100 * q, k, v
+
+    expect_op(
+        lambda *t: answer(*t, 5),
+        lambda *t: _window(*t, 5),
+        large,
+        shapes=((2, 33, 16),),
+        dtypes=(torch.float32,),
+        what=", scores of hundreds, whose exponentials overflow",
+    )
     q, k, v = inputs((1, 256, 16), torch.float32)
     expect_launches(lambda: answer(q, k, v, 40), exactly=1)
     expect_float32_products(lambda: answer(q, k, v, 40))
-    traffic = count_traffic(lambda: answer(q, k, v, 40))
-    # per 32 queries: the tiles from the first one's first key to the last one's last
-    tiles = sum(i // 32 - max(0, i - 40) // 32 + 1 for i in range(0, 256, 32))
+    scores = 256 * 256 * q.itemsize
+    expect_no_pass(lambda: answer(q, k, v, 40), scores, "at (H, S, D) = (1, 256, 16)")
+    for left in (0, 31, 32, 40, 64, 95):
+        _expect_visible_tiles(answer, q, k, v, left)
+
+
+def _expect_visible_tiles(answer, q, k, v, left):
+    """Wrong unless each 32 queries load the tiles from the first one's first key to the last one's last."""
+    traffic = count_traffic(lambda: answer(q, k, v, left))
+    n_rows = q.shape[1]
+    tiles = sum(i // 32 - max(0, i - left) // 32 + 1 for i in range(0, n_rows, 32))
     loaded = sum(a.loaded for a in traffic.by_argument.values())
-    least = q.nbytes + 2 * tiles * 32 * 16 * 4
+    least = q.nbytes + 2 * tiles * 32 * q.shape[2] * q.itemsize
     expect(
         loaded <= least,
-        f"H = 1, S = 256, D = 16, left = 40: it loads {loaded} bytes; q and the {tiles} tiles of k and of v "
-        f"with a visible key are {least}",
+        f"H = 1, S = {n_rows}, D = {q.shape[2]}, left = {left}: it loads {loaded} bytes; q and the {tiles} "
+        f"tiles of k and of v with a visible key are {least}",
     )

@@ -56,6 +56,7 @@ _POOLED = (
     ("(2, 4), k = 2", torch.randn(2, 4), 2),
     ("(5, 7), k = 3", torch.randn(5, 7), 3),
     ("(5, 8) in bfloat16, k = 4", torch.randn(5, 8).bfloat16(), 4),
+    ("(3, 6) of int64, k = 4", torch.arange(18).view(3, 6), 4),
     ("a transposed (9, 6), k = 4", torch.randn(6, 9).t(), 4),
     ("(3, 5), k = 8", torch.randn(3, 5), 8),
 )
@@ -70,10 +71,10 @@ def check_fake(answer):
     for at, x, k in _POOLED:
         with case(at), FakeTensorMode() as mode:
             fake = attempted(answer(mode.from_tensor(x), k))
+        expect(isinstance(fake, torch.Tensor), f"{at}: has to give a tensor, got {fake!r}")
         with case(at), FakeTensorMode(shape_env=ShapeEnv()) as mode:  # sizes are symbols here
             sizes = answer(mode.from_tensor(x), k).shape
         real = _row_max_pool(x, k)
-        expect(isinstance(fake, torch.Tensor), f"{at}: has to give a tensor, got {fake!r}")
         expect(
             _metadata(fake) == _metadata(real),
             f"{at}: says {_metadata(fake)}; the op gives {_metadata(real)}",
@@ -183,6 +184,7 @@ def check_clip(answer):
         ("[3, 4], limit 1", torch.tensor([3.0, 4.0]), 1.0),
         ("[0.1, 0.2], limit 1", torch.tensor([0.1, 0.2]), 1.0),
         ("[3, 4], limit 0.5", torch.tensor([3.0, 4.0]), 0.5),
+        ("zeros, limit 1", torch.zeros(3), 1.0),
         ("(3, 5), limit 2", torch.randn(3, 5) + 1, 2.0),
         ("a transposed (5, 3), limit 2", torch.randn(3, 5).t() + 1, 2.0),
     ):

@@ -2,7 +2,16 @@
 
 from lib import machine
 from lib.dlrm import model as dlrm
-from lib.exercises import Wrong, attempted, case, exercise, expect, expect_number, first_numbers
+from lib.exercises import (
+    Wrong,
+    attempted,
+    case,
+    exercise,
+    expect,
+    expect_module_class,
+    expect_number,
+    first_numbers,
+)
 from lib.nogpu.memory import count_traffic
 from lib.ops.embedding_hash import embedding_hash_triton
 from lib.ops.interaction import interaction_triton
@@ -152,8 +161,7 @@ def _expect_refused(what, answer, num_rows, state):
 
 @exercise("51.3", "Load the old checkpoint", minutes=20, level=3)
 def _(answer):
-    is_class = isinstance(answer, type) and issubclass(answer, torch.nn.Module)
-    expect(is_class, "give the class, a torch.nn.Module; the checker makes modules of it")
+    expect_module_class(answer)
     for num_rows in ((3,), (3, 2), (1, 5, 1, 4), tuple(range(2, 14))):
         arch, at = _arch(num_rows), f"tables of {num_rows} rows"
         attempted(answer(num_rows, _DIM)(torch.zeros(1, len(num_rows), dtype=torch.int64)))

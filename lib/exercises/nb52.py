@@ -4,7 +4,7 @@ import copy
 from types import SimpleNamespace
 
 from lib import machine
-from lib.exercises import Wrong, attempted, case, exercise, expect, too_many_or_few
+from lib.exercises import Wrong, a_number, attempted, case, exercise, expect, too_many_or_few
 from lib.measure.check import CheckError, check_against_float64
 from lib.nogpu.memory import count_traffic
 
@@ -40,9 +40,7 @@ def check_bytes_saved(answer):
         for M, N, s in ((1, 1, 2), (2, 3, 4), (16384, 4096, 2)):
             at = f"M = {M}, N = {N}, s = {s}, training={training}, h_goes_on={h_goes_on}"
             with case(at):
-                got = attempted(answer(M, N, s, training, h_goes_on))
-            is_number = isinstance(got, (int, float)) and not isinstance(got, bool)
-            expect(is_number, f"{at}: should be a number of bytes, got {type(got).__name__}")
+                got = a_number(answer(M, N, s, training, h_goes_on), f"{at}, bytes")
             want = _passes_saved(training, h_goes_on) * M * N * s
             expect(got == want, f"{at}: {got:g} bytes are {too_many_or_few(got, want)}; {hint}")
 

@@ -3,7 +3,8 @@
 import threading
 
 from lib.dlrm import sharded
-from lib.exercises import Wrong, attempted, case, exercise, expect, plural
+from lib.exercises import Wrong, attempted, case, exercise, expect, plain, plural
+from lib.exercises.limits import stopped
 
 import torch
 
@@ -15,9 +16,11 @@ def check_owner(answer):
     for n_rows, world in ((8, 2), (7, 2), (10, 4), (3, 5), (1, 1), (1000, 7)):
         at = f"{n_rows} rows on {world} ranks"
         with case(at):
-            places = [attempted(answer(row, n_rows, world)) for row in range(n_rows)]
+            places = [plain(attempted(answer(row, n_rows, world))) for row in range(n_rows)]
         pairs = all(isinstance(p, (tuple, list)) and len(p) == 2 for p in places)
         expect(pairs, f"{at}: give (rank, row on that rank), got {places[0]!r}")
+        whole = all(type(n) is int for place in places for n in place)
+        expect(whole, f"{at}: give two whole numbers, got {places[0]!r}")
         expect(len(set(map(tuple, places))) == n_rows, f"{at}: two rows have one place")
         held = [sorted(row for rank, row in places if rank == r) for r in range(world)]
         out = [rank for rank, _ in places if not 0 <= rank < world]
@@ -99,15 +102,17 @@ class _Ranks:
                 self.errors.append(
                     Wrong(f"{self.at}: rank {rank} waits in exchange for one that does not call")
                 )
-            except Exception as error:
+            except BaseException as error:  # SystemExit, too, which would end the thread in silence
                 self.errors.insert(0, error)
                 self.barrier.abort()
 
         threads = [threading.Thread(target=body, args=(r,)) for r in range(self.world_size)]
         for thread in threads:
+            thread.daemon = True  # one that never ends must not keep Python from ending
             thread.start()
-        for thread in threads:
-            thread.join()
+        with stopped(threads):
+            for thread in threads:
+                thread.join()
         if self.errors:
             raise self.errors[0]
         return results
@@ -137,6 +142,7 @@ def _expect_lookup(answer, world_size, n_rows, asked, at):
         shape = tuple(y.shape) if isinstance(y, torch.Tensor) else type(y).__name__
         right = shape == (len(rows), 3)
         expect(right, f"{at}: rank {rank} should return {(len(rows), 3)}, got {shape}")
+        expect(y.dtype == table.dtype, f"{at}: rank {rank} returns {y.dtype}, not {table.dtype}")
         right = torch.equal(y, table[rows])
         expect(right, f"{at}: rank {rank} got other rows, or in another order")
     calls = len(ranks.sent)

@@ -1,10 +1,12 @@
 """What checkers watch while an answer runs: arithmetic in PyTorch, precision, passes over memory, races."""
 
 import contextlib
+import re
 from unittest import mock
 
 from lib import profiling
 from lib.exercises import Wrong, expect
+from lib.nogpu.compile_only import compile_for, signature_of
 from lib.nogpu.interpreter import interpreted_launches
 from lib.nogpu.races import in_order, races
 
@@ -59,8 +61,43 @@ def expect_float32_products(launch):
     )
 
 
+@contextlib.contextmanager
+def _recorded_launches():
+    """A list that receives (kernel, arguments, options) of each launch inside."""
+    seen, run = [], upstream.InterpretedFunction.run
+
+    def recorded(self, *args, grid, warmup, **options):
+        seen.append((self, args, options))
+        return run(self, *args, grid=grid, warmup=warmup, **options)
+
+    patch = mock.patch.object(upstream.InterpretedFunction, "run", recorded)
+    with patch, interpreted_launches():
+        yield seen
+
+
+def expect_no_float64_tiles(launch, at):
+    """Wrong if a kernel of `launch()` computes tiles in float64 where a Python float comes as one.
+
+    That is how compiled code passes it. The interpreter takes it for float32, so the kernels are compiled.
+    """
+    with _recorded_launches() as launches:
+        launch()
+    for kernel, args, options in launches:
+        signature = signature_of(kernel, *args, **options)
+        floats = [name for name, kind in signature.types.items() if kind == "fp32"]
+        types = signature.types | dict.fromkeys(floats, "fp64")
+        compiled = compile_for(kernel, signature._replace(types=types))
+        expect(
+            not re.search(r"tensor<[^>]*f64", compiled.ttir),
+            f"{at}: where {' or '.join(floats)} comes as float64, as in compiled code, "
+            f"{kernel.__name__} computes tiles in float64; cast it with tl.cast(…, tl.float32)",
+        )
+
+
 # Ops that make tensors and move nothing, the interpreter's own among them.
 _MOVES_NOTHING = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "set_"}
+
+FILLS = ("zeros", "zeros_like", "zero_", "full", "full_like", "fill_", "new_zeros")
 
 
 def expect_no_pass(launch, n_bytes, at, but=()):

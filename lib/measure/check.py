@@ -39,6 +39,10 @@ class CheckError(AssertionError):
     """A version differs from the float64 definition by more than the rules allow."""
 
 
+class Changed(CheckError):
+    """A version wrote into a tensor that it was given."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Check:
     """What was compared: the largest errors against float64, of the version and of eager.
@@ -73,10 +77,14 @@ def check_against_float64(version, eager, *inputs, gradients=True, slack=1e-6, n
     got = _run(name, version, [_fresh(i) for i in inputs], gradients, incoming)
     for k, (old, new) in enumerate(zip(before, inputs)):
         if isinstance(old, torch.Tensor) and not _same(old, new):
-            raise CheckError(f"{name} changed its input {k}")
+            raise Changed(f"{name} changed its input {k}")
     n_outputs, n_eager = (sum(label.startswith("output") for label in r) for r in (got, want))
     if n_outputs != n_eager:
         raise CheckError(f"{name}: number of outputs is {n_outputs}, should be {n_eager}")
+    if got.keys() & {"output"} != want.keys() & {"output"}:
+        one, several = "a tensor", "a tuple"
+        should, does = (one, several) if "output" in want else (several, one)
+        raise CheckError(f"{name}: should return {should}, returns {does}")
     errors = []
     for label in [*want, *(extra for extra in got if extra not in want)]:
         if label not in got or label not in want:
@@ -107,10 +115,15 @@ def _run(name, fn, inputs, gradients, incoming):
     """{'output': …, 'gradient of input 0': …} of fn(*inputs)."""
     result = fn(*inputs)
     outputs = list(result) if isinstance(result, (tuple, list)) else [result]
-    results = {f"output {k}" if len(outputs) > 1 else "output": o for k, o in enumerate(outputs)}
+    results = {f"output {k}": o for k, o in enumerate(outputs)}
+    if not isinstance(result, (tuple, list)):
+        results = {"output": result}
     for label, o in results.items():
         if not isinstance(o, torch.Tensor):
             raise CheckError(f"{name}: {label} must be a tensor, got {type(o).__name__}")
+        if o.is_meta or o.layout != torch.strided:
+            kind = "on the device meta, without numbers" if o.is_meta else f"of layout {o.layout}"
+            raise CheckError(f"{name}: {label} is {kind}; it must be an ordinary tensor")
     leaves = {
         f"gradient of input {k}": i
         for k, i in enumerate(inputs)
@@ -122,7 +135,7 @@ def _run(name, fn, inputs, gradients, incoming):
                 like = torch.randn_like(o, memory_format=torch.contiguous_format)
                 incoming.setdefault(k, like.detach())
         dys = {
-            k: dy.to(outputs[k].device, outputs[k].dtype)
+            k: dy.to(outputs[k].device, outputs[k].dtype, copy=True)
             for k, dy in incoming.items()
             if k < len(outputs)
         }
@@ -139,12 +152,19 @@ def _gradients(name, outputs, leaves, dys):
     if not attached:
         why = "it was computed under no_grad or detached, or its kernel has no backward pass"
         raise CheckError(f"{name}: the output has no gradient; {why}")
+    before = {k: dys[k].clone() for k in attached}
     grads = torch.autograd.grad(
         [outputs[k] for k in attached],
         list(leaves.values()),
         [dys[k] for k in attached],
         allow_unused=True,
     )
+    for k in attached:
+        if not torch.equal(dys[k], before[k]):
+            of = "the output" if len(outputs) == 1 else f"output {k}"
+            raise Changed(
+                f"{name}: the backward pass changed the gradient of {of} that it was given"
+            )
     return {label: g for label, g in zip(leaves, grads) if g is not None}
 
 

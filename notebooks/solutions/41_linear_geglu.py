@@ -71,7 +71,8 @@ def reglu_backward_kernel(
     dy = dy.to(tl.float32)
     x1 = tl.load(h_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
     x2 = tl.load(h_ptr + n_hidden + offsets, mask=mask, other=0.0).to(tl.float32)
-    dx1, dx2 = tl.where(x2 > 0, dy * x2, 0.0), tl.where(x2 > 0, dy * x1, 0.0)
+    # x2 <= 0, which a NaN is not: it stays, as in PyTorch
+    dx1, dx2 = dy * tl.where(x2 <= 0, 0.0, x2), tl.where(x2 <= 0, 0.0, dy * x1)
     tl.store(dh_ptr + offsets, dx1, mask=mask)
     tl.store(dh_ptr + n_hidden + offsets, dx2, mask=mask)
     sums = partial_ptr + tl.program_id(0) * 2 * n_hidden + cols

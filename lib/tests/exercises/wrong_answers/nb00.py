@@ -1,5 +1,7 @@
 """Plausible wrong answers to the exercises of notebook 00, named <answer>__<why>: each must be rejected."""
 
+from lib.tests.exercises.wrong_answers import beside_an_empty_kernel
+
 import torch
 import triton
 import triton.language as tl
@@ -75,3 +77,25 @@ def silu__sigmoid_only(x):
 
 def silu__eager(x):
     return torch.nn.functional.silu(x)
+
+
+@triton.jit
+def _rounds_sigmoid_kernel(x_ptr, y_ptr, n_elements, BLOCK_SIZE: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
+    x = tl.load(x_ptr + offsets, mask=offsets < n_elements)
+    gate = tl.sigmoid(x.to(tl.float32)).to(x.dtype)
+    tl.store(y_ptr + offsets, x * gate, mask=offsets < n_elements)
+
+
+def silu__rounds_the_sigmoid_too(x):
+    y = torch.empty_like(x)
+    _rounds_sigmoid_kernel[(triton.cdiv(x.numel(), 1024),)](x, y, x.numel(), BLOCK_SIZE=1024)
+    return y
+
+
+silu__eager_beside_an_empty_kernel = beside_an_empty_kernel(torch.nn.functional.silu)
+
+
+def silu__two_dimensions_at_most(x):
+    m, n = x.shape if x.dim() > 1 else (1, len(x))
+    return silu__rounds_the_sigmoid_too(x) if m * n == x.numel() else x

@@ -29,6 +29,26 @@ def really_faster__does_not_sort(a_us, b_us):
     return enough and b_us[len(b_us) * 8 // 10] < a_us[len(a_us) * 2 // 10]
 
 
+def _b_is_below_a(a_us, b_us):
+    return statistics.quantiles(b_us, n=5)[3] < statistics.quantiles(a_us, n=5)[0]
+
+
+def really_faster__counts_the_runs_of_a_alone(a_us, b_us):
+    return len(a_us) >= 10 and _b_is_below_a(a_us, b_us)
+
+
+def really_faster__counts_the_runs_of_b_alone(a_us, b_us):
+    return len(b_us) >= 10 and _b_is_below_a(a_us, b_us)
+
+
+def really_faster__counts_the_runs_of_both_together(a_us, b_us):
+    return len(a_us) + len(b_us) >= 20 and _b_is_below_a(a_us, b_us)
+
+
+def really_faster__nine_runs_are_enough(a_us, b_us):
+    return min(len(a_us), len(b_us)) >= 9 and _b_is_below_a(a_us, b_us)
+
+
 # --- 01.2 bandwidth_gbps
 
 _FEWEST = {

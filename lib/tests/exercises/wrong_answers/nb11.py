@@ -202,3 +202,24 @@ class OnDevice__no_clamp(nn.Module):
 
     def forward(self, dense):
         return (dense - self.mean) / self.deviation
+
+
+def sgd_step__in_place(parameters, gradients, lr):
+    for p, new in zip(parameters, _right.sgd_step(parameters, gradients, lr)):
+        p.copy_(new)
+    return list(parameters)
+
+
+def sgd_step__overwrites_gradients(parameters, gradients, lr):
+    ok = torch.stack([g.isfinite().all() for g in gradients]).all()
+    return [torch.where(ok, p - g.mul_(lr), p) for p, g in zip(parameters, gradients)]
+
+
+def sgd_step__asks_the_sum(parameters, gradients, lr):
+    ok = sum(g.sum() for g in gradients).isfinite()
+    return [torch.where(ok, p - lr * g, p) for p, g in zip(parameters, gradients)]
+
+
+class OnDevice__drops_nan(_right.OnDevice):
+    def forward(self, dense):
+        return super().forward(dense.nan_to_num(nan=0.0))

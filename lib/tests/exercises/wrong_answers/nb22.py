@@ -125,3 +125,7 @@ fitting__eight_warps = compile_for(**_matmul, num_warps=8)
 fitting__a_smaller_tile = compile_for(**_matmul, constexprs=_tile(128, 128), num_warps=16)
 fitting__another_gpu = compile_for(**_matmul | {"arch": 80}, num_warps=16)
 fitting__only_the_numbers = (128, 256, 16)
+float_kernel__one_thread_block = _right.float_kernel.replace(
+    "int64_t(blockIdx.x) * blockDim.x + ", ""
+)
+float_kernel__no_bounds_check = _right.float_kernel.replace("if (i >= n) return;", "")

@@ -1,6 +1,6 @@
 """Plausible wrong answers to the exercises of notebook 23, named <answer>__<why>: each must be rejected."""
 
-from lib.tests.exercises.wrong_answers import solution
+from lib.tests.exercises.wrong_answers import beside_an_empty_kernel, solution, without_other
 
 import torch
 import triton
@@ -32,19 +32,35 @@ def row_range__padding_of_minus_infinity(x):
 
 
 @triton.jit
-def _large_numbers_kernel(x_ptr, y_ptr, n_cols, BLOCK_SIZE: tl.constexpr):
+def _large_numbers_kernel(x_ptr, y_ptr, n_cols, LARGE: tl.constexpr, BLOCK_SIZE: tl.constexpr):
     row, cols = tl.program_id(0), tl.arange(0, BLOCK_SIZE)
     mask, x_ptrs = cols < n_cols, x_ptr + row * n_cols + cols
-    largest = tl.max(tl.load(x_ptrs, mask=mask, other=-100.0), axis=0)
-    smallest = tl.min(tl.load(x_ptrs, mask=mask, other=100.0), axis=0)
+    largest = tl.max(tl.load(x_ptrs, mask=mask, other=-LARGE), axis=0)
+    smallest = tl.min(tl.load(x_ptrs, mask=mask, other=LARGE), axis=0)
     tl.store(y_ptr + row, largest - smallest)
 
 
-def row_range__a_large_number_for_infinity(x):
+def _row_range_with(x, large):
     y = torch.empty(x.shape[0], device=x.device)
     size = triton.next_power_of_2(x.shape[1])
-    _large_numbers_kernel[(x.shape[0],)](x, y, x.shape[1], BLOCK_SIZE=size)
+    _large_numbers_kernel[(x.shape[0],)](x, y, x.shape[1], LARGE=large, BLOCK_SIZE=size)
     return y
+
+
+def row_range__100_for_infinity(x):
+    return _row_range_with(x, 100.0)
+
+
+def row_range__1000_for_infinity(x):
+    return _row_range_with(x, 1000.0)
+
+
+def row_range__1e9_for_infinity(x):
+    return _row_range_with(x, 1e9)
+
+
+def row_range__the_largest_number_for_infinity(x):
+    return _row_range_with(x, torch.finfo(torch.float32).max)
 
 
 def row_range__eager(x):
@@ -134,3 +150,8 @@ def column_sum__first_rows_only(x):
 
 def column_sum__eager(x):
     return x.sum(0)
+
+
+row_range__eager_beside_an_empty_kernel = beside_an_empty_kernel(row_range__eager)
+column_sum__eager_beside_an_empty_kernel = beside_an_empty_kernel(lambda x: x.sum(0))
+column_sum__undefined_lanes = without_other("23_interpreter_is_not_a_gpu").column_sum

@@ -2,7 +2,7 @@
 
 import re
 
-from lib.tests.exercises.wrong_answers import solution
+from lib.tests.exercises.wrong_answers import solution, without_other
 
 import torch
 import triton
@@ -186,3 +186,12 @@ build__not_declared = _build("", "", declaration="")
 
 def build__without_cuda(load_inline):
     return torch.ops.aten
+
+
+bias_gradient__undefined_lanes = without_other("30_add_relu").bias_gradient
+
+
+def bias_gradient__overwrites_dy(dy, y):
+    dbias = _right.bias_gradient(dy, y)
+    dy.zero_()
+    return dbias

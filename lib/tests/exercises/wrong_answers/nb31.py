@@ -1,6 +1,10 @@
 """Plausible wrong answers to the exercises of notebook 31, named <answer>__<why>: each must be rejected."""
 
-from lib.tests.exercises.wrong_answers import solution
+from lib.tests.exercises.wrong_answers import (
+    beside_an_empty_kernel,
+    solution,
+    transposed_taken_as_contiguous,
+)
 
 import torch
 import torch.nn.functional as F
@@ -134,3 +138,25 @@ vector_source__one_element_a_thread = _right.vector_source.replace("float4", "ve
 vector_source__as_many_threads_as_elements = _right.vector_source.replace(
     "(n + 4 * threads - 1) / (4 * threads)", "(n + threads - 1) / threads"
 )
+
+
+safe_tanh__eager_beside_an_empty_kernel = beside_an_empty_kernel(torch.tanh)
+
+
+class _EagerBeside(torch.autograd.Function):
+    @staticmethod
+    @beside_an_empty_kernel
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return torch.nn.functional.silu(x)
+
+    @staticmethod
+    @beside_an_empty_kernel
+    def backward(ctx, dy):
+        x = ctx.saved_tensors[0].double()
+        s = torch.sigmoid(x)
+        return (dy * s * (1 + x * (1 - s))).to(dy.dtype)
+
+
+silu__eager_beside_empty_kernels = _EagerBeside.apply
+silu__transposed_dy_as_contiguous = transposed_taken_as_contiguous(_right.silu)

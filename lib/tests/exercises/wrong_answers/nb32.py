@@ -1,6 +1,6 @@
 """Plausible wrong answers to the exercises of notebook 32, named <answer>__<why>: each must be rejected."""
 
-from lib.tests.exercises.wrong_answers import solution
+from lib.tests.exercises.wrong_answers import solution, without_other
 
 import torch
 import triton
@@ -292,3 +292,4 @@ loads_first_kernel__words_of_no_part_join_the_maximum = _loads_first(
 )
 loads_first_kernel__reads_no_row_alone = _loads_first("if not all_arrived:", "if False:")
 loads_first_kernel__one_part_only = _loads_first("(t * n_parts + part)", "(t * n_parts)")
+log_softmax_backward__undefined_lanes = without_other("32_softmax").log_softmax_backward

@@ -3,7 +3,7 @@
 import re
 
 from lib.recorded.results import ROOT
-from lib.tests.exercises.wrong_answers import solution
+from lib.tests.exercises.wrong_answers import solution, transposed_taken_as_contiguous
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +23,22 @@ def lora_leaky_relu__plain_relu(x, delta, bias, scale, slope):
 
 def lora_leaky_relu__scale_left_out(x, delta, bias, scale, slope):
     return _right.lora_leaky_relu(x, delta, bias, 1.0, slope)
+
+
+_CAST = "tl.cast(scale, tl.float32)"
+lora_leaky_relu__no_cast = solution(
+    "33_lora_epilogue", _CAST, "scale", "tl.cast(slope, tl.float32)", "slope"
+).lora_leaky_relu
+lora_leaky_relu__scale_alone_is_cast = solution(
+    "33_lora_epilogue", "tl.cast(slope, tl.float32)", "slope"
+).lora_leaky_relu
+lora_leaky_relu__cast_behind_the_product = solution(
+    "33_lora_epilogue", f"x + {_CAST} * delta", "x + (scale * delta).to(tl.float32)"
+).lora_leaky_relu
+lora_squared_relu__no_cast = solution("33_lora_epilogue", _CAST, "scale").lora_squared_relu
+lora_squared_relu__no_cast_backward = solution(
+    "33_lora_epilogue", f"{_CAST} * dx", "scale * dx"
+).lora_squared_relu
 
 
 @triton.jit
@@ -326,3 +342,8 @@ def lora_squared_relu__torch_scales_the_gradient(x, delta, bias, scale):
 
 def lora_squared_relu__not_squared(x, delta, bias, scale):
     return _right.lora_squared_relu(x, delta, bias, scale).sqrt()
+
+
+lora_squared_relu__transposed_dy_as_contiguous = transposed_taken_as_contiguous(
+    _right.lora_squared_relu
+)

@@ -301,3 +301,9 @@ drop_path__nan_of_branch_is_zero = solution(
     "y += tl.where(keep, branch * scale, 0.0)",
     "y += tl.where(branch == branch, branch, 0.0) * scale * keep",
 ).drop_path
+
+
+def keep_bits__moves_the_seed_on(n_elements, p, seed, block_size):
+    bits = solution("34_bias_gelu_dropout_add").keep_bits(n_elements, p, seed, block_size)
+    seed.add_(1)
+    return bits

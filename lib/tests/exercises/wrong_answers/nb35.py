@@ -1,7 +1,7 @@
 """Plausible wrong answers to the exercises of notebook 35, named <answer>__<why>: each must be rejected."""
 
 from lib.ops.rope import rope_tables, rope_triton
-from lib.tests.exercises.wrong_answers import solution
+from lib.tests.exercises.wrong_answers import solution, transposed_taken_as_contiguous
 
 import torch
 
@@ -156,3 +156,6 @@ class _Twice(_right.Rotate2D):
 
 def rope_2d__two_launches_backward(x, cos, sin):
     return _Twice.apply(x, cos, sin)
+
+
+rope_2d__transposed_dy_as_contiguous = transposed_taken_as_contiguous(solution("35_rope").rope_2d)

@@ -1,6 +1,6 @@
 """Plausible wrong answers to the exercises of notebook 40, named <answer>__<why>: each must be rejected."""
 
-from lib.tests.exercises.wrong_answers import solution
+from lib.tests.exercises.wrong_answers import solution, transposed_taken_as_contiguous
 
 import torch
 import triton
@@ -307,3 +307,4 @@ cosine_similarity__lengths_summed_in_x_s_dtype = solution(
     "x_squares += tl.sum(x_wide * x_wide, axis=1)",
     "x_squares = (x_squares + tl.sum(x_wide * x_wide, axis=1)).to(x.dtype).to(tl.float32)",
 ).cosine_similarity
+batched__transposed_dy_as_contiguous = transposed_taken_as_contiguous(solution("40_matmul").batched)

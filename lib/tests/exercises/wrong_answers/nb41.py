@@ -1,6 +1,6 @@
 """Plausible wrong answers to the exercises of notebook 41, named <answer>__<why>: each must be rejected."""
 
-from lib.tests.exercises.wrong_answers import solution
+from lib.tests.exercises.wrong_answers import solution, without_other
 
 import torch
 import torch.nn.functional as F
@@ -215,6 +215,30 @@ def reglu_backward__halves_exchanged(dy, h):
     return dh.roll(h.shape[1] // 2, 1), db.roll(h.shape[1] // 2)
 
 
+_MASKED = "tl.where(x2 <= 0, 0.0, dy * x1)"
+reglu_backward__a_mask_times_dy = solution(
+    "41_linear_geglu", _MASKED, "dy * x1 * (x2 > 0).to(tl.float32)"
+).reglu_backward
+reglu_backward__nan_taken_for_a_slope_of_0 = solution(
+    "41_linear_geglu", _MASKED, "tl.where(x2 > 0, dy * x1, 0.0)"
+).reglu_backward
+reglu_backward__relu_drops_nan = solution(
+    "41_linear_geglu", "tl.where(x2 <= 0, 0.0, x2)", "tl.where(x2 > 0, x2, 0.0)"
+).reglu_backward
+linear_swiglu__rounds_the_sum_before_the_bias = solution(
+    "41_linear_geglu",
+    "x1, x2 = total1 + bias1[None, :], total2 + bias2[None, :]",
+    "x1 = total1.to(x.dtype).to(tl.float32) + bias1[None, :]\n"
+    "    x2 = total2.to(x.dtype).to(tl.float32) + bias2[None, :]",
+).linear_swiglu
+linear_swiglu__adds_the_bias_in_16_bits = solution(
+    "41_linear_geglu",
+    "x1, x2 = total1 + bias1[None, :], total2 + bias2[None, :]",
+    "x1 = (total1.to(x.dtype) + bias1[None, :].to(x.dtype)).to(tl.float32)\n"
+    "    x2 = (total2.to(x.dtype) + bias2[None, :].to(x.dtype)).to(tl.float32)",
+).linear_swiglu
+
+
 reglu_backward__tiles_race_for_db = solution(
     "41_linear_geglu",
     "partial_ptr + tl.program_id(0) * 2 * n_hidden + cols", "partial_ptr + cols",
@@ -236,3 +260,8 @@ def reglu_backward__eager(dy, h):
     x1, x2 = h.chunk(2, dim=-1)
     dh = torch.cat([dy * torch.relu(x2), torch.where(x2 > 0, dy * x1, 0)], dim=-1)
     return dh, dh.sum(0)
+
+
+_undefined = without_other("41_linear_geglu")
+linear_swiglu__undefined_lanes = _undefined.linear_swiglu
+reglu_backward__undefined_lanes = _undefined.reglu_backward

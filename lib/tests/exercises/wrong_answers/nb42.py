@@ -1,6 +1,6 @@
 """Plausible wrong answers to the exercises of notebook 42, named <answer>__<why>: each must be rejected."""
 
-from lib.tests.exercises.wrong_answers import solution
+from lib.tests.exercises.wrong_answers import solution, without_other
 
 import torch
 import torch.nn.functional as F
@@ -308,3 +308,27 @@ def lora_many__a_copy_of_a_and_b_for_each_group(x, weight, lora_a, lora_b, bias,
     each = adapter.long()
     groups = torch.arange(len(adapter), dtype=torch.int32, device=x.device)
     return _right.lora_many(x, weight, lora_a[each], lora_b[each], bias, groups, scale)
+
+
+_undefined = without_other("42_lora")
+dz_and_du__undefined_lanes = _undefined.dz_and_du
+lora_many__undefined_lanes = _undefined.lora_many
+dz_and_du__a_mask_times_dy = solution(
+    "42_lora", "tl.where(y <= 0, 0.0, dy).to(dy.dtype)", "dy * (1 - (y <= 0).to(dy.dtype))"
+).dz_and_du
+
+
+class _UpdateInFloat32(torch.nn.Module):
+    def __init__(self, linear, rank, alpha):
+        super().__init__()
+        self.linear, self.scale = linear.requires_grad_(False), alpha / rank
+        new = linear.weight.new_zeros
+        self.a = torch.nn.Parameter(new(rank, linear.in_features).normal_())
+        self.b = torch.nn.Parameter(new(linear.out_features, rank))
+
+    def forward(self, x):
+        update = (x.float() @ self.a.float().T) @ self.b.float().T
+        return torch.relu(self.linear(x) + self.scale * update)
+
+
+add_lora__update_in_float32 = _UpdateInFloat32

@@ -1,6 +1,6 @@
 """Plausible wrong answers to the exercises of notebook 45, named <answer>__<why>: each must be rejected."""
 
-from lib.tests.exercises.wrong_answers import solution
+from lib.tests.exercises.wrong_answers import beside_an_empty_kernel, solution, without_other
 
 import torch
 
@@ -158,4 +158,38 @@ window_attention__o_not_rescaled = solution(
 ).window_attention
 window_attention__tf32 = solution(
     "45_attention", 'input_precision="ieee"', 'input_precision="tf32"'
+).window_attention
+window_attention__a_hidden_tile_where_left_is_a_multiple_of_32 = solution(
+    "45_attention",
+    "tl.maximum(tl.program_id(0) * BLOCK_M - left, 0) // BLOCK_N * BLOCK_N",
+    "tl.maximum(tl.program_id(0) * BLOCK_M - left - 1, 0) // BLOCK_N * BLOCK_N",
+).window_attention
+window_attention__undefined_lanes = without_other("45_attention").window_attention
+
+
+@beside_an_empty_kernel
+def window_attention__eager_beside_an_empty_kernel(q, k, v, left):
+    rows = torch.arange(q.shape[1], device=q.device)[:, None]
+    seen = (rows >= rows.T) & (rows - left <= rows.T)
+    scores = q @ k.mT * q.shape[-1] ** -0.5
+    return torch.softmax(scores.masked_fill(~seen, -INF), -1) @ v
+
+
+def join__overwrites_o(o_a, lse_a, o_b, lse_b):
+    o, lse = _right.join(o_a, lse_a, o_b, lse_b)
+    return o_a.copy_(o), lse
+
+
+def join__in_float32(o_a, lse_a, o_b, lse_b):
+    return tuple(t.float() for t in _right.join(o_a, lse_a, o_b, lse_b))
+
+
+def capped_dq__overwrites_do(q, k, v, o, lse, do, cap):
+    dq = _right.capped_dq(q, k, v, o, lse, do, cap)
+    do.zero_()
+    return dq
+
+
+window_attention__no_maximum = solution(
+    "45_attention", "tl.maximum(top, tl.max(s, axis=1))", "tl.maximum(top, 0.0)"
 ).window_attention

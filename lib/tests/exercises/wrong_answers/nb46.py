@@ -1,6 +1,6 @@
 """Plausible wrong answers to the exercises of notebook 46, named <answer>__<why>: each must be rejected."""
 
-from lib.tests.exercises.wrong_answers import solution
+from lib.tests.exercises.wrong_answers import beside_an_empty_kernel, solution
 
 import torch
 import torch.nn.functional as F
@@ -51,6 +51,11 @@ def rows_of_chunk__one_step_always(budget, n_rows, n_cols, itemsize):
 
 def rows_of_chunk__a_float(budget, n_rows, n_cols, itemsize):
     return min(n_rows, max(128, budget / _rows(n_cols, itemsize) // 128 * 128)) * 1.0
+
+
+def rows_of_chunk__nothing_behind_the_last_row(budget, n_rows, n_cols, itemsize):
+    unused = _rows(n_cols, itemsize) - n_cols * itemsize
+    return min(n_rows, max(128, (budget + unused) // _rows(n_cols, itemsize) // 128 * 128))
 
 
 _SLOPE = "(1 - tanh * tanh)"
@@ -140,3 +145,16 @@ smoothed_loss__two_walks = solution(_NAME, "    s = tl.cast(", _SECOND_WALK).smo
 
 def smoothed_loss__by_pytorch(logits, labels, smoothing):
     return F.cross_entropy(logits.float(), labels, reduction="none", label_smoothing=smoothing)
+
+
+@beside_an_empty_kernel
+def smoothed_loss__eager_beside_an_empty_kernel(logits, labels, smoothing):
+    return F.cross_entropy(
+        logits.float(), labels, reduction="none", label_smoothing=float(smoothing)
+    )
+
+
+def dw_in_float16__overwrites_x(x, logits, labels):
+    dw = solution(_NAME).dw_in_float16(x, logits, labels)
+    x.zero_()
+    return dw

@@ -69,3 +69,11 @@ def lookup__waits_for_nobody(shard, asked, world_size, exchange):
     if len(asked) == 0:
         return shard[:0]
     return solution("53_scale_out").lookup(shard, asked, world_size, exchange)
+
+
+def owner__floats(row, n_rows, world_size):
+    return tuple(map(float, solution("53_scale_out").owner(row, n_rows, world_size)))
+
+
+def lookup__in_complex_numbers(shard, asked, world_size, exchange):
+    return solution("53_scale_out").lookup(shard, asked, world_size, exchange).to(torch.complex64)

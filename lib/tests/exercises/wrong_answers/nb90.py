@@ -4,7 +4,7 @@ import inspect
 
 from lib.measure.mutants import load
 from lib.ops.add_rms_norm import add_rms_norm_eager
-from lib.tests.exercises.wrong_answers import solution
+from lib.tests.exercises.wrong_answers import solution, without_other
 
 import torch
 
@@ -155,6 +155,18 @@ my_add_rms_norm__dweight_in_16_bits = _edited(
 )
 
 
+my_add_rms_norm__parts_of_dweight_in_16_bits = _both(
+    "partial = torch.empty(programs, n_cols, dtype=torch.float32",
+    "partial = torch.empty(programs, n_cols, dtype=h.dtype",
+)
+my_add_rms_norm__overwrites_dy = _edited(
+    (
+        "        return dx, dx, partial.sum(0)",
+        "        dy.zero_()\n        return dx, dx, partial.sum(0)",
+    ),
+)
+
+
 def _explain(old, new):
     return solution("90_capstone", old, new).explain
 
@@ -178,3 +190,12 @@ explain__memory_with_the_launches = _explain(
 
 def explain__names_alone(row, gbps, launch_us):
     return _right.explain(row, gbps, launch_us)[1]
+
+
+_undefined = without_other("90_capstone")
+my_forward__undefined_lanes = _undefined.my_forward
+my_add_rms_norm__undefined_lanes = _undefined.my_add_rms_norm
+
+_any_weight = solution("90_capstone", "weight.contiguous()", "weight")
+my_forward__weight_taken_as_contiguous = _any_weight.my_forward
+my_add_rms_norm__weight_taken_as_contiguous = _any_weight.my_add_rms_norm

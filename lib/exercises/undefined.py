@@ -1,0 +1,59 @@
+"""What a masked load without `other` gives: anything on a GPU, 0 in the interpreter, and infinities here."""
+
+import contextlib
+from unittest import mock
+
+from lib.measure.check import Changed, CheckError, check_against_float64
+from lib.nogpu.interpreter import interpreted_launches
+
+import numpy as np
+import triton
+import triton.language as tl
+from triton.runtime import interpreter as upstream
+
+SHOWN = (
+    "with tl.load(..., mask=...) of no `other`, what is masked off is undefined on a GPU, 0 only here: "
+    "pass an `other`, 0.0 where it enters a sum"
+)
+
+
+@contextlib.contextmanager
+def undefined_is_infinite():
+    """Masked loads of floats without `other` give inf and -inf in turn.
+
+    NaN would show less: a maximum leaves it out, and no comparison with it is true.
+    """
+    load = upstream.InterpreterBuilder.create_masked_load
+
+    def poisoned(self, pointers, mask, other, *rest):
+        dtype = pointers.get_element_ty()
+        if other is None and dtype.is_floating() and dtype.primitive_bitwidth >= 16:
+            positive, negative = np.inf, -np.inf
+            if dtype == tl.bfloat16:  # kept as uint16
+                positive, negative = 0x7F80, 0xFF80
+            other = np.full(pointers.data.shape, positive, upstream._get_np_dtype(dtype))
+            if other.ndim:
+                other[..., 1::2] = negative
+            other = upstream.TensorHandle(other, dtype)
+        return load(self, pointers, mask, other, *rest)
+
+    patch = mock.patch.object(upstream.InterpreterBuilder, "create_masked_load", poisoned)
+    with patch, interpreted_launches(), np.errstate(all="ignore"):
+        yield
+
+
+def compare(answer, eager, *inputs, name, **options):
+    """check_against_float64, and CheckError where the answer depends on what a masked load leaves undefined.
+
+    With a GPU the kernels run there, and what is undefined is what it happens to be.
+    """
+    if not triton.knobs.runtime.interpret:
+        return check_against_float64(answer, eager, *inputs, name=name, **options)
+    try:
+        with undefined_is_infinite():
+            return check_against_float64(answer, eager, *inputs, name=name, **options)
+    except Changed:  # it would be right in a second run, with what it left
+        raise
+    except CheckError:
+        check_against_float64(answer, eager, *inputs, name=name, **options)
+        raise CheckError(f"{name}: {SHOWN}") from None
