@@ -105,7 +105,7 @@ def load_cuda(
 
 
 def load_cuda_on_cpu(
-    source: str, functions: list[str], name="kernels", checked=False, verbose=False
+    source: str, functions: list[str], name="kernels", checked: bool | None = None, verbose=False
 ):
     """`load_cuda` for CPU tensors, with or without a GPU in the machine."""
     _require_functions(source, functions, name)

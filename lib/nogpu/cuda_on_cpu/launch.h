@@ -6,6 +6,7 @@ namespace cuda_on_cpu {
 
 CUDA_ON_CPU_RUNTIME static void give_turn_to(Thread* thread) {
   runtime.current = thread;
+  runtime.current_stack = Address(thread->fiber->stack);
   builtin.thread_index = coordinates(index_of(thread));
 }
 
@@ -34,7 +35,10 @@ CUDA_ON_CPU_RUNTIME static void fiber_main() {
 }
 
 CUDA_ON_CPU_RUNTIME static void start_block(std::uint32_t block) {
-  std::memset(runtime.arena, 0xff, runtime.arena_used);  // what the block before has used
+  if (runtime.arena_used) {  // by the block before
+    std::memset(runtime.arena, 0xff, runtime.arena_used);
+    forget_passed_ranges();
+  }
   runtime.block = block;
   builtin.block_index = block_coordinates(block);
   ++runtime.block_epoch;
@@ -43,7 +47,8 @@ CUDA_ON_CPU_RUNTIME static void start_block(std::uint32_t block) {
   runtime.arena_used = 0;
   runtime.shared_bytes = 0;
   runtime.shared_variables.clear();
-  for (Thread& thread : runtime.threads) {
+  for (unsigned k = 0; k < runtime.n_threads; ++k) {
+    Thread& thread = runtime.threads[k];
     thread.state = ThreadState::fresh;
     thread.spin_address = 0;
     thread.spin_count = 0;
@@ -72,7 +77,8 @@ CUDA_ON_CPU_RUNTIME static bool run_ready_threads() {
 // All threads wait. Warp intrinsics whose other lanes have exited since are completed.
 CUDA_ON_CPU_RUNTIME static bool complete_warp_calls() {
   bool completed = false;
-  for (Thread& thread : runtime.threads) {
+  for (unsigned k = 0; k < runtime.n_threads; ++k) {
+    Thread& thread = runtime.threads[k];
     if (thread.state == ThreadState::in_warp && complete_warp_call(&thread)) completed = true;
   }
   return completed;
@@ -81,7 +87,8 @@ CUDA_ON_CPU_RUNTIME static bool complete_warp_calls() {
 // All threads wait, and some in a warp intrinsic: it will never be complete.
 CUDA_ON_CPU_RUNTIME static bool warp_is_stuck() {
   const Thread *in_warp = nullptr, *at_barrier = nullptr;
-  for (const Thread& thread : runtime.threads) {
+  for (unsigned k = 0; k < runtime.n_threads; ++k) {
+    const Thread& thread = runtime.threads[k];
     if (thread.state == ThreadState::in_warp) in_warp = &thread;
     if (thread.state == ThreadState::at_barrier) at_barrier = &thread;
   }
@@ -100,7 +107,8 @@ CUDA_ON_CPU_RUNTIME static bool warp_is_stuck() {
 CUDA_ON_CPU_RUNTIME static void open_barrier() {
   const Thread* first = nullptr;
   runtime.barrier_votes = 0;
-  for (const Thread& thread : runtime.threads) {
+  for (unsigned k = 0; k < runtime.n_threads; ++k) {
+    const Thread& thread = runtime.threads[k];
     if (thread.state != ThreadState::at_barrier) continue;
     if (!first) first = &thread;
     if (thread.place.line != first->place.line) {
@@ -125,8 +133,9 @@ CUDA_ON_CPU_RUNTIME static void open_barrier() {
   }
 #endif
   ++runtime.barriers_passed;
-  for (Thread& thread : runtime.threads) {
-    if (thread.state == ThreadState::at_barrier) thread.state = ThreadState::ready;
+  for (unsigned k = 0; k < runtime.n_threads; ++k) {
+    ThreadState& state = runtime.threads[k].state;
+    if (state == ThreadState::at_barrier) state = ThreadState::ready;
   }
 }
 
@@ -142,12 +151,11 @@ CUDA_ON_CPU_RUNTIME static void run_block(std::uint32_t block) {
 // In which order the threads of a block get their turns: CUDA_ON_CPU_ORDER is `forward`, `reverse`
 // or a number, the seed of a random order. A correct kernel gives the same answer in each.
 CUDA_ON_CPU_RUNTIME static void set_thread_order() {
-  auto& order = runtime.order;
-  order.resize(runtime.n_threads);
+  unsigned* order = runtime.order;
   for (unsigned i = 0; i < runtime.n_threads; ++i) order[i] = i;
   const char* wish = getenv("CUDA_ON_CPU_ORDER");
   if (!wish) return;
-  if (!strcmp(wish, "reverse")) std::reverse(order.begin(), order.end());
+  if (!strcmp(wish, "reverse")) std::reverse(order, order + runtime.n_threads);
   std::uint64_t random = strtoull(wish, nullptr, 10);
   if (!random) return;
   for (unsigned i = runtime.n_threads - 1; i > 0; --i) {
@@ -195,7 +203,6 @@ CUDA_ON_CPU_RUNTIME static void run_grid(dim3 grid, dim3 block) {
   builtin.grid_size = grid;
   builtin.block_size = block;
   runtime.n_threads = block.x * block.y * block.z;
-  runtime.threads.resize(runtime.n_threads);
   set_thread_order();
   start_checking();
   std::uint64_t blocks = std::uint64_t(grid.x) * grid.y * grid.z;

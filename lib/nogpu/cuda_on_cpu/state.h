@@ -1,5 +1,6 @@
 // Everything the runtime remembers. One copy for each built source; the CPU thread that launches a
-// kernel holds `mutex` until the kernel has ended.
+// kernel holds `mutex` until the kernel has ended. What each thread or access needs stands in plain
+// arrays: in checked mode the functions of a std::vector are slow, because they are watched.
 #pragma once
 namespace cuda_on_cpu {
 
@@ -78,7 +79,7 @@ struct Runtime {
   void* arguments = nullptr;
   size_t dynamic_shared_bytes = 0;
   Address host_stack = 0;       // the arguments of the kernel lie near here
-  std::vector<unsigned> order;  // in which the threads of a block get their turns
+  unsigned order[kMaxThreads];  // in which the threads of a block get their turns
   Failure failure;
   void* last_access = nullptr;  // of the kernel to memory: the address behind the call (checked mode)
   cudaError_t last_error = cudaSuccess;
@@ -92,8 +93,9 @@ struct Runtime {
   std::uint32_t warp_syncs = 0;  // counts __syncwarp() calls, of all warps and launches
   unsigned turn = 0;             // index into order
   int barrier_votes = 0;         // __syncthreads_count
-  std::vector<Thread> threads;
+  Thread threads[kMaxThreads];
   Thread* current = nullptr;
+  Address current_stack = 0;  // where its local variables lie
 
   // Stacks.
   Fiber host;
@@ -122,7 +124,7 @@ struct InsideRuntime {
 };
 
 CUDA_ON_CPU_RUNTIME static unsigned index_of(const Thread* thread) {
-  return static_cast<unsigned>(thread - runtime.threads.data());
+  return static_cast<unsigned>(thread - runtime.threads);
 }
 CUDA_ON_CPU_RUNTIME static uint3 coordinates(unsigned thread_index) {
   return {thread_index % blockDim.x, thread_index / blockDim.x % blockDim.y,

@@ -71,8 +71,9 @@ CUDA_ON_CPU_RUNTIME static const void* never_written(unsigned element_bytes) {
 }
 
 CUDA_ON_CPU_RUNTIME static void fill_never_written(char* memory, size_t bytes, unsigned width) {
-  for (size_t at = 0; at + width <= bytes; at += width) {
-    std::memcpy(memory + at, never_written(width), std::min(width, 16u));
+  const void* pattern = never_written(width);
+  for (size_t at = 0; width <= 16 && at + width <= bytes; at += width) {
+    std::memcpy(memory + at, pattern, width);
   }
 }
 

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def plain():
-    return cuda.load_cuda_on_cpu(CORRECT, FUNCTIONS, name="correct")
+    return cuda.load_cuda_on_cpu(CORRECT, FUNCTIONS, name="correct", checked=False)
 
 
 @pytest.fixture(scope="module")
@@ -438,18 +438,83 @@ def test_load_inline_builds_for_the_cpu(plain, rand, monkeypatch):
     assert torch.equal(plain.add_relu(x, x), torch.relu(x + x))  # the other library kept its own
 
 
-def test_load_inline_needs_no_include(monkeypatch):
-    """As with PyTorch's own, a declaration is enough, also before any headers are precompiled."""
+DEFAULT = """
+__global__ void twice(const float* x, float* y, int from) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  y[i] = 2 * x[from + i];
+}
+__global__ void add_all(const float* x, float* y, int n) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) *y += x[i];
+}
+torch::Tensor run(torch::Tensor x, int blocks, int from) {
+  auto y = torch::zeros_like(x);
+  twice<<<blocks, 64>>>(x.data_ptr<float>(), y.data_ptr<float>(), from);
+  return y;
+}
+torch::Tensor through_memory_of_its_own(torch::Tensor x, int blocks) {
+  auto y = torch::empty_like(x);
+  float *d_x, *d_y;
+  cudaMalloc((void**)&d_x, x.nbytes());
+  cudaMalloc(&d_y, x.nbytes());
+  cudaMemcpy(d_x, x.data_ptr<float>(), x.nbytes(), cudaMemcpyHostToDevice);
+  twice<<<blocks, 64>>>(d_x, d_y, 0);
+  cudaMemcpy(y.data_ptr<float>(), d_y, x.nbytes(), cudaMemcpyDeviceToHost);
+  cudaFree(d_x);
+  cudaFree(d_y);
+  return y;
+}
+torch::Tensor sum(torch::Tensor x) {
+  auto y = torch::zeros({1}, x.options());
+  add_all<<<2, 64>>>(x.data_ptr<float>(), y.data_ptr<float>(), x.numel());
+  return y;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def by_default():
+    """Built with no wish for or against the checker, no #include and no headers precompiled."""
     cuda.install()
     from torch.utils.cpp_extension import load_inline
 
-    monkeypatch.setattr(cuda_build, "_precompiled_header", lambda flags: [])
-    declared = "torch::Tensor plus_one(torch::Tensor x)"
-    module = load_inline(
-        "bare", cpp_sources=f"{declared};", cuda_sources=f"{declared} {{ return x + 1; }}",
-        functions=["plus_one"],
-    )  # fmt: skip
-    assert module.plus_one(torch.ones(3)).tolist() == [2, 2, 2]
+    names = ["run", "through_memory_of_its_own", "sum"]
+    declared = [line for line in DEFAULT.splitlines() if line.startswith("torch::Tensor ")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("CUDA_ON_CPU_CHECKED")
+        patch.setattr(cuda_build, "_precompiled_header", lambda flags: [])
+        declarations = "".join(line.replace(" {", ";\n") for line in declared)
+        return load_inline("bare", declarations, DEFAULT, functions=names)
+
+
+def test_by_default_a_small_overrun_is_an_error_and_not_a_crash(by_default, rand):
+    x = rand(100)
+    for run in (lambda: by_default.run(x, 2, 0), lambda: by_default.through_memory_of_its_own(x, 2)):
+        for _ in range(20):
+            with pytest.raises(cuda.KernelError) as error:
+                run()
+            message = str(error.value)
+            assert "at element 100 of" in message and "with 100 elements" in message
+            assert "thread (36,0,0) of block (1,0,0)\n  at bare.cu:4" in message
+    for start in (-1, -(2**20)):
+        with pytest.raises(cuda.KernelError, match=f"element {start} of"):
+            by_default.run(x, 1, start)
+    with pytest.raises(cuda.KernelError, match="race between thread blocks"):
+        by_default.sum(x)
+
+
+def test_by_default_a_large_launch_is_checked_for_bounds_to_its_end(by_default, rand):
+    x = rand(1 << 19)  # 2**20 accesses: half of them come after the full checks
+    seconds, y = yardstick.cpu_seconds(lambda: by_default.run(x, 1 << 13, 0))
+    assert torch.equal(y, 2 * x)
+    assert seconds < yardstick.for_python(1.5)
+    cuda.memory_traffic(by_default)
+    assert torch.equal(by_default.through_memory_of_its_own(x, 1 << 13), 2 * x)
+    assert cuda.memory_traffic(by_default)[3:] == (x.nbytes, x.nbytes)
+    with pytest.raises(cuda.KernelError, match=f"element {len(x)} of .*\n  at bare.cu:4"):
+        by_default.run(x, (1 << 13) + 1, 0)
+    with pytest.raises(cuda.KernelError, match=f"element {len(x)} of .*\n  at bare.cu:4"):
+        by_default.through_memory_of_its_own(x, (1 << 13) + 1)
 
 
 def test_load_inline_without_cuda_sources_is_pytorchs(monkeypatch):
@@ -482,7 +547,7 @@ def test_another_process_loads_what_is_built(plain):
         "from lib.nogpu import cuda\n"
         "source = pathlib.Path(sys.argv[1]).read_text()\n"
         "started = time.process_time()\n"
-        "kernels = cuda.load_cuda_on_cpu(source, sys.argv[2].split(), name='correct')\n"
+        "kernels = cuda.load_cuda_on_cpu(source, sys.argv[2].split(), 'correct', checked=False)\n"
         "kernels.add_relu\n"
         "print(time.process_time() - started)\n"
     )
