@@ -1,6 +1,6 @@
 """Rewrite CUDA C++ so that a C++ compiler can read it. Every line keeps its number.
 
-    kernel<<<grid, block>>>(x)     ::cuda_on_cpu::Launch(grid, block).kernel("kernel", ...)(x)
+    kernel<<<grid, block>>>(x)     ::cuda_on_cpu::Launch(grid, block).kernel("kernel", "x_ptr", ...)(x)
     __shared__ float part[32];     a reference to memory that the runtime hands out
     x.data_ptr<float>()            ::cuda_on_cpu::noted(x).data_ptr<float>()
     torch::empty_like(x)           ::cuda_on_cpu::made_empty(torch::empty_like(x))
@@ -24,10 +24,10 @@ _NOT_ON_CPU = [
     (r"\bnvcuda\b|\bwmma\b|[<\"]mma\.h[>\"]", "a tensor-core fragment (wmma)"),
     (r"__pipeline_\w+|\bmemcpy_async\b|cuda_pipeline\w*\.h", "an asynchronous copy (cp.async)"),
     (r"\bCUtensorMap\b|\bcp_async_bulk\w*", "a bulk tensor copy (TMA)"),
-    (r"\bcooperative_groups\b", "cooperative_groups"),
+    (r"__cluster_dims__|\bcudaLaunchKernelEx\w*|\bthis_cluster\b", "a cluster launch"),
     (
-        r"__cluster_dims__|\bcudaLaunchKernelEx\w*|\bcudaLaunchCooperativeKernel\b",
-        "a cluster launch",
+        r"\bcudaLaunchCooperativeKernel\w*|\bmulti_grid_group\b",
+        "a cooperative launch (here one thread block runs after another)",
     ),
     (r"\bcub::|<cub/", "CUB"),
     (r"\bthrust::|<thrust/", "Thrust"),
@@ -142,9 +142,21 @@ def _launches(source: str) -> str:
         start = _start_of_kernel_name(code, match.start())
         kernel = " ".join(code[start : match.start()].split())
         call = f"[&](auto... a_) {{ {kernel}(a_...); }}"
-        launch = f'::cuda_on_cpu::Launch({match[1]}).kernel("{kernel}", {call})'
+        names = ",".join(_parameter_names(code, kernel))
+        launch = f'::cuda_on_cpu::Launch({match[1]}).kernel("{kernel}", "{names}", {call})'
         edits.append((start, match.end(), launch))
     return _replace(source, edits)
+
+
+def _parameter_names(code: str, kernel: str) -> list[str]:
+    """What the kernel calls its parameters; [] where its definition is not in this source."""
+    name = re.sub(r"<.*", "", kernel, flags=re.S).split("::")[-1].strip()
+    head = re.search(rf"__global__\b[^;{{}}]*?\b{re.escape(name)}\s*\(", code) if name else None
+    if not head:
+        return []
+    parameters = code[head.end() : _end_of_bracket(code, head.end()) - 1]
+    ends = (re.search(r"(\w*)\s*(?:\[[^\]]*\]\s*)*(?:=.*)?$", p, re.S) for p in _split_at_commas(parameters))
+    return [end[1] for end in ends]
 
 
 def _start_of_kernel_name(code: str, end: int) -> int:
@@ -291,6 +303,9 @@ _NAMES = [
     (r"\b(DeviceType|DispatchKey|Backend)::CUDA\b", r"\1::CPU"),
     (r"(\bTORCH_LIBRARY_IMPL\s*\(\s*\w+\s*,\s*(?:Autograd)?)CUDA\b", r"\1CPU"),
     (r"(?<!\(\()\b__noinline__\b", "__attribute__((noinline))"),
+    # The cast of every book; without it cudaMalloc knows what its memory will hold.
+    (r"\b(cuda(?:Malloc\w*|HostAlloc)\s*\(\s*)\(\s*void\s*\*\s*\*\s*\)", r"\1"),
+    (r"\b(cuda(?:Malloc\w*|HostAlloc)\s*\(\s*)reinterpret_cast\s*<\s*void\s*\*\s*\*\s*>", r"\1"),
 ]
 
 

@@ -215,7 +215,16 @@ struct Location {
   const SharedVariable* variable = nullptr;
 };
 
-extern "C" __attribute__((visibility("hidden"))) char __ehdr_start, _end;  // the built library
+// The pointer of the host's that leads there, if the kernel got one.
+CUDA_ON_CPU_RUNTIME static const StrayPointer* stray_at(Address address) {
+  constexpr size_t reach = 64 << 20;  // of an index
+  const StrayPointer *best = nullptr, *pointer = runtime.stray_pointers.data();
+  for (size_t k = 0, n = runtime.stray_pointers.size(); k < n; ++k, ++pointer) {
+    bool leads_there = address >= pointer->address && address - pointer->address < reach;
+    if (leads_there && (!best || pointer->address > best->address)) best = pointer;
+  }
+  return best;
+}
 
 // The arguments of the kernel, threadIdx. Like local variables they are the thread's own.
 CUDA_ON_CPU_RUNTIME static bool was_handed_over(Address address, void* code_address) {
@@ -224,7 +233,10 @@ CUDA_ON_CPU_RUNTIME static bool was_handed_over(Address address, void* code_addr
     let_pass(code_address, Address(&builtin), sizeof builtin, PassedRange::own_memory);
     return true;
   }
-  if (address - (runtime.host_stack - below_launch) >= around_launch) return false;
+  bool argument = address - Address(runtime.arguments) < runtime.arguments_bytes;
+  bool near = address - (runtime.host_stack - below_launch) < around_launch;
+  if (!argument && (!near || stray_at(address))) return false;
+  if (!runtime.stray_pointers.empty()) return true;  // not to be let pass without asking
   let_pass(code_address, runtime.host_stack - below_launch, around_launch,
            PassedRange::own_memory);
   return true;
@@ -260,6 +272,13 @@ CUDA_ON_CPU_RUNTIME static std::string element_number(Address address, Address b
                                                       unsigned size) {
   long long offset = static_cast<long long>(address - begin), width = size;
   return std::to_string(offset < 0 ? -((-offset + width - 1) / width) : offset / width);
+}
+
+CUDA_ON_CPU_RUNTIME static std::string name_of(const TensorRange& range, Address address) {
+  return "element " + element_number(address, range.begin, range.element_bytes) + " of " +
+         (range.name.empty() ? "" : "`" + std::string(range.name) + "`, ") +
+         (range.memory == Memory::gpu ? "memory of cudaMalloc" : "a tensor") + " with " +
+         std::to_string(range.elements) + " elements";
 }
 
 // The range whose nearer end is closest to the address.
@@ -299,7 +318,9 @@ CUDA_ON_CPU_RUNTIME static std::string out_of_bounds(Address address, size_t byt
     }
   }
   const TensorRange* nearest = nullptr;
+  const StrayPointer* stray = stray_at(address);
   for (const TensorRange* range : runtime.visible_tensors) {
+    if (stray && range->begin > stray->address && range->begin <= address) stray = nullptr;
     // Just behind the end of one is more likely than far before the start of another.
     auto distance = [&](const TensorRange& r) -> Address {
       if (address < r.begin) return r.begin - address;
@@ -307,9 +328,15 @@ CUDA_ON_CPU_RUNTIME static std::string out_of_bounds(Address address, size_t byt
     };
     if (!nearest || distance(*range) < distance(*nearest)) nearest = range;
   }
+  if (std::string freed = freed_at(address); !freed.empty()) return text + " in " + freed;
+  if (stray) {
+    std::string name = stray->name.empty() ? "a pointer" : "`" + std::string(stray->name) + "`";
+    return text + ": " + name +
+           " points to memory of the host, which a GPU cannot reach; copy it with cudaMemcpy to "
+           "what cudaMalloc gave, or pass a tensor";
+  }
   if (!nearest) return text + " (the kernel was given no tensor)";
-  return text + " at element " + element_number(address, nearest->begin, nearest->element_bytes) +
-         " of a tensor with " + std::to_string(nearest->elements) + " elements";
+  return text + " at " + name_of(*nearest, address);
 }
 
 CUDA_ON_CPU_RUNTIME static std::string name_of(const Location& location, Address address) {
@@ -319,9 +346,7 @@ CUDA_ON_CPU_RUNTIME static std::string name_of(const Location& location, Address
            " of shared memory `" + variable.name + "`";
   }
   if (location.kind == Location::tensor) {
-    const TensorRange& range = *location.range;
-    return "element " + element_number(address, range.begin, range.element_bytes) +
-           " of a tensor with " + std::to_string(range.elements) + " elements";
+    return name_of(*location.range, address);
   }
   return "a __device__ variable";
 }
@@ -335,10 +360,13 @@ CUDA_ON_CPU_RUNTIME static Broken check_written(Address address, size_t bytes,
   Address element = address - (address - range.begin) % width;
   for (; element + width <= address + bytes; element += width) {
     if (element < address) continue;  // a part of one
-    if (std::memcmp(reinterpret_cast<void*>(element), never_written(width), width)) continue;
-    return broken("read of element " + element_number(element, range.begin, width) +
-                  " of a tensor with " + std::to_string(range.elements) +
-                  " elements that nobody has written since it was allocated; torch::zeros writes zeros");
+    void* value = reinterpret_cast<void*>(element);
+    if (std::memcmp(value, never_written(width), width) &&
+        std::memcmp(value, never_written(2), width))
+      continue;
+    return broken("read of " + name_of(range, element) +
+                  " that nobody has written since it was allocated; " +
+                  (range.memory == Memory::gpu ? "cudaMemset" : "torch::zeros") + " writes zeros");
   }
   return nullptr;
 }

@@ -1,6 +1,6 @@
 // kernel<<<grid, block, bytes, stream>>>(a, b) becomes
-// ::cuda_on_cpu::Launch(grid, block, bytes, stream).kernel("kernel", [&](auto... a) { kernel(a...);
-// })(a, b) and the kernel has ended when the call returns. Streams make no difference.
+// ::cuda_on_cpu::Launch(grid, block, bytes, stream).kernel("kernel", "x,y", [&](auto... a) {
+// kernel(a...); })(a, b), with the names of its parameters, and the kernel has ended when the call returns. Streams make no difference.
 #pragma once
 namespace cuda_on_cpu {
 
@@ -80,6 +80,12 @@ CUDA_ON_CPU_RUNTIME static bool complete_warp_calls() {
   for (unsigned k = 0; k < runtime.n_threads; ++k) {
     Thread& thread = runtime.threads[k];
     if (thread.state == ThreadState::in_warp && complete_warp_call(&thread)) completed = true;
+  }
+  for (unsigned k = 0; k < runtime.n_threads && !completed; ++k) {
+    Thread& thread = runtime.threads[k];
+    if (thread.state != ThreadState::in_warp || thread.call != WarpCall::coalesce) continue;
+    coalesce(&thread);
+    completed = true;
   }
   return completed;
 }
@@ -225,6 +231,7 @@ CUDA_ON_CPU_RUNTIME static void run_grid(dim3 grid, dim3 block) {
 template <class Function>
 struct KernelCall {
   const char* name;
+  const char* parameters;
   Function call_kernel;
   dim3 grid, block;
   size_t shared_bytes;
@@ -248,13 +255,14 @@ struct KernelCall {
 #endif
       return;  // as on a GPU, nothing happens until somebody asks cudaGetLastError()
     }
-    open_tensors<std::decay_t<Arguments>...>(arguments...);
+    open_tensors<std::decay_t<Arguments>...>(parameters, arguments...);
     using Values = std::tuple<std::decay_t<Arguments>...>;
-    std::pair<Function*, Values> call(&call_kernel, Values(std::forward<Arguments>(arguments)...));
+    std::pair<Function, Values> call(call_kernel, Values(std::forward<Arguments>(arguments)...));
     runtime.arguments = &call;
+    runtime.arguments_bytes = sizeof call;
     runtime.body = [](void* pointer) {
       auto& [function, values] = *static_cast<decltype(call)*>(pointer);
-      std::apply(*function, values);
+      std::apply(function, values);
     };
     runtime.dynamic_shared_bytes = shared_bytes;
     run_grid(grid, block);
@@ -270,8 +278,8 @@ struct Launch {
       : grid(grid), block(block), shared_bytes(shared_bytes), place(place) {}
 
   template <class Function>
-  KernelCall<Function> kernel(const char* name, Function function) {
-    return {name, function, grid, block, shared_bytes, place};
+  KernelCall<Function> kernel(const char* name, const char* parameters, Function function) {
+    return {name, parameters, function, grid, block, shared_bytes, place};
   }
 };
 
