@@ -77,8 +77,9 @@ def refuse_what_needs_a_gpu(source: str, name: str = "kernels"):
             refusals.append((code.count("\n", 0, match.end()) + 1, construct))
     if refusals:
         line, construct = min(refusals)
+        file = name if name.endswith((".cpp", ".cu")) else f"{name}.cu"
         raise NotOnCpu(
-            f"{name}.cu line {line}: {construct} cannot run on the CPU; put it under "
+            f"{file} line {line}: {construct} cannot run on the CPU; put it under "
             "`#ifndef CUDA_ON_CPU` with a plain version beside it, or use a machine with a GPU."
         )
 
@@ -87,6 +88,25 @@ def namespaces_of(source: str) -> list[str]:
     """The namespaces under torch.ops that the TORCH_LIBRARY blocks of a source define."""
     pattern = r"\bTORCH_LIBRARY(?:_FRAGMENT|_IMPL)?\s*\(\s*(\w+)"
     return list(dict.fromkeys(re.findall(pattern, _without_comments(source))))
+
+
+def without_pybind11(source: str) -> tuple[str, dict[str, str]]:
+    """`source` without its PYBIND11_MODULE, and the functions that it binds by their names in Python.
+
+    A module that binds anything but functions stays where it is, and translate() refuses it.
+    """
+    code = _without_comments(source)
+    module = re.search(r"\bPYBIND11_MODULE\s*\(\s*\w+\s*,\s*(\w+)\s*\)\s*\{", code)
+    if not module:
+        return source, {}
+    end = _end_of_bracket(code, module.end())
+    body = _without_comments(source[module.end() : end - 1], strings=False)
+    functions = re.findall(
+        rf"\b{module[1]}\s*\.\s*def\s*\(\s*\"(\w+)\"\s*,\s*&?\s*([\w:]+)\s*[,)]", body
+    )
+    if code.count(";", module.end(), end) != len(functions):
+        return source, {}
+    return _replace(source, [(module.start(), end, "")]), dict(functions)
 
 
 def _without_comments(source: str, strings: bool = True) -> str:
@@ -155,7 +175,10 @@ def _parameter_names(code: str, kernel: str) -> list[str]:
     if not head:
         return []
     parameters = code[head.end() : _end_of_bracket(code, head.end()) - 1]
-    ends = (re.search(r"(\w*)\s*(?:\[[^\]]*\]\s*)*(?:=.*)?$", p, re.S) for p in _split_at_commas(parameters))
+    ends = (
+        re.search(r"(\w*)\s*(?:\[[^\]]*\]\s*)*(?:=.*)?$", p, re.S)
+        for p in _split_at_commas(parameters)
+    )
     return [end[1] for end in ends]
 
 
@@ -241,7 +264,10 @@ def _split_at_commas(text: str) -> list[str]:
 
 # ---- x.data_ptr<T>() -------------------------------------------------------------------------
 
-_DATA_POINTER = re.compile(r"\s*\.\s*(?:(?:const_|mutable_)?data_ptr|packed_accessor(?:32|64))\b")
+_DATA_POINTER = re.compile(
+    r"\s*\.\s*(?:template\s+)?"
+    r"(?:(?:const_|mutable_)?data_ptr\b|(?:packed_)?accessor(?:32|64)?\s*<|data\s*<[\w:\s]+>\s*\()"
+)
 
 
 def _data_pointers(source: str) -> str:

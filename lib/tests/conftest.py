@@ -131,7 +131,11 @@ NIGHTLY = {
     ],
     "nogpu/test_cuda_on_cpu.py": [
         with_plain_builds,
-        named("test_speed_of_a_cold_build", "test_nvcc_compiles_the_same_sources"),
+        named(
+            "test_speed_of_a_cold_build",
+            "test_nvcc_compiles_the_same_sources",
+            "test_files_are_built_also_where_load_was_imported_before_lib",
+        ),
     ],
     "nogpu/test_cuda_programs.py": [
         with_plain_builds,
@@ -143,7 +147,7 @@ NIGHTLY = {
             "test_a_name_that_only_a_gpu_has_gets_a_hint",
         ),
     ],
-    # Four large builds; of groups test_cuda_on_cpu.py has one program and one mistake.
+    # Large builds; of each kind test_cuda_on_cpu.py has a program and a mistake.
     "nogpu/test_cuda_books.py": [lambda item: True],
     "nogpu/test_inductor.py": [
         named(

@@ -12,9 +12,9 @@
 // between thread blocks by __threadfence() and an atomic operation; both can be right, and telling
 // when needs more than this.
 //
-// All rules take a microsecond an access. A build without a wish (checked=None) holds the first half
-// million accesses of each launch to all of them, about half a second, and the rest to rules 1 and 4
-// and to the second half of 2, which take nanoseconds.
+// All rules take half a microsecond an access. A build without a wish (checked=None) holds the first
+// half million accesses of each launch to all of them, and the rest to rules 1 and 4 and to the second
+// half of 2, which take nanoseconds.
 #pragma once
 namespace cuda_on_cpu {
 
@@ -38,8 +38,8 @@ CUDA_ON_CPU_RUNTIME static bool is_atomic(Access kind) {
   return kind == Access::atomic_update || kind == Access::atomic_exchange;
 }
 
-// What a rule says of an access that it forbids; null where all is well. Not a std::string by value,
-// because making one takes longer than checking most accesses.
+// What a rule says of an access that it forbids; null where all is well. Not a std::string, because
+// making one takes longer than checking most accesses.
 using Broken = const std::string*;
 CUDA_ON_CPU_RUNTIME static Broken broken(std::string message) {
   static std::string latest;
@@ -332,8 +332,8 @@ CUDA_ON_CPU_RUNTIME static std::string out_of_bounds(Address address, size_t byt
   if (stray) {
     std::string name = stray->name.empty() ? "a pointer" : "`" + std::string(stray->name) + "`";
     return text + ": " + name +
-           " points to memory of the host, which a GPU cannot reach; copy it with cudaMemcpy to "
-           "what cudaMalloc gave, or pass a tensor";
+           " points to memory of the host, or beside all that was allocated: a kernel reaches "
+           "tensors and what cudaMalloc gave";
   }
   if (!nearest) return text + " (the kernel was given no tensor)";
   return text + " at " + name_of(*nearest, address);
@@ -467,8 +467,8 @@ CUDA_ON_CPU_RUNTIME static Broken check_progress(Address address, Access kind) {
   if (++thread.spin_count % reads_per_turn) return nullptr;
   if (thread.spin_count >= reads_per_turn * turns) {
     return broken("waits for ever: it read the same address " + std::to_string(thread.spin_count) +
-                  " times, and no other thread of its block changes it (thread blocks run one after "
-                  "another here, so a block cannot wait for one with a higher number)");
+                  " times, and no other thread of its block changes it (thread blocks run one "
+                  "after another here, so a block cannot wait for one with a higher number)");
   }
   thread.state = ThreadState::ready;
   switch_fiber(*thread.fiber, runtime.host);
@@ -477,7 +477,8 @@ CUDA_ON_CPU_RUNTIME static Broken check_progress(Address address, Access kind) {
 
 // ---- One access -----------------------------------------------------------------------------
 
-__attribute__((always_inline)) CUDA_ON_CPU_RUNTIME static inline void count_bytes(size_t bytes, Access kind) {
+__attribute__((always_inline)) CUDA_ON_CPU_RUNTIME static inline void count_bytes(size_t bytes,
+                                                                                  Access kind) {
   if (kind != Access::write) runtime.statistics.bytes_read += static_cast<std::int64_t>(bytes);
   if (kind != Access::read) runtime.statistics.bytes_written += static_cast<std::int64_t>(bytes);
 }
@@ -509,8 +510,8 @@ CUDA_ON_CPU_RUNTIME static Broken check_access(Address address, size_t bytes, Ac
   return check_progress(address, kind);
 }
 
-// Is it a local variable, or has this instruction been let pass in the same memory before? While all
-// rules hold, that is memory of the thread's own.
+// Is it a local variable, or has this instruction been let pass in the same memory before? While
+// all rules hold, that is memory of the thread's own.
 __attribute__((always_inline)) CUDA_ON_CPU_RUNTIME static inline bool passes_at_once(
     Address address, size_t bytes, Access kind, void* code_address) {
   if (address - runtime.current_stack < kStackBytes) return true;

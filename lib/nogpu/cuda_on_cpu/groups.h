@@ -1,10 +1,7 @@
-// Cooperative groups, on the barriers and warp intrinsics of warp.h: what one of them reports, such as
-// a lane that never comes, it reports for a group. A tile has at most 32 threads.
+// Cooperative groups, on the barriers and warp intrinsics of warp.h: what one of them reports, such
+// as a lane that never comes, it reports for a group. A tile has at most 32 threads.
 #pragma once
 namespace cooperative_groups {
-
-using cuda_on_cpu::Place;
-using cuda_on_cpu::WarpCall;
 
 namespace details {
 static inline unsigned rank_in_block() {
@@ -111,13 +108,13 @@ class warp_group : public thread_group {
     return static_cast<unsigned>(__builtin_ctz(rest));
   }
   template <class T>
-  T from_rank(T value, unsigned rank, Place place) const {
+  T from_rank(T value, unsigned rank, cuda_on_cpu::Place place) const {
     static_assert(std::is_trivially_copyable_v<T>, "a shuffle copies bytes");
     int lane = static_cast<int>(lane_of(rank));
     std::uint64_t words[(sizeof(T) + 7) / 8] = {};
     std::memcpy(words, &value, sizeof value);
     for (std::uint64_t& word : words) {
-      word = cuda_on_cpu::shuffle(WarpCall::shuffle, mask_, word, lane, 32, place);
+      word = cuda_on_cpu::shuffle(cuda_on_cpu::WarpCall::shuffle, mask_, word, lane, 32, place);
     }
     std::memcpy(&value, words, sizeof value);
     return value;
@@ -185,7 +182,7 @@ inline thread_group tiled_partition(const thread_group& parent, unsigned size) {
 inline coalesced_group coalesced_threads(CUDA_ON_CPU_HERE) {
   unsigned own = 1u << details::lane();
   return details::of_lanes(static_cast<unsigned>(
-      cuda_on_cpu::warp_call(WarpCall::coalesce, own, 0, 0, 32, place)));
+      cuda_on_cpu::warp_call(cuda_on_cpu::WarpCall::coalesce, own, 0, 0, 32, place)));
 }
 
 namespace details {
@@ -216,7 +213,7 @@ class grid_group {
     return static_cast<unsigned long long>(gridDim.x) * gridDim.y * gridDim.z;
   }
   static unsigned long long block_rank() {
-    return blockIdx.x + static_cast<unsigned long long>(gridDim.x) * (blockIdx.y + gridDim.y * blockIdx.z);
+    return blockIdx.x + 1ull * gridDim.x * (blockIdx.y + 1ull * gridDim.y * blockIdx.z);
   }
   static unsigned long long size() { return num_blocks() * details::threads_in_block(); }
   static unsigned long long num_threads() { return size(); }

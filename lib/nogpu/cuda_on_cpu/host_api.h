@@ -215,7 +215,25 @@ struct Bound;
 template <class Result, class... Arguments, Result (*function)(Arguments...)>
 struct Bound<function> {
   static BindingType<Result> call(BindingType<Arguments>... arguments) {
-    return function(static_cast<Arguments>(arguments)...);
+    if constexpr (std::is_same_v<Result, at::Tensor>) {
+      return whole(function(static_cast<Arguments>(arguments)...));
+    } else {
+      return function(static_cast<Arguments>(arguments)...);
+    }
+  }
+};
+
+// The same with the types as they are.
+template <auto function>
+struct Strict;
+template <class Result, class... Arguments, Result (*function)(Arguments...)>
+struct Strict<function> {
+  static Result call(Arguments... arguments) {
+    if constexpr (std::is_same_v<Result, at::Tensor>) {
+      return whole(function(std::forward<Arguments>(arguments)...));
+    } else {
+      return function(std::forward<Arguments>(arguments)...);
+    }
   }
 };
 

@@ -1,6 +1,7 @@
 // kernel<<<grid, block, bytes, stream>>>(a, b) becomes
 // ::cuda_on_cpu::Launch(grid, block, bytes, stream).kernel("kernel", "x,y", [&](auto... a) {
-// kernel(a...); })(a, b), with the names of its parameters, and the kernel has ended when the call returns. Streams make no difference.
+// kernel(a...); })(a, b), with the names of its parameters, and the kernel has ended when the call
+// returns. Streams make no difference.
 #pragma once
 namespace cuda_on_cpu {
 
@@ -250,7 +251,7 @@ struct KernelCall {
       runtime.last_error = cudaErrorInvalidConfiguration;
       runtime.last_error_detail = std::string(name) + " was launched with " + error + "\n  at " +
                                   place.file + ":" + std::to_string(place.line);
-#ifdef CUDA_ON_CPU_CHECKED
+#if defined(CUDA_ON_CPU_CHECKED) && !defined(CUDA_ON_CPU_CHECKED_FIRST)
       check(std::exchange(runtime.last_error, cudaSuccess));
 #endif
       return;  // as on a GPU, nothing happens until somebody asks cudaGetLastError()

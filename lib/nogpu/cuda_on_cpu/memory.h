@@ -1,6 +1,6 @@
-// Memory that host code asks CUDA for, and copies of it. Each call holds its sizes and its direction
-// to what is known of the pointers, as a GPU's driver does: where that returns an error that many
-// programs do not look at, checked mode raises it.
+// Memory that host code asks CUDA for, and copies of it. Each call is held to what is known of its
+// pointers, as by a GPU's driver: where that returns an error that many programs do not look at,
+// checked mode raises it.
 #pragma once
 namespace cuda_on_cpu {
 
@@ -20,19 +20,13 @@ static cudaError_t allocate(T** pointer, size_t bytes, Memory memory) {
   return cudaSuccess;
 }
 
-static cudaError_t give_back(void* pointer) {
-  if (!pointer) return cudaSuccess;
-  if (!allocated.erase(pointer)) return cudaErrorInvalidValue;
-  return cudaSuccess;
-}
-
 struct HostCall {
   const char* name;
   Place place;
 
   cudaError_t refuse(const std::string& why) const {
-    std::string detail =
-        std::string(name) + " " + why + "\n  at " + place.file + ":" + std::to_string(place.line);
+    std::string detail = std::string(name) + " " + why;
+    if (place.file) detail += "\n  at " + std::string(place.file) + ":" + std::to_string(place.line);
 #ifdef CUDA_ON_CPU_CHECKED
     raise("CUDA error: invalid argument: " + detail, cudaErrorInvalidValue);
 #endif
@@ -41,6 +35,12 @@ struct HostCall {
   }
 };
 
+// Its callers have no place to name: cudaFree is often passed on as a function.
+static cudaError_t give_back(const char* name, void* pointer) {
+  if (!pointer || allocated.erase(pointer)) return cudaSuccess;
+  return HostCall{name, {}}.refuse("of a pointer that was not allocated, or is freed already");
+}
+
 // Why a copy cannot go `side` ("to", "from") so many bytes there; empty where it can.
 static std::string why_not(const void* pointer, size_t bytes, const char* side, bool host_is_fine,
                            bool gpu_is_fine) {
@@ -48,6 +48,7 @@ static std::string why_not(const void* pointer, size_t bytes, const char* side, 
   std::string text = std::string(side) + " ";
   if (!pointer) return text + "a null pointer";
   std::lock_guard<std::mutex> lock(runtime.mutex);
+  forget_freed_tensors();
   // What was freed may be the host's by now.
   std::string freed = host_is_fine ? "" : freed_at(Address(pointer));
   if (!freed.empty()) return text + freed;
@@ -83,7 +84,9 @@ static inline cudaError_t cudaMallocPitch(T** pointer, size_t* pitch, size_t wid
   *pitch = (width + 511) / 512 * 512;
   return cudaMalloc(pointer, *pitch * height);
 }
-static inline cudaError_t cudaFree(void* pointer) { return cuda_on_cpu::give_back(pointer); }
+static inline cudaError_t cudaFree(void* pointer) {
+  return cuda_on_cpu::give_back("cudaFree", pointer);
+}
 static inline cudaError_t cudaFreeAsync(void* pointer, cudaStream_t) { return cudaFree(pointer); }
 // A kernel may use a page-locked pointer as it is, on a GPU too.
 template <class T>
@@ -99,7 +102,9 @@ template <class T>
 static inline cudaError_t cudaHostGetDevicePointer(T** pointer, void* host, unsigned) {
   return *pointer = static_cast<T*>(host), cudaSuccess;
 }
-static inline cudaError_t cudaFreeHost(void* pointer) { return cuda_on_cpu::give_back(pointer); }
+static inline cudaError_t cudaFreeHost(void* pointer) {
+  return cuda_on_cpu::give_back("cudaFreeHost", pointer);
+}
 
 // Where memory lies and who will read it: there is one memory here, and nothing to move.
 enum { cudaCpuDeviceId = -1, cudaInvalidDeviceId = -2 };
@@ -117,7 +122,8 @@ enum cudaMemoryAdvise {
   cudaMemAdviseUnsetAccessedBy
 };
 template <class Location>  // an int, or since CUDA 13 a cudaMemLocation
-static inline cudaError_t cudaMemPrefetchAsync(const void*, size_t, Location, cudaStream_t = nullptr) {
+static inline cudaError_t cudaMemPrefetchAsync(const void*, size_t, Location,
+                                               cudaStream_t = nullptr) {
   return cudaSuccess;
 }
 static inline cudaError_t cudaMemPrefetchAsync(const void*, size_t, cudaMemLocation, unsigned,

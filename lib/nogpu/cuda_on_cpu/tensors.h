@@ -58,8 +58,8 @@ CUDA_ON_CPU_RUNTIME static void note_tensor(const at::Tensor& tensor, const void
 }
 
 // Whose memory lies there, and how many bytes of it come behind the address: those of the whole
-// storage, not only those of a slice. What nobody knows is the host's; of __device__ variables the end
-// is unknown.
+// storage, not only those of a slice. What nobody knows is the host's; of __device__ variables the
+// end is unknown.
 extern "C" __attribute__((visibility("hidden"))) char __ehdr_start, _end;  // the built library
 
 struct MemoryAt {
@@ -128,6 +128,33 @@ CUDA_ON_CPU_RUNTIME static at::Tensor made_empty(at::Tensor tensor) {
   return tensor;
 }
 
+#endif
+
+// What a host function returns. A tensor of floats by torch::empty that is written in part is a
+// mistake, such as a grid that is too small; one of which nothing is written may be a workspace.
+#ifndef CUDA_ON_CPU_CHECKED
+static inline at::Tensor whole(at::Tensor tensor) { return tensor; }
+#else
+static at::Tensor whole(at::Tensor tensor) {
+  if (!tensor.is_cpu() || !at::isFloatingType(tensor.scalar_type())) return tensor;
+  if (!was_made_empty(tensor.storage().unsafeGetStorageImpl())) return tensor;
+  at::Tensor packed = tensor.contiguous();
+  size_t width = packed.element_size(), elements = packed.numel(), unwritten = 0, first = 0;
+  const char* data = static_cast<const char*>(packed.const_data_ptr());
+  for (size_t k = elements; k-- > 0;) {
+    if (std::memcmp(data + k * width, never_written(width), width)) continue;
+    first = k;
+    ++unwritten;
+  }
+  if (!unwritten || unwritten == elements) return tensor;
+  raise("CUDA kernel " + std::string(runtime.kernel) +
+            ", the last one: the tensor that is returned has " + std::to_string(elements) +
+            " elements, and " + std::to_string(unwritten) +
+            " of them nobody has written, element " + std::to_string(first) +
+            " as the first: the grid may be too small\n  at " + runtime.launch_place.file + ":" +
+            std::to_string(runtime.launch_place.line),
+        cudaErrorLaunchFailure);
+}
 #endif
 
 // ---- What a launch may touch -----------------------------------------------------------------

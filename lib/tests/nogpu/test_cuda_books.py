@@ -46,11 +46,12 @@ BOOK_MISTAKES = [
     ("copy_too_long", "invalid argument: cudaMemcpy to memory that has 4000 bytes .*: 4096 are"),
     ("wrong_direction", "cudaMemcpy to memory of cudaMalloc: the direction .* is the host's"),
     ("freed_before", "`x` is a pointer to memory that cudaFree has freed"),
-    ("vector_of_the_host", "`x` points to memory of the host, which a GPU cannot reach"),
+    ("vector_of_the_host", "`x` points to memory of the host, or beside all that was allocated"),
     ("address_of_a_local", "`count` points to memory of the host"),
     ("fills_the_host", "cudaMemset of memory of the host"),
     ("past_the_symbol", "cudaMemcpyToSymbol of 28 bytes .* the symbol, which has 20 bytes"),
     ("fill_too_long", "cudaMemset of memory that has 4000 bytes .*: 8008 are asked for"),
+    ("copy_of_freed", "cudaMemcpy from memory that cudaFree has freed"),
 ]
 GROUPS_MISTAKES = [
     ("some_of_a_tile", "with different masks"),

@@ -223,7 +223,7 @@ def test_a_function_that_is_only_declared_is_named(name, hint):
 
 def test_tanh_has_an_intrinsic():
     """glibc declares a function of its name, so that it compiles without being here."""
-    source = "double f(double x) { return __tanhf(x); }"
+    source = "#include <torch/extension.h>\ndouble f(double x) { return __tanhf(x); }"
     kernels = cuda.load_cuda_on_cpu(source, ["f"], checked=True)
     assert kernels.f(0.5) == pytest.approx(math.tanh(0.5))
 

@@ -256,6 +256,13 @@ torch::Tensor run(torch::Tensor x, int64_t which) {
     case 25:
       CHECK(cudaMemset(d_y, 0, (n + 1) * sizeof(double)));  // BUG fill_too_long
       break;
+    case 26: {
+      float* gone;
+      CHECK(cudaMalloc(&gone, size));
+      CHECK(cudaFree(gone));
+      CHECK(cudaMemcpy(host.data(), gone, size, cudaMemcpyDeviceToHost));  // BUG copy_of_freed
+      break;
+    }
   }
   if (which != 20) cudaFree(d_x);
   cudaFree(d_y);
