@@ -6,23 +6,30 @@
 
 With a GPU, nvcc builds it through PyTorch's load_inline. Without one, each CUDA thread is a fiber: thread
 blocks run one after another, and the threads of a block take turns at barriers and warp intrinsics, so the
-results are those of a GPU up to rounding. `checked=True` watches every load and store and raises, naming
-kernel, line and thread, for: an access out of bounds of a tensor or of shared memory, a race (a missing
-barrier), a read of uninitialized shared memory or of an uninitialized torch::empty, a tensor that was freed
-before the launch, a misaligned vector load, a barrier or a shuffle that only some threads reach, and a
-thread that waits forever. It fills an uninitialized local variable with one pattern, -1.7e38 as a float (NaN
-with clang), so that what comes of it is plainly wrong. Without `checked`, an invalid access ends the kernel
-with a less detailed error, and only where the processor traps it.
+results are those of a GPU up to rounding. A checker watches loads and stores and raises, naming kernel, line
+and thread, for: an access out of bounds of a tensor, of what cudaMalloc gave or of shared memory, through a
+pointer of the host's or a freed one; a race (a missing barrier); a read, also by an atomic operation, of
+uninitialized shared memory or of an uninitialized torch::empty or cudaMalloc; a misaligned vector load; a
+barrier or a shuffle that only some threads reach; and a thread that waits forever. A host call that passes
+the end of a buffer or copies in the wrong direction raises too, and so does a torch::empty that is returned
+half-written. An uninitialized local variable holds one pattern, -1.7e38 as a float (NaN with clang), so that
+what comes of it is plainly wrong.
+
+How long it watches: with checked=True to the end, which takes a hundred times as long, so use small tensors,
+up to 64 K elements. By default the first half million accesses of each launch, which takes a quarter of a
+second, and from there on for bounds alone, which takes five times as long as nothing. With checked=False not
+at all: an invalid access ends the kernel where the processor traps it, and else may end the process. A launch
+that a GPU refuses, as with 2048 threads a block, raises with checked=True, and is silent by default, as there.
 
 Where it differs from a GPU: it says nothing about speed, coalescing, bank conflicts or occupancy. Nothing
-runs concurrently, so a race shows in checked mode only. One thread block cannot wait for another. The checker
-misses an index that hits another tensor of the same launch, two arrays that a kernel itself carves out of one,
-and a pointer past the end of a local or a `__constant__` array. A kernel that ignores the strides of its input
-stays inside the tensor, so it gets no error, only wrong numbers. Inline PTX, wmma/mma, cp.async and TMA,
-clusters, cooperative groups and CUB are refused (NotOnCpu). In checked mode use small tensors, up to 64 K
-elements: it is thousands of times slower.
+runs concurrently, so only the checker shows a race. One thread block cannot wait for another, so grid.sync()
+takes a grid of one block. The checker misses an index that hits another tensor of the same launch, two arrays
+that a kernel itself carves out of one, and a pointer past the end of a local or a `__constant__` array. A
+kernel that ignores the strides of its input stays inside the tensor, so it gets wrong numbers and no error.
+Cooperative groups are there: thread blocks, tiles of up to 32 threads, coalesced threads, reduce and scan.
+Inline PTX, wmma/mma, cp.async and TMA, clusters, cooperative launches and CUB are refused (NotOnCpu).
 
-Environment: CUDA_ON_CPU_CHECKED=1 makes checked the default of load_inline and load_cuda;
+Environment: CUDA_ON_CPU_CHECKED=1 and =0 set what load_inline, load and load_cuda do where nobody says it;
 CUDA_ON_CPU_ORDER=forward, reverse or a seed sets the order in which the threads of a block take turns;
 CUDA_ON_CPU_TIMEOUT ends a launch after that many seconds (300). The rewriting of the source
 is in `cuda_translate.py`, the building in `cuda_build.py`, what runs the threads in `cuda_on_cpu/`.
@@ -47,7 +54,7 @@ from lib.nogpu.cuda_toolkit import (
     nvcc_check,
     use_pip_cuda,
 )
-from lib.nogpu.cuda_translate import NotOnCpu, namespaces_of, translate
+from lib.nogpu.cuda_translate import NotOnCpu, namespaces_of, translate, without_pybind11
 
 import torch
 
@@ -95,8 +102,9 @@ def load_cuda(
     The same source is built once: in this process the call then returns at once, in others it loads the
     built library from the course's cache.
 
-    `checked`: whether to use the checker; None means what CUDA_ON_CPU_CHECKED says. It has no effect with
-    a GPU: there, run `compute-sanitizer python script.py`.
+    `checked`: True to check every access of every launch, False to check none; None means what
+    CUDA_ON_CPU_CHECKED says, else the first half million of a launch, and bounds to its end. It has no effect
+    with a GPU: there, run `compute-sanitizer python script.py`.
     """
     if HAS_GPU:
         return _load_on_gpu(source, functions, name, verbose)
@@ -105,13 +113,13 @@ def load_cuda(
 
 
 def load_cuda_on_cpu(
-    source: str, functions: list[str], name="kernels", checked=False, verbose=False
+    source: str, functions: list[str], name="kernels", checked: bool | None = None, verbose=False
 ):
-    """`load_cuda` for CPU tensors, with or without a GPU in the machine."""
+    """`load_cuda` for CPU tensors, with or without a GPU; here CUDA_ON_CPU_CHECKED says nothing."""
     _require_functions(source, functions, name)
     namespace = _namespace(name, source, functions, checked, "cpu")
     if namespace not in _libraries:
-        bindings = _bindings(namespace, functions)
+        bindings = _bindings(namespace, functions, _STRICT)
         cpp = f'#line 1 "{name}.cu"\n{translate(source, name)}\n{bindings}'
         library = cuda_build.build_library(
             cpp, name, source=source, checked=checked, verbose=verbose
@@ -125,7 +133,7 @@ def memory_traffic(namespace) -> MemoryTraffic:
     """What the kernels behind `namespace` have done since the last call. Each call resets the counts.
 
     `namespace` is what load_cuda returned, or torch.ops.<name> of a source with its own TORCH_LIBRARY.
-    The bytes are counted in checked mode only.
+    The bytes are not counted with checked=False.
     """
     name = getattr(namespace, "name", None)
     if name not in _libraries:
@@ -150,26 +158,53 @@ def why_no_cuda() -> str | None:
 
 
 def install():
-    """Without a GPU, let torch.utils.cpp_extension.load_inline build CUDA sources for the CPU.
+    """Without a GPU, let torch.utils.cpp_extension's load_inline and load build CUDA sources for the CPU.
 
-    An op file that builds its .cu with load_inline then works unchanged. To CUDA this is what
-    TRITON_INTERPRET=1 is to Triton. Calls without cuda_sources go to PyTorch. With a GPU this does nothing.
+    An op file that builds its .cu with them then works unchanged. To CUDA this is what TRITON_INTERPRET=1 is
+    to Triton. Calls without CUDA sources go to PyTorch. With a GPU this does nothing.
     """
     if HAS_GPU:
         return
     extension = _import_cpp_extension()
-    original = extension.load_inline
-    if getattr(original, "builds_for_the_cpu", False):
+    _replace(extension.load_inline, _load_inline)
+    _replace(extension.load, _load_files)
+
+
+def _replace(function, new):
+    """Make `function` call new(original, ...), also for whoever has imported it before lib.
+
+    So the function stays the object that it is and gets another code, which finds `new` among its defaults.
+    """
+    if hasattr(function, "builds_for_the_cpu"):
         return
+    defaults, more = function.__defaults__, function.__kwdefaults__
+    original = types.FunctionType(
+        function.__code__, function.__globals__, function.__name__, defaults, function.__closure__
+    )
+    original.__kwdefaults__ = more
 
-    @functools.wraps(original)
-    def load_inline(name, cpp_sources, cuda_sources=None, *args, **kwargs):
-        if not cuda_sources:
-            return original(name, cpp_sources, cuda_sources, *args, **kwargs)
-        return _load_inline_on_cpu(name, cpp_sources, cuda_sources, *args, **kwargs)
+    def call(*args, _new, **kwargs):
+        return _new(*args, **kwargs)
 
-    load_inline.builds_for_the_cpu = True
-    extension.load_inline = load_inline
+    function.__code__, function.__defaults__ = call.__code__, None
+    function.__kwdefaults__ = {"_new": functools.partial(new, original)}
+    function.builds_for_the_cpu = True
+
+
+def _load_inline(original, name, cpp_sources, cuda_sources=None, *args, **kwargs):
+    if not cuda_sources:
+        return original(name, cpp_sources, cuda_sources, *args, **kwargs)
+    return _load_inline_on_cpu(name, cpp_sources, cuda_sources, *args, **kwargs)
+
+
+def _load_files(original, name, sources, *args, **kwargs):
+    paths = [Path(source) for source in ([sources] if isinstance(sources, str) else sources)]
+    if not any(path.suffix == ".cu" for path in paths):
+        return original(name, sources, *args, **kwargs)
+    options = dict(zip(["extra_cflags", "extra_cuda_cflags"], args)) | kwargs
+    folders = [str(path.parent) for path in paths]
+    options["extra_include_paths"] = folders + list(options.pop("extra_include_paths", None) or [])
+    return _build_inline(name, [(path.name, path.read_text()) for path in paths], **options)
 
 
 def _load_inline_on_cpu(
@@ -181,41 +216,50 @@ def _load_inline_on_cpu(
     extra_cflags=None,
     extra_cuda_cflags=None,
     *_,
+    **options,
+):
+    """load_inline for the CPU. Options that only concern nvcc or pybind11 are ignored."""
+    files = [(f"{name}.cpp", _joined(cpp_sources)), (f"{name}.cu", _joined(cuda_sources))]
+    names = [functions] if isinstance(functions, str) else list(functions or [])
+    return _build_inline(name, files, names, extra_cflags, extra_cuda_cflags, **options)
+
+
+def _build_inline(
+    name,
+    files,
+    functions=(),
+    extra_cflags=None,
+    extra_cuda_cflags=None,
     extra_include_paths=None,
     verbose=False,
     is_python_module=True,
-    **__,
+    **_,
 ):
-    """load_inline for the CPU. Options that only concern nvcc or pybind11 are ignored.
+    """Build `files`, pairs of a name and a text, as one library.
 
-    Returns a namespace with `functions` if they are given, else the path of the loaded library.
+    Returns a namespace with `functions` and those of a PYBIND11_MODULE; where there are none, the path of
+    the loaded library.
     """
     checked = cuda_build.checked_by_default()
-    cpp_source, cuda_source = _joined(cpp_sources), _joined(cuda_sources)
-    names = [functions] if isinstance(functions, str) else list(functions or [])
     all_flags = [*(extra_cflags or []), *(extra_cuda_cflags or [])]
     flags = list(dict.fromkeys(flag for flag in all_flags if re.match("-[DUI]", flag)))
     flags += [f"-I{os.path.abspath(path)}" for path in extra_include_paths or []]
 
-    own = namespaces_of(cpp_source + "\n" + cuda_source)
-    namespace = _namespace(name, (cpp_source, cuda_source, flags), names, checked, "inline")
-    cpp = "#include <torch/types.h>\n" + "".join(  # PyTorch's own begins so
-        f'#line 1 "{name}.{suffix}"\n{translate(text.replace(_PYBIND_HEADER, _PLAIN_HEADER), name)}\n'
-        for suffix, text in (("cpp", cpp_source), ("cu", cuda_source))
-    )
-    cpp += _bindings(namespace, names, widen=True)
-    options = {"source": cuda_source, "flags": flags, "checked": checked, "verbose": verbose}
+    bound, cpp = {function: function for function in functions}, "#include <torch/types.h>\n"
+    for file, text in files:  # PyTorch's own begins with that header too
+        text, names = without_pybind11(text)
+        bound |= names
+        cpp += f'#line 1 "{file}"\n{translate(text, file)}\n'
+    source = "\n".join(text for file, text in files)
+    namespace = _namespace(name, (files, flags), bound, checked, "inline")
+    cpp += _bindings(namespace, bound, _WIDENED)
+    options = {"source": source, "flags": flags, "checked": checked, "verbose": verbose}
     library = cuda_build.build_library(cpp, name, **options)
     if library not in _libraries.values():
         cuda_build.load_library(library)
-    for registered in (namespace, *own):
+    for registered in (namespace, *namespaces_of(source)):
         _libraries[registered] = library
-    return getattr(torch.ops, namespace) if names else str(library)
-
-
-# pybind11 takes half a minute to compile and is not needed: functions are bound by TORCH_LIBRARY.
-_PYBIND_HEADER = "#include <torch/extension.h>"
-_PLAIN_HEADER = "#include <torch/types.h>"
+    return getattr(torch.ops, namespace) if bound else str(library)
 
 
 def _joined(sources: str | list[str] | None) -> str:
@@ -290,13 +334,16 @@ def _require_functions(source: str, functions: list[str], name: str):
             raise ValueError(f"{name}.cu defines no function {function}; name its host functions")
 
 
-def _bindings(namespace: str, functions: list[str], widen: bool = False) -> str:
-    """The C++ that makes host functions callable from Python.
+# How a function is bound: with its own types, or as pybind11 does, which has int and float too.
+_STRICT = "::cuda_on_cpu::Strict<&{}>::call"
+_WIDENED = "::cuda_on_cpu::Bound<&{}>::call"
 
-    PyTorch binds int64_t and double; `widen` lets a function have int and float too, as pybind11 does.
-    """
+
+def _bindings(namespace: str, functions: list[str] | dict[str, str], how: str = "&{}") -> str:
+    """The C++ that makes host functions callable from Python; `functions` may map a name to its function."""
     if not functions:
         return ""
-    targets = {f: f"::cuda_on_cpu::Bound<&{f}>::call" if widen else f"&{f}" for f in functions}
-    lines = "".join(f'  m.def("{f}", {target});\n' for f, target in targets.items())
+    targets = functions if isinstance(functions, dict) else dict(zip(functions, functions))
+    calls = ((name, how.format(target)) for name, target in targets.items())
+    lines = "".join(f'  m.def("{name}", {call});\n' for name, call in calls)
     return f'#line 1 "bindings"\nTORCH_LIBRARY({namespace}, m) {{\n{lines}}}\n'

@@ -70,7 +70,13 @@ def why_no_compiler() -> str | None:
 
 
 def build_library(
-    cpp: str, name: str, *, source: str, flags: list[str] = (), checked=False, verbose=False
+    cpp: str,
+    name: str,
+    *,
+    source: str,
+    flags: list[str] = (),
+    checked: bool | None = None,
+    verbose=False,
 ) -> Path:
     """Compile `cpp`, which came from the CUDA `source`, and return the library; at once if it is there.
 
@@ -174,17 +180,18 @@ def _hint(name: str) -> str:
     )
 
 
-def checked_by_default() -> bool:
-    """Whether CUDA_ON_CPU_CHECKED makes the checker the default."""
-    return os.environ.get("CUDA_ON_CPU_CHECKED", "0") not in ("", "0")
+def checked_by_default() -> bool | None:
+    """What CUDA_ON_CPU_CHECKED wishes: 1 is True, 0 is False; None where it is not set."""
+    wish = os.environ.get("CUDA_ON_CPU_CHECKED")
+    return wish != "0" if wish else None
 
 
-def _mode_flags(checked: bool) -> list[str]:
+def _mode_flags(checked: bool | None) -> list[str]:
     flags = ["-std=c++20", "-fPIC", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE"]
     flags += ["-Wno-unknown-pragmas", "-Wno-attributes"]  # #pragma unroll, __align__
     if not _is_clang():
         flags += ["-fno-gnu-unique"]  # two builds of a template must not share its static variables
-    if checked:
+    if checked is not False:
         # These make the compiler call the functions in hooks.h; nothing is linked for them.
         sanitizers = [f"-fsanitize={name}" for name in ("thread", "alignment", "bounds")]
         flags += sanitizers
@@ -195,9 +202,14 @@ def _mode_flags(checked: bool) -> list[str]:
     return [*flags, "-O1", "-g1"]
 
 
-def _beginning(checked: bool) -> str:
+# Without a wish, so many accesses of each launch are held to all rules: a quarter of a second.
+CHECKED_FIRST = 1 << 19
+
+
+def _beginning(checked: bool | None) -> str:
     """The first lines of every C++ file."""
-    mode = "#define CUDA_ON_CPU_CHECKED\n" if checked else ""
+    mode = "" if checked is False else "#define CUDA_ON_CPU_CHECKED\n"
+    mode += f"#define CUDA_ON_CPU_CHECKED_FIRST {CHECKED_FIRST}\n" if checked is None else ""
     return f'#define CUDA_ON_CPU_ADDR2LINE "{_addr2line()}"\n{mode}#include "cuda_on_cpu.h"\n'
 
 
@@ -211,7 +223,9 @@ def _torch_includes() -> list[str]:
     return [f"-isystem{include}", f"-isystem{include / 'torch/csrc/api/include'}"]
 
 
-def _compile(text: str, library: Path, source: str, flags: list[str], checked: bool, verbose: bool):
+def _compile(
+    text: str, library: Path, source: str, flags: list[str], checked: bool | None, verbose
+):
     """Compile and link, by way of temporary names."""
     started = time.perf_counter()
     folder, name = library.parent, library.stem
@@ -220,8 +234,9 @@ def _compile(text: str, library: Path, source: str, flags: list[str], checked: b
     cpp.write_text(text)
     compiler = find_compiler()
     mode_flags = _mode_flags(checked)
-    # Where the checker is the default, builds without it are too few to precompile headers for them.
-    prelude = _precompiled_header(mode_flags) if checked or not checked_by_default() else []
+    # Builds without the checker are too few to precompile headers for them, unless all are.
+    few = checked is False and checked_by_default() is not False
+    prelude = [] if few else _precompiled_header(mode_flags)
     command = [*compiler, "-c", cpp.name, "-o", f"{part}.o", *flags, *_includes()]
     try:
         result = _run([*command, *prelude], folder, verbose)
@@ -244,7 +259,7 @@ def _compile(text: str, library: Path, source: str, flags: list[str], checked: b
         print(f"built {library} in {time.perf_counter() - started:.1f} s")
 
 
-def precompile_headers(checked: bool):
+def precompile_headers(checked: bool | None):
     """Start precompiling PyTorch's headers for a mode, in the background, where they are not there yet."""
     if why_no_compiler() is None:
         _precompiled_header(_mode_flags(checked))

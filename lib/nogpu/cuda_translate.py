@@ -1,6 +1,6 @@
 """Rewrite CUDA C++ so that a C++ compiler can read it. Every line keeps its number.
 
-    kernel<<<grid, block>>>(x)     ::cuda_on_cpu::Launch(grid, block).kernel("kernel", ...)(x)
+    kernel<<<grid, block>>>(x)     ::cuda_on_cpu::Launch(grid, block).kernel("kernel", "x_ptr", ...)(x)
     __shared__ float part[32];     a reference to memory that the runtime hands out
     x.data_ptr<float>()            ::cuda_on_cpu::noted(x).data_ptr<float>()
     torch::empty_like(x)           ::cuda_on_cpu::made_empty(torch::empty_like(x))
@@ -24,10 +24,10 @@ _NOT_ON_CPU = [
     (r"\bnvcuda\b|\bwmma\b|[<\"]mma\.h[>\"]", "a tensor-core fragment (wmma)"),
     (r"__pipeline_\w+|\bmemcpy_async\b|cuda_pipeline\w*\.h", "an asynchronous copy (cp.async)"),
     (r"\bCUtensorMap\b|\bcp_async_bulk\w*", "a bulk tensor copy (TMA)"),
-    (r"\bcooperative_groups\b", "cooperative_groups"),
+    (r"__cluster_dims__|\bcudaLaunchKernelEx\w*|\bthis_cluster\b", "a cluster launch"),
     (
-        r"__cluster_dims__|\bcudaLaunchKernelEx\w*|\bcudaLaunchCooperativeKernel\b",
-        "a cluster launch",
+        r"\bcudaLaunchCooperativeKernel\w*|\bmulti_grid_group\b",
+        "a cooperative launch (here one thread block runs after another)",
     ),
     (r"\bcub::|<cub/", "CUB"),
     (r"\bthrust::|<thrust/", "Thrust"),
@@ -77,8 +77,9 @@ def refuse_what_needs_a_gpu(source: str, name: str = "kernels"):
             refusals.append((code.count("\n", 0, match.end()) + 1, construct))
     if refusals:
         line, construct = min(refusals)
+        file = name if name.endswith((".cpp", ".cu")) else f"{name}.cu"
         raise NotOnCpu(
-            f"{name}.cu line {line}: {construct} cannot run on the CPU; put it under "
+            f"{file} line {line}: {construct} cannot run on the CPU; put it under "
             "`#ifndef CUDA_ON_CPU` with a plain version beside it, or use a machine with a GPU."
         )
 
@@ -87,6 +88,25 @@ def namespaces_of(source: str) -> list[str]:
     """The namespaces under torch.ops that the TORCH_LIBRARY blocks of a source define."""
     pattern = r"\bTORCH_LIBRARY(?:_FRAGMENT|_IMPL)?\s*\(\s*(\w+)"
     return list(dict.fromkeys(re.findall(pattern, _without_comments(source))))
+
+
+def without_pybind11(source: str) -> tuple[str, dict[str, str]]:
+    """`source` without its PYBIND11_MODULE, and the functions that it binds by their names in Python.
+
+    A module that binds anything but functions stays where it is, and translate() refuses it.
+    """
+    code = _without_comments(source)
+    module = re.search(r"\bPYBIND11_MODULE\s*\(\s*\w+\s*,\s*(\w+)\s*\)\s*\{", code)
+    if not module:
+        return source, {}
+    end = _end_of_bracket(code, module.end())
+    body = _without_comments(source[module.end() : end - 1], strings=False)
+    functions = re.findall(
+        rf"\b{module[1]}\s*\.\s*def\s*\(\s*\"(\w+)\"\s*,\s*&?\s*([\w:]+)\s*[,)]", body
+    )
+    if code.count(";", module.end(), end) != len(functions):
+        return source, {}
+    return _replace(source, [(module.start(), end, "")]), dict(functions)
 
 
 def _without_comments(source: str, strings: bool = True) -> str:
@@ -142,9 +162,24 @@ def _launches(source: str) -> str:
         start = _start_of_kernel_name(code, match.start())
         kernel = " ".join(code[start : match.start()].split())
         call = f"[&](auto... a_) {{ {kernel}(a_...); }}"
-        launch = f'::cuda_on_cpu::Launch({match[1]}).kernel("{kernel}", {call})'
+        names = ",".join(_parameter_names(code, kernel))
+        launch = f'::cuda_on_cpu::Launch({match[1]}).kernel("{kernel}", "{names}", {call})'
         edits.append((start, match.end(), launch))
     return _replace(source, edits)
+
+
+def _parameter_names(code: str, kernel: str) -> list[str]:
+    """What the kernel calls its parameters; [] where its definition is not in this source."""
+    name = re.sub(r"<.*", "", kernel, flags=re.S).split("::")[-1].strip()
+    head = re.search(rf"__global__\b[^;{{}}]*?\b{re.escape(name)}\s*\(", code) if name else None
+    if not head:
+        return []
+    parameters = code[head.end() : _end_of_bracket(code, head.end()) - 1]
+    ends = (
+        re.search(r"(\w*)\s*(?:\[[^\]]*\]\s*)*(?:=.*)?$", p, re.S)
+        for p in _split_at_commas(parameters)
+    )
+    return [end[1] for end in ends]
 
 
 def _start_of_kernel_name(code: str, end: int) -> int:
@@ -229,7 +264,10 @@ def _split_at_commas(text: str) -> list[str]:
 
 # ---- x.data_ptr<T>() -------------------------------------------------------------------------
 
-_DATA_POINTER = re.compile(r"\s*\.\s*(?:(?:const_|mutable_)?data_ptr|packed_accessor(?:32|64))\b")
+_DATA_POINTER = re.compile(
+    r"\s*\.\s*(?:template\s+)?"
+    r"(?:(?:const_|mutable_)?data_ptr\b|(?:packed_)?accessor(?:32|64)?\s*<|data\s*<[\w:\s]+>\s*\()"
+)
 
 
 def _data_pointers(source: str) -> str:
@@ -291,6 +329,9 @@ _NAMES = [
     (r"\b(DeviceType|DispatchKey|Backend)::CUDA\b", r"\1::CPU"),
     (r"(\bTORCH_LIBRARY_IMPL\s*\(\s*\w+\s*,\s*(?:Autograd)?)CUDA\b", r"\1CPU"),
     (r"(?<!\(\()\b__noinline__\b", "__attribute__((noinline))"),
+    # The cast of every book; without it cudaMalloc knows what its memory will hold.
+    (r"\b(cuda(?:Malloc\w*|HostAlloc)\s*\(\s*)\(\s*void\s*\*\s*\*\s*\)", r"\1"),
+    (r"\b(cuda(?:Malloc\w*|HostAlloc)\s*\(\s*)reinterpret_cast\s*<\s*void\s*\*\s*\*\s*>", r"\1"),
 ]
 
 

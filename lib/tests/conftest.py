@@ -136,7 +136,11 @@ NIGHTLY = {
     ],
     "nogpu/test_cuda_on_cpu.py": [
         with_plain_builds,
-        named("test_speed_of_a_cold_build", "test_nvcc_compiles_the_same_sources"),
+        named(
+            "test_speed_of_a_cold_build",
+            "test_nvcc_compiles_the_same_sources",
+            "test_files_are_built_also_where_load_was_imported_before_lib",
+        ),
     ],
     "nogpu/test_cuda_programs.py": [
         with_plain_builds,
@@ -153,6 +157,8 @@ NIGHTLY = {
         named("test_the_compiler_puts_in_the_fence_within_a_role_alone"),
     ],
     "nogpu/test_gluon_programs.py": [named("test_a_program_compiles_for_hopper")],
+    # Large builds; of each kind test_cuda_on_cpu.py has a program and a mistake.
+    "nogpu/test_cuda_books.py": [lambda item: True],
     "nogpu/test_inductor.py": [
         named(
             "test_layer_norm_of_many_rows_sums_in_a_workspace",

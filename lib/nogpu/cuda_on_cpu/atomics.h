@@ -10,19 +10,21 @@ CUDA_ON_CPU_RUNTIME T sum(T a, T b) {
 }  // namespace cuda_on_cpu
 
 // noinline: the return address is the line of the kernel.
-#define CUDA_ON_CPU_ATOMIC(name, new_value)                                                    \
+#define CUDA_ON_CPU_ATOMIC_OF(kind, name, new_value)                                           \
   template <class T>                                                                           \
   CUDA_ON_CPU_RUNTIME __attribute__((noinline)) static T name(T* address,                      \
                                                               std::type_identity_t<T> value) { \
-    cuda_on_cpu::access(address, sizeof(T), cuda_on_cpu::Access::atomic_update,                \
+    cuda_on_cpu::access(address, sizeof(T), cuda_on_cpu::Access::kind,                         \
                         __builtin_return_address(0));                                          \
     T old = *address;                                                                          \
     *address = new_value;                                                                      \
     return old;                                                                                \
   }
+#define CUDA_ON_CPU_ATOMIC(name, new_value) \
+  CUDA_ON_CPU_ATOMIC_OF(atomic_update, name, new_value)
 CUDA_ON_CPU_ATOMIC(atomicAdd, cuda_on_cpu::sum(old, value))
 CUDA_ON_CPU_ATOMIC(atomicSub, old - value)
-CUDA_ON_CPU_ATOMIC(atomicExch, value)
+CUDA_ON_CPU_ATOMIC_OF(atomic_exchange, atomicExch, value)
 CUDA_ON_CPU_ATOMIC(atomicMax, old < value ? value : old)
 CUDA_ON_CPU_ATOMIC(atomicMin, value < old ? value : old)
 CUDA_ON_CPU_ATOMIC(atomicAnd, old& value)

@@ -13,17 +13,18 @@
 //   shared_memory.h  __shared__ arrays, fixed and dynamic
 //   tensors.h        where the tensors begin and end whose data_ptr() was taken
 //   launch.h         kernel<<<grid, block, bytes, stream>>>(...)
+//   groups.h         cooperative groups: thread blocks, tiles of a warp, coalesced threads
 //   atomics.h        atomicAdd and friends, __threadfence
 //   device_math.h    __expf, rsqrtf, __ldg, min, max
 //   half.h           __half, __nv_bfloat16 and their pairs
+//   memory.h         cudaMalloc, cudaMemcpy and friends
 //   host_api.h       what host code asks of CUDA and of c10::cuda: streams, guards, errors
 //   checker.h        checked mode: is this access in bounds, initialised, free of races?
 //   hooks.h          checked mode: the compiler calls these before every load and store
 //
 // Where it differs from a GPU: no two threads run at once, warps are not in lockstep, nothing is
 // fast, coalescing and bank conflicts cost nothing, and float arithmetic is the CPU's. Inline PTX,
-// wmma, cp.async, TMA, clusters, cooperative groups and CUB are not there; cuda_translate.py says
-// so.
+// wmma, cp.async, TMA, clusters and CUB are not there; cuda_translate.py says so.
 #pragma once
 
 #define CUDA_ON_CPU 1  // a source can ask: `#ifdef CUDA_ON_CPU`
@@ -56,6 +57,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <type_traits>
 #include <unordered_map>
@@ -88,6 +90,7 @@
 #include "atomics.h"
 #include "device_math.h"
 #include "half.h"
+#include "memory.h"
 #include "host_api.h"
 #include "hooks.h"
 // clang-format on

@@ -59,83 +59,6 @@ static inline cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t 
   return *milliseconds = static_cast<float>(end->milliseconds - start->milliseconds), cudaSuccess;
 }
 
-// Memory without a tensor. It is watched like one that torch::empty made.
-namespace cuda_on_cpu {
-static std::unordered_map<void*, c10::intrusive_ptr<c10::StorageImpl>> allocated;
-}  // namespace cuda_on_cpu
-template <class T>
-static cudaError_t cudaMalloc(T** pointer, size_t bytes) {
-  using Element = std::conditional_t<std::is_void_v<T>, char, T>;
-  auto storage = c10::make_intrusive<c10::StorageImpl>(
-      c10::StorageImpl::use_byte_size_t(), bytes, c10::GetAllocator(c10::DeviceType::CPU), false);
-  *pointer = static_cast<T*>(storage->mutable_data());
-  cuda_on_cpu::fill_never_written(reinterpret_cast<char*>(*pointer), bytes, sizeof(Element));
-  cuda_on_cpu::note_memory(storage, cuda_on_cpu::Address(*pointer), bytes, sizeof(Element), true);
-  cuda_on_cpu::allocated[*pointer] = std::move(storage);
-  return cudaSuccess;
-}
-template <class T>
-static inline cudaError_t cudaMallocAsync(T** pointer, size_t bytes, cudaStream_t) {
-  return cudaMalloc(pointer, bytes);
-}
-template <class T>
-static inline cudaError_t cudaMallocManaged(T** pointer, size_t bytes, unsigned = 1) {
-  return cudaMalloc(pointer, bytes);
-}
-static inline cudaError_t cudaFree(void* pointer) {
-  bool known = !pointer || cuda_on_cpu::allocated.erase(pointer);
-  return known ? cudaSuccess : cudaErrorInvalidValue;
-}
-static inline cudaError_t cudaFreeAsync(void* pointer, cudaStream_t) { return cudaFree(pointer); }
-template <class T>
-static inline cudaError_t cudaMallocHost(T** pointer, size_t bytes) {
-  return *pointer = static_cast<T*>(malloc(bytes)), cudaSuccess;
-}
-static inline cudaError_t cudaFreeHost(void* pointer) { return free(pointer), cudaSuccess; }
-
-enum cudaMemcpyKind {
-  cudaMemcpyHostToHost,
-  cudaMemcpyHostToDevice,
-  cudaMemcpyDeviceToHost,
-  cudaMemcpyDeviceToDevice,
-  cudaMemcpyDefault
-};
-static inline cudaError_t cudaMemset(void* to, int value, size_t bytes) {
-  return std::memset(to, value, bytes), cudaSuccess;
-}
-static inline cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes,
-                                          cudaStream_t = nullptr) {
-  return cudaMemset(to, value, bytes);
-}
-static inline cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {
-  return std::memcpy(to, from, bytes), cudaSuccess;
-}
-static inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes,
-                                          cudaMemcpyKind kind, cudaStream_t = nullptr) {
-  return cudaMemcpy(to, from, bytes, kind);
-}
-static inline cudaError_t cudaMemcpy2D(void* to, size_t to_pitch, const void* from,
-                                       size_t from_pitch, size_t width, size_t height,
-                                       cudaMemcpyKind) {
-  for (size_t row = 0; row < height; ++row) {
-    std::memcpy(static_cast<char*>(to) + row * to_pitch,
-                static_cast<const char*>(from) + row * from_pitch, width);
-  }
-  return cudaSuccess;
-}
-template <class Symbol>
-static inline cudaError_t cudaMemcpyToSymbol(Symbol& to, const void* from, size_t bytes,
-                                             size_t offset = 0,
-                                             cudaMemcpyKind = cudaMemcpyHostToDevice) {
-  return std::memcpy(reinterpret_cast<char*>(&to) + offset, from, bytes), cudaSuccess;
-}
-template <class Symbol>
-static inline cudaError_t cudaMemcpyFromSymbol(void* to, const Symbol& from, size_t bytes,
-                                               size_t offset = 0,
-                                               cudaMemcpyKind = cudaMemcpyDeviceToHost) {
-  return std::memcpy(to, reinterpret_cast<const char*>(&from) + offset, bytes), cudaSuccess;
-}
-
 // More than 48 KB of dynamic shared memory: a GPU keeps the limit for each kernel, we keep one.
 enum cudaFuncAttribute {
   cudaFuncAttributeMaxDynamicSharedMemorySize = 8,
@@ -292,7 +215,25 @@ struct Bound;
 template <class Result, class... Arguments, Result (*function)(Arguments...)>
 struct Bound<function> {
   static BindingType<Result> call(BindingType<Arguments>... arguments) {
-    return function(static_cast<Arguments>(arguments)...);
+    if constexpr (std::is_same_v<Result, at::Tensor>) {
+      return whole(function(static_cast<Arguments>(arguments)...));
+    } else {
+      return function(static_cast<Arguments>(arguments)...);
+    }
+  }
+};
+
+// The same with the types as they are.
+template <auto function>
+struct Strict;
+template <class Result, class... Arguments, Result (*function)(Arguments...)>
+struct Strict<function> {
+  static Result call(Arguments... arguments) {
+    if constexpr (std::is_same_v<Result, at::Tensor>) {
+      return whole(function(std::forward<Arguments>(arguments)...));
+    } else {
+      return function(std::forward<Arguments>(arguments)...);
+    }
   }
 };
 

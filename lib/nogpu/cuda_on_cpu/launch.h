@@ -1,11 +1,13 @@
 // kernel<<<grid, block, bytes, stream>>>(a, b) becomes
-// ::cuda_on_cpu::Launch(grid, block, bytes, stream).kernel("kernel", [&](auto... a) { kernel(a...);
-// })(a, b) and the kernel has ended when the call returns. Streams make no difference.
+// ::cuda_on_cpu::Launch(grid, block, bytes, stream).kernel("kernel", "x,y", [&](auto... a) {
+// kernel(a...); })(a, b), with the names of its parameters, and the kernel has ended when the call
+// returns. Streams make no difference.
 #pragma once
 namespace cuda_on_cpu {
 
 CUDA_ON_CPU_RUNTIME static void give_turn_to(Thread* thread) {
   runtime.current = thread;
+  runtime.current_stack = Address(thread->fiber->stack);
   builtin.thread_index = coordinates(index_of(thread));
 }
 
@@ -34,7 +36,10 @@ CUDA_ON_CPU_RUNTIME static void fiber_main() {
 }
 
 CUDA_ON_CPU_RUNTIME static void start_block(std::uint32_t block) {
-  std::memset(runtime.arena, 0xff, runtime.arena_used);  // what the block before has used
+  if (runtime.arena_used) {  // by the block before
+    std::memset(runtime.arena, 0xff, runtime.arena_used);
+    forget_passed_ranges();
+  }
   runtime.block = block;
   builtin.block_index = block_coordinates(block);
   ++runtime.block_epoch;
@@ -43,7 +48,8 @@ CUDA_ON_CPU_RUNTIME static void start_block(std::uint32_t block) {
   runtime.arena_used = 0;
   runtime.shared_bytes = 0;
   runtime.shared_variables.clear();
-  for (Thread& thread : runtime.threads) {
+  for (unsigned k = 0; k < runtime.n_threads; ++k) {
+    Thread& thread = runtime.threads[k];
     thread.state = ThreadState::fresh;
     thread.spin_address = 0;
     thread.spin_count = 0;
@@ -72,8 +78,15 @@ CUDA_ON_CPU_RUNTIME static bool run_ready_threads() {
 // All threads wait. Warp intrinsics whose other lanes have exited since are completed.
 CUDA_ON_CPU_RUNTIME static bool complete_warp_calls() {
   bool completed = false;
-  for (Thread& thread : runtime.threads) {
+  for (unsigned k = 0; k < runtime.n_threads; ++k) {
+    Thread& thread = runtime.threads[k];
     if (thread.state == ThreadState::in_warp && complete_warp_call(&thread)) completed = true;
+  }
+  for (unsigned k = 0; k < runtime.n_threads && !completed; ++k) {
+    Thread& thread = runtime.threads[k];
+    if (thread.state != ThreadState::in_warp || thread.call != WarpCall::coalesce) continue;
+    coalesce(&thread);
+    completed = true;
   }
   return completed;
 }
@@ -81,7 +94,8 @@ CUDA_ON_CPU_RUNTIME static bool complete_warp_calls() {
 // All threads wait, and some in a warp intrinsic: it will never be complete.
 CUDA_ON_CPU_RUNTIME static bool warp_is_stuck() {
   const Thread *in_warp = nullptr, *at_barrier = nullptr;
-  for (const Thread& thread : runtime.threads) {
+  for (unsigned k = 0; k < runtime.n_threads; ++k) {
+    const Thread& thread = runtime.threads[k];
     if (thread.state == ThreadState::in_warp) in_warp = &thread;
     if (thread.state == ThreadState::at_barrier) at_barrier = &thread;
   }
@@ -100,7 +114,8 @@ CUDA_ON_CPU_RUNTIME static bool warp_is_stuck() {
 CUDA_ON_CPU_RUNTIME static void open_barrier() {
   const Thread* first = nullptr;
   runtime.barrier_votes = 0;
-  for (const Thread& thread : runtime.threads) {
+  for (unsigned k = 0; k < runtime.n_threads; ++k) {
+    const Thread& thread = runtime.threads[k];
     if (thread.state != ThreadState::at_barrier) continue;
     if (!first) first = &thread;
     if (thread.place.line != first->place.line) {
@@ -125,8 +140,9 @@ CUDA_ON_CPU_RUNTIME static void open_barrier() {
   }
 #endif
   ++runtime.barriers_passed;
-  for (Thread& thread : runtime.threads) {
-    if (thread.state == ThreadState::at_barrier) thread.state = ThreadState::ready;
+  for (unsigned k = 0; k < runtime.n_threads; ++k) {
+    ThreadState& state = runtime.threads[k].state;
+    if (state == ThreadState::at_barrier) state = ThreadState::ready;
   }
 }
 
@@ -142,12 +158,11 @@ CUDA_ON_CPU_RUNTIME static void run_block(std::uint32_t block) {
 // In which order the threads of a block get their turns: CUDA_ON_CPU_ORDER is `forward`, `reverse`
 // or a number, the seed of a random order. A correct kernel gives the same answer in each.
 CUDA_ON_CPU_RUNTIME static void set_thread_order() {
-  auto& order = runtime.order;
-  order.resize(runtime.n_threads);
+  unsigned* order = runtime.order;
   for (unsigned i = 0; i < runtime.n_threads; ++i) order[i] = i;
   const char* wish = getenv("CUDA_ON_CPU_ORDER");
   if (!wish) return;
-  if (!strcmp(wish, "reverse")) std::reverse(order.begin(), order.end());
+  if (!strcmp(wish, "reverse")) std::reverse(order, order + runtime.n_threads);
   std::uint64_t random = strtoull(wish, nullptr, 10);
   if (!random) return;
   for (unsigned i = runtime.n_threads - 1; i > 0; --i) {
@@ -195,7 +210,6 @@ CUDA_ON_CPU_RUNTIME static void run_grid(dim3 grid, dim3 block) {
   builtin.grid_size = grid;
   builtin.block_size = block;
   runtime.n_threads = block.x * block.y * block.z;
-  runtime.threads.resize(runtime.n_threads);
   set_thread_order();
   start_checking();
   std::uint64_t blocks = std::uint64_t(grid.x) * grid.y * grid.z;
@@ -218,6 +232,7 @@ CUDA_ON_CPU_RUNTIME static void run_grid(dim3 grid, dim3 block) {
 template <class Function>
 struct KernelCall {
   const char* name;
+  const char* parameters;
   Function call_kernel;
   dim3 grid, block;
   size_t shared_bytes;
@@ -236,18 +251,19 @@ struct KernelCall {
       runtime.last_error = cudaErrorInvalidConfiguration;
       runtime.last_error_detail = std::string(name) + " was launched with " + error + "\n  at " +
                                   place.file + ":" + std::to_string(place.line);
-#ifdef CUDA_ON_CPU_CHECKED
+#if defined(CUDA_ON_CPU_CHECKED) && !defined(CUDA_ON_CPU_CHECKED_FIRST)
       check(std::exchange(runtime.last_error, cudaSuccess));
 #endif
       return;  // as on a GPU, nothing happens until somebody asks cudaGetLastError()
     }
-    open_tensors<std::decay_t<Arguments>...>(arguments...);
+    open_tensors<std::decay_t<Arguments>...>(parameters, arguments...);
     using Values = std::tuple<std::decay_t<Arguments>...>;
-    std::pair<Function*, Values> call(&call_kernel, Values(std::forward<Arguments>(arguments)...));
+    std::pair<Function, Values> call(call_kernel, Values(std::forward<Arguments>(arguments)...));
     runtime.arguments = &call;
+    runtime.arguments_bytes = sizeof call;
     runtime.body = [](void* pointer) {
       auto& [function, values] = *static_cast<decltype(call)*>(pointer);
-      std::apply(*function, values);
+      std::apply(function, values);
     };
     runtime.dynamic_shared_bytes = shared_bytes;
     run_grid(grid, block);
@@ -263,8 +279,8 @@ struct Launch {
       : grid(grid), block(block), shared_bytes(shared_bytes), place(place) {}
 
   template <class Function>
-  KernelCall<Function> kernel(const char* name, Function function) {
-    return {name, function, grid, block, shared_bytes, place};
+  KernelCall<Function> kernel(const char* name, const char* parameters, Function function) {
+    return {name, parameters, function, grid, block, shared_bytes, place};
   }
 };
 

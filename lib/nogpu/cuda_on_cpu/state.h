@@ -1,5 +1,6 @@
 // Everything the runtime remembers. One copy for each built source; the CPU thread that launches a
-// kernel holds `mutex` until the kernel has ended.
+// kernel holds `mutex` until the kernel has ended. What each thread or access needs stands in plain
+// arrays: in checked mode the functions of a std::vector are slow, because they are watched.
 #pragma once
 namespace cuda_on_cpu {
 
@@ -18,7 +19,15 @@ struct Place {  // a line of the .cu
 };
 
 enum class ThreadState : char { fresh, ready, at_barrier, in_warp, done };
-enum class WarpCall : char { sync, shuffle, shuffle_up, shuffle_down, shuffle_xor, ballot };
+enum class WarpCall : char {
+  sync,
+  shuffle,
+  shuffle_up,
+  shuffle_down,
+  shuffle_xor,
+  ballot,
+  coalesce  // cooperative groups: which lanes have come here together?
+};
 
 struct Fiber {
   void* stack_pointer = nullptr;  // where the fiber stopped (x86-64)
@@ -40,6 +49,9 @@ struct Thread {
   unsigned spin_count;
 };
 
+// Whose a piece of memory is. A tensor may stand for one of the GPU or for one of the host: both.
+enum class Memory : char { both, gpu, host };
+
 struct TensorRange {  // memory that a host function has taken a pointer to
   Address begin, end;
   long elements;
@@ -48,6 +60,19 @@ struct TensorRange {  // memory that a host function has taken a pointer to
   // Checked mode: until the next launch the memory is not given to another tensor.
   c10::intrusive_ptr<c10::StorageImpl> held = {};
   bool made_empty = false;  // by torch::empty
+  Memory memory = Memory::both;
+  std::string_view name = {};  // of the parameter by which the kernel got it
+};
+
+// A pointer that a kernel got, and that leads to no memory we know.
+struct StrayPointer {
+  Address address;
+  std::string_view name;
+};
+
+struct FreedMemory {
+  Address begin, end;
+  Memory memory;
 };
 
 struct SharedVariable {
@@ -76,9 +101,10 @@ struct Runtime {
   Place launch_place;
   void (*body)(void*) = nullptr;  // calls the kernel for one thread
   void* arguments = nullptr;
+  size_t arguments_bytes = 0;
   size_t dynamic_shared_bytes = 0;
-  Address host_stack = 0;       // the arguments of the kernel lie near here
-  std::vector<unsigned> order;  // in which the threads of a block get their turns
+  Address host_stack = 0;       // what a lambda of the launch refers to lies near here
+  unsigned order[kMaxThreads];  // in which the threads of a block get their turns
   Failure failure;
   void* last_access = nullptr;  // of the kernel to memory: the address behind the call (checked mode)
   cudaError_t last_error = cudaSuccess;
@@ -92,8 +118,9 @@ struct Runtime {
   std::uint32_t warp_syncs = 0;  // counts __syncwarp() calls, of all warps and launches
   unsigned turn = 0;             // index into order
   int barrier_votes = 0;         // __syncthreads_count
-  std::vector<Thread> threads;
+  Thread threads[kMaxThreads];
   Thread* current = nullptr;
+  Address current_stack = 0;  // where its local variables lie
 
   // Stacks.
   Fiber host;
@@ -105,6 +132,8 @@ struct Runtime {
   std::vector<SharedVariable> shared_variables;
   std::vector<TensorRange> tensors;           // the pointer taken last comes first
   std::vector<TensorRange*> visible_tensors;  // those that this launch got a pointer to
+  std::vector<StrayPointer> stray_pointers;   // that this launch got
+  std::vector<FreedMemory> freed;             // the latest
   std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>>
       made_empty;  // checked mode: by torch::empty
   Statistics statistics;
@@ -122,7 +151,7 @@ struct InsideRuntime {
 };
 
 CUDA_ON_CPU_RUNTIME static unsigned index_of(const Thread* thread) {
-  return static_cast<unsigned>(thread - runtime.threads.data());
+  return static_cast<unsigned>(thread - runtime.threads);
 }
 CUDA_ON_CPU_RUNTIME static uint3 coordinates(unsigned thread_index) {
   return {thread_index % blockDim.x, thread_index / blockDim.x % blockDim.y,

@@ -6,6 +6,12 @@ namespace cuda_on_cpu {
 CUDA_ON_CPU_RUNTIME static void forget_freed_tensors() {
   auto freed = [](const auto& storage) { return storage.expired(); };
   auto& tensors = runtime.tensors;
+  for (const TensorRange& range : tensors) {
+    if (freed(range.storage)) runtime.freed.push_back({range.begin, range.end, range.memory});
+  }
+  constexpr size_t remembered = 64;
+  if (runtime.freed.size() > remembered)
+    runtime.freed.erase(runtime.freed.begin(), runtime.freed.end() - remembered);
   tensors.erase(std::remove_if(tensors.begin(), tensors.end(),
                                [&](const TensorRange& range) { return freed(range.storage); }),
                 tensors.end());
@@ -15,11 +21,12 @@ CUDA_ON_CPU_RUNTIME static void forget_freed_tensors() {
 
 CUDA_ON_CPU_RUNTIME static void note_memory(const c10::intrusive_ptr<c10::StorageImpl>& storage,
                                             Address begin, size_t bytes, unsigned element_bytes,
-                                            bool made_empty) {
+                                            bool made_empty, Memory memory = Memory::both) {
   std::lock_guard<std::mutex> lock(runtime.mutex);
   forget_freed_tensors();
   TensorRange range = {begin, begin + bytes, static_cast<long>(bytes / element_bytes),
                        element_bytes, c10::weak_intrusive_ptr<c10::StorageImpl>(storage)};
+  range.memory = memory;
 #ifdef CUDA_ON_CPU_CHECKED
   range.held = storage;
   range.made_empty = made_empty;
@@ -50,6 +57,40 @@ CUDA_ON_CPU_RUNTIME static void note_tensor(const at::Tensor& tensor, const void
               static_cast<unsigned>(tensor.element_size()), was_made_empty(storage));
 }
 
+// Whose memory lies there, and how many bytes of it come behind the address: those of the whole
+// storage, not only those of a slice. What nobody knows is the host's; of __device__ variables the
+// end is unknown.
+extern "C" __attribute__((visibility("hidden"))) char __ehdr_start, _end;  // the built library
+
+struct MemoryAt {
+  Memory memory;
+  size_t bytes_left;
+};
+static MemoryAt memory_at(Address address) {
+  constexpr size_t unknown = ~size_t(0);
+  for (const TensorRange& range : runtime.tensors) {
+    if (address < range.begin || address >= range.end) continue;
+    auto storage = range.storage.lock();
+    if (storage) return {range.memory, Address(storage->data()) + storage->nbytes() - address};
+  }
+  bool in_library = address >= Address(&__ehdr_start) && address < Address(&_end);
+  return {in_library ? Memory::both : Memory::host, unknown};
+}
+
+// Says who has freed the memory there; empty where nobody has.
+static std::string freed_at(Address address) {
+  auto inside = [&](const auto& range) { return range.begin <= address && address < range.end; };
+  for (const TensorRange& range : runtime.tensors) {
+    if (!inside(range)) continue;
+    bool given_back = range.held && range.memory != Memory::both && range.held.use_count() == 1;
+    return given_back ? "memory that cudaFree has freed" : "";
+  }
+  for (auto range = runtime.freed.rbegin(); range != runtime.freed.rend(); ++range) {
+    if (inside(*range) && range->memory == Memory::gpu) return "memory that cudaFree has freed";
+  }
+  return "";
+}
+
 static inline const at::Tensor& noted(const at::Tensor& tensor) {
   note_tensor(tensor, tensor.data_ptr());
   return tensor;
@@ -71,8 +112,9 @@ CUDA_ON_CPU_RUNTIME static const void* never_written(unsigned element_bytes) {
 }
 
 CUDA_ON_CPU_RUNTIME static void fill_never_written(char* memory, size_t bytes, unsigned width) {
-  for (size_t at = 0; at + width <= bytes; at += width) {
-    std::memcpy(memory + at, never_written(width), std::min(width, 16u));
+  const void* pattern = never_written(width);
+  for (size_t at = 0; width <= 16 && at + width <= bytes; at += width) {
+    std::memcpy(memory + at, pattern, width);
   }
 }
 
@@ -88,16 +130,45 @@ CUDA_ON_CPU_RUNTIME static at::Tensor made_empty(at::Tensor tensor) {
 
 #endif
 
+// What a host function returns. A tensor of floats by torch::empty that is written in part is a
+// mistake, such as a grid that is too small; one of which nothing is written may be a workspace.
+#ifndef CUDA_ON_CPU_CHECKED
+static inline at::Tensor whole(at::Tensor tensor) { return tensor; }
+#else
+static at::Tensor whole(at::Tensor tensor) {
+  if (!tensor.is_cpu() || !at::isFloatingType(tensor.scalar_type())) return tensor;
+  if (!was_made_empty(tensor.storage().unsafeGetStorageImpl())) return tensor;
+  at::Tensor packed = tensor.contiguous();
+  size_t width = packed.element_size(), elements = packed.numel(), unwritten = 0, first = 0;
+  const char* data = static_cast<const char*>(packed.const_data_ptr());
+  for (size_t k = elements; k-- > 0;) {
+    if (std::memcmp(data + k * width, never_written(width), width)) continue;
+    first = k;
+    ++unwritten;
+  }
+  if (!unwritten || unwritten == elements) return tensor;
+  raise("CUDA kernel " + std::string(runtime.kernel) +
+            ", the last one: the tensor that is returned has " + std::to_string(elements) +
+            " elements, and " + std::to_string(unwritten) +
+            " of them nobody has written, element " + std::to_string(first) +
+            " as the first: the grid may be too small\n  at " + runtime.launch_place.file + ":" +
+            std::to_string(runtime.launch_place.line),
+        cudaErrorLaunchFailure);
+}
+#endif
+
 // ---- What a launch may touch -----------------------------------------------------------------
 
 // Opens the range in which the address lies, if there is one that is not open yet.
-CUDA_ON_CPU_RUNTIME static TensorRange* open_tensor_at(Address address) {
+CUDA_ON_CPU_RUNTIME static TensorRange* open_tensor_at(Address address,
+                                                       std::string_view name = {}) {
   for (TensorRange& range : runtime.tensors) {
     bool inside = range.begin <= address && address < range.end;
     auto& open = runtime.visible_tensors;
     bool is_open = std::find(open.begin(), open.end(), &range) != open.end();
     if ((inside || address == range.begin) && !is_open) {
       open.push_back(&range);
+      range.name = name;
       return &range;
     }
   }
@@ -119,10 +190,20 @@ CUDA_ON_CPU_RUNTIME static void open_pointers_in(const TensorRange& table) {
 // whose pointer was taken last is meant, and both if the kernel gets that address twice. A struct
 // may hold pointers that we cannot see; then every tensor is open to it.
 template <class Argument>
-CUDA_ON_CPU_RUNTIME void open_tensor_of(const Argument& argument, bool& all) {
+CUDA_ON_CPU_RUNTIME void open_tensor_of(const Argument& argument, std::string_view name,
+                                        bool& all) {
   if constexpr (std::is_pointer_v<Argument>) {
     using Element = std::remove_cv_t<std::remove_pointer_t<Argument>>;
-    TensorRange* range = open_tensor_at(Address(argument));
+    TensorRange* range = open_tensor_at(Address(argument), name);
+    if (!range && argument && memory_at(Address(argument)).memory == Memory::host)
+      runtime.stray_pointers.push_back({Address(argument), name});
+    // cudaMalloc gave bytes, for a void*: what they are the kernel says.
+    if constexpr (!std::is_void_v<Element>) {
+      if (range && range->memory != Memory::both && range->element_bytes == 1) {
+        range->element_bytes = sizeof(Element);
+        range->elements = static_cast<long>((range->end - range->begin) / sizeof(Element));
+      }
+    }
     if constexpr (std::is_pointer_v<Element> || std::is_integral_v<Element>) {
       if (range && sizeof(Element) == 8) open_pointers_in(*range);
     }
@@ -140,10 +221,13 @@ CUDA_ON_CPU_RUNTIME static void refuse_freed_tensors() {
     for (const TensorRange& range : runtime.tensors) ours += range.held == open->held;
     if (!open->held || open->held.use_count() > ours) continue;
     runtime.failure = {};
+    std::string name = open->name.empty() ? "" : "`" + std::string(open->name) + "` is ";
     runtime.failure.message =
-        "a pointer into a tensor of " + std::to_string(open->elements) +
-        " elements that has been freed: a temporary such as x.contiguous() lives to the end of its "
-        "statement; give it a name";
+        open->memory == Memory::gpu
+            ? name + "a pointer to memory that cudaFree has freed"
+            : name + "a pointer into a tensor of " + std::to_string(open->elements) +
+                  " elements that has been freed: a temporary such as x.contiguous() lives to the "
+                  "end of its statement; give it a name";
     runtime.failure.place = runtime.launch_place;
     for (TensorRange& range : runtime.tensors) range.held.reset();
     raise_failure();
@@ -152,12 +236,20 @@ CUDA_ON_CPU_RUNTIME static void refuse_freed_tensors() {
 }
 #endif
 
+// The next of `names`, which are separated by commas.
+CUDA_ON_CPU_RUNTIME static std::string_view next_name(std::string_view& names) {
+  std::string_view name = names.substr(0, names.find(','));
+  names.remove_prefix(std::min(names.size(), name.size() + 1));
+  return name;
+}
+
 template <class... Arguments>
-CUDA_ON_CPU_RUNTIME void open_tensors(const Arguments&... arguments) {
+CUDA_ON_CPU_RUNTIME void open_tensors(std::string_view names, const Arguments&... arguments) {
   forget_freed_tensors();
   runtime.visible_tensors.clear();
+  runtime.stray_pointers.clear();
   bool all = false;
-  (open_tensor_of(arguments, all), ...);
+  (open_tensor_of(arguments, next_name(names), all), ...);
 #ifdef CUDA_ON_CPU_CHECKED
   refuse_freed_tensors();
 #endif

@@ -26,6 +26,8 @@ CUDA_ON_CPU_RUNTIME static unsigned gathered_lanes(const Thread* thread) {
     if (other.state == ThreadState::done) continue;
     if (other.state != ThreadState::in_warp) return 0;
     if (other.call != thread->call || other.mask != thread->mask) {
+      bool waits_for_us = other.mask >> (index_of(thread) - first) & 1;
+      if (!waits_for_us) return 0;  // it is on its way
       record_failure(
           "lanes of a warp wait in different warp intrinsics, or with different masks (lines " +
               std::to_string(thread->place.line) + " and " + std::to_string(other.place.line) + ")",
@@ -76,8 +78,27 @@ CUDA_ON_CPU_RUNTIME static void join_lanes(unsigned first, unsigned lanes) {
 }
 #endif
 
+// The lanes that wait in the same line for the lanes that are there go on together.
+CUDA_ON_CPU_RUNTIME static void coalesce(const Thread* thread) {
+  unsigned first = first_of_warp(thread), lanes = 0;
+  auto waits_here = [&](const Thread& other) {
+    return other.state == ThreadState::in_warp && other.call == WarpCall::coalesce &&
+           other.place.line == thread->place.line;
+  };
+  unsigned last = std::min(first + kWarpSize, runtime.n_threads);
+  for (unsigned k = first; k < last; ++k) {
+    if (waits_here(runtime.threads[k])) lanes |= 1u << (k - first);
+  }
+  for (unsigned k = first; k < last; ++k) {
+    if (!(lanes >> (k - first) & 1)) continue;
+    runtime.threads[k].value_out = lanes;
+    runtime.threads[k].state = ThreadState::ready;
+  }
+}
+
 // If every lane has come, gives each its result and lets them go on.
 CUDA_ON_CPU_RUNTIME static bool complete_warp_call(const Thread* thread) {
+  if (thread->call == WarpCall::coalesce) return false;  // others may come yet
   unsigned lanes = gathered_lanes(thread);
   if (!lanes) return false;
   unsigned first = first_of_warp(thread), ballot = 0;

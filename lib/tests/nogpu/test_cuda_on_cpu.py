@@ -13,7 +13,7 @@ from pathlib import Path
 
 from lib.machine import HAS_GPU
 from lib.nogpu import cuda, cuda_build, cuda_toolkit
-from lib.nogpu.cuda_translate import namespaces_of, translate
+from lib.nogpu.cuda_translate import namespaces_of, translate, without_pybind11
 from lib.recorded.results import ROOT
 from lib.tests import yardstick
 
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def plain():
-    return cuda.load_cuda_on_cpu(CORRECT, FUNCTIONS, name="correct")
+    return cuda.load_cuda_on_cpu(CORRECT, FUNCTIONS, name="correct", checked=False)
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +154,7 @@ MISTAKES = [
         1,
         "no_guard",
         None,
-        "out-of-bounds read of 4 bytes at element 1000 of a tensor with 1000 elements",
+        "out-of-bounds read of 4 bytes at element 1000 of .* a tensor with 1000 elements",
     ),
     (2, "guard_one_too_far", None, "out-of-bounds write of 4 bytes at element 1000"),
     (3, "before_the_start", None, "out-of-bounds read of 4 bytes at element -1 "),
@@ -192,7 +192,7 @@ MISTAKES = [
         14,
         "sum_without_atomic",
         None,
-        "race: no barrier separates this read of element 0 of a tensor",
+        "race: no barrier separates this read of element 0 of .* a tensor",
     ),
     (
         15,
@@ -271,9 +271,9 @@ def test_a_slice_ends_where_it_ends(checked, rand):
     whole, y = rand(200), torch.zeros(1)
     checked.read_first(whole, y, 200)
     checked.read_first(whole[:100], y, 100)
-    with pytest.raises(cuda.KernelError, match="element 100 of a tensor with 100 elements"):
+    with pytest.raises(cuda.KernelError, match="element 100 of .* a tensor with 100 elements"):
         checked.read_first(whole[:100], y, 101)
-    with pytest.raises(cuda.KernelError, match="element 50 of a tensor with 50 elements"):
+    with pytest.raises(cuda.KernelError, match="element 50 of .* a tensor with 50 elements"):
         checked.read_first(whole[50:100], y, 51)
 
 
@@ -303,7 +303,7 @@ def test_a_freed_tensor_is_forgotten(checked, rand):
     y = torch.zeros(1)
     for n in (1000, 10, 500, 20):  # the allocator hands out the same memory again
         checked.read_first(rand(n), y, n)
-        with pytest.raises(cuda.KernelError, match=f"element {n} of a tensor with {n} elements"):
+        with pytest.raises(cuda.KernelError, match=f"element {n} of .* a tensor with {n} elements"):
             checked.read_first(rand(n), y, n + 1)
 
 
@@ -438,30 +438,204 @@ def test_load_inline_builds_for_the_cpu(plain, rand, monkeypatch):
     assert torch.equal(plain.add_relu(x, x), torch.relu(x + x))  # the other library kept its own
 
 
-def test_load_inline_needs_no_include(monkeypatch):
-    """As with PyTorch's own, a declaration is enough, also before any headers are precompiled."""
+DEFAULT = """#include <cooperative_groups/reduce.h>
+namespace cg = cooperative_groups;
+__global__ void twice(const float* x, float* y, int from) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  y[i] = 2 * x[from + i];
+}
+__global__ void add_all(const float* x, float* y, int n) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) *y += x[i];
+}
+__global__ void sums_of_eight(const float* x, float* y, int n) {
+  auto tile = cg::tiled_partition<8>(cg::this_thread_block());
+  float sum = x[threadIdx.x];
+  if (threadIdx.x < n) sum = cg::reduce(tile, sum, cg::plus<float>());
+  y[threadIdx.x] = sum;
+}
+torch::Tensor eights(torch::Tensor x, int n) {
+  auto y = torch::zeros_like(x);
+  sums_of_eight<<<1, x.numel()>>>(x.data_ptr<float>(), y.data_ptr<float>(), n);
+  return y;
+}
+torch::Tensor run(torch::Tensor x, int blocks, int from) {
+  auto y = torch::zeros_like(x);
+  twice<<<blocks, 64>>>(x.data_ptr<float>(), y.data_ptr<float>(), from);
+  return y;
+}
+torch::Tensor through_memory_of_its_own(torch::Tensor x, int blocks, int more) {
+  auto y = torch::empty_like(x);
+  float *d_x, *d_y;
+  cudaMalloc((void**)&d_x, x.nbytes());
+  cudaMalloc(&d_y, x.nbytes());
+  cudaMemcpy(d_x, x.data_ptr<float>(), x.nbytes() + more, cudaMemcpyHostToDevice);
+  twice<<<blocks, 64>>>(d_x, d_y, 0);
+  cudaMemcpy(y.data_ptr<float>(), d_y, x.nbytes(), cudaMemcpyDeviceToHost);
+  cudaFree(d_x);
+  cudaFree(d_y);
+  return y;
+}
+torch::Tensor rounded_down(torch::Tensor x, int blocks) {
+  auto y = torch::empty_like(x);
+  if (blocks) twice<<<blocks, 32>>>(x.data_ptr<float>(), y.data_ptr<float>(), 0);
+  return y;
+}
+torch::Tensor sum(torch::Tensor x) {
+  auto y = torch::zeros({1}, x.options());
+  add_all<<<2, 64>>>(x.data_ptr<float>(), y.data_ptr<float>(), x.numel());
+  return y;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def by_default():
+    """Built with no wish for or against the checker, no #include and no headers precompiled."""
     cuda.install()
     from torch.utils.cpp_extension import load_inline
 
-    monkeypatch.setattr(cuda_build, "_precompiled_header", lambda flags: [])
-    declared = "torch::Tensor plus_one(torch::Tensor x)"
-    module = load_inline(
-        "bare", cpp_sources=f"{declared};", cuda_sources=f"{declared} {{ return x + 1; }}",
-        functions=["plus_one"],
-    )  # fmt: skip
-    assert module.plus_one(torch.ones(3)).tolist() == [2, 2, 2]
+    names = ["run", "through_memory_of_its_own", "sum", "eights", "rounded_down"]
+    declared = [line for line in DEFAULT.splitlines() if line.startswith("torch::Tensor ")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("CUDA_ON_CPU_CHECKED")
+        patch.setattr(cuda_build, "_precompiled_header", lambda flags: [])
+        declarations = "".join(line.replace(" {", ";\n") for line in declared)
+        return load_inline("bare", declarations, DEFAULT, functions=names)
 
 
-def test_load_inline_without_cuda_sources_is_pytorchs(monkeypatch):
-    calls = []
-    extension = types.SimpleNamespace(
-        load_inline=lambda *args, **kwargs: calls.append((args, kwargs))
-    )
+def test_by_default_a_small_overrun_is_an_error_and_not_a_crash(by_default, rand):
+    x = rand(100)
+    for run in (
+        lambda: by_default.run(x, 2, 0),
+        lambda: by_default.through_memory_of_its_own(x, 2, 0),
+    ):
+        for _ in range(20):
+            with pytest.raises(cuda.KernelError) as error:
+                run()
+            message = str(error.value)
+            assert "at element 100 of" in message and "with 100 elements" in message
+            assert "thread (36,0,0) of block (1,0,0)\n  at bare.cu:5" in message
+    for start in (-1, -(2**20)):
+        with pytest.raises(cuda.KernelError, match=f"element {start} of"):
+            by_default.run(x, 1, start)
+    with pytest.raises(cuda.KernelError, match="race: .* of `y`"):
+        by_default.sum(x)
+    assert (
+        by_default.run(x, 0, 0).tolist() == [0] * 100
+    )  # a launch that fails is silent, as on a GPU
+    with pytest.raises(cuda.KernelError, match="cudaMemcpy to memory that has 400 bytes .*: 404"):
+        by_default.through_memory_of_its_own(x, 2, 4)
+
+
+def test_by_default_a_result_that_is_written_in_part_is_an_error(by_default, rand):
+    x = rand(96)
+    assert torch.equal(by_default.rounded_down(x, 3), 2 * x)
+    assert by_default.rounded_down(x, 0).shape == x.shape  # a workspace, as it seems
+    with pytest.raises(
+        cuda.KernelError, match="has 96 elements, and 32 of them nobody .* element 64"
+    ):
+        by_default.rounded_down(x, 2)
+
+
+def test_by_default_groups_of_threads_cooperate(by_default, rand):
+    x = rand(64)
+    want = x.view(8, 8).sum(1, keepdim=True).expand(8, 8)
+    torch.testing.assert_close(by_default.eights(x, 64).view(8, 8), want)
+    with pytest.raises(
+        cuda.KernelError, match="a shuffle reads lane 28 of its warp.*\n  at bare.cu:14"
+    ):
+        by_default.eights(x, 28)
+
+
+def test_by_default_a_large_launch_is_checked_for_bounds_to_its_end(by_default, rand):
+    x = rand(1 << 19)  # 2**20 accesses: half of them come after the full checks
+    seconds, y = yardstick.cpu_seconds(lambda: by_default.run(x, 1 << 13, 0))
+    assert torch.equal(y, 2 * x)
+    assert seconds < yardstick.for_python(1.5)
+    cuda.memory_traffic(by_default)
+    assert torch.equal(by_default.through_memory_of_its_own(x, 1 << 13, 0), 2 * x)
+    assert cuda.memory_traffic(by_default)[3:] == (x.nbytes, x.nbytes)
+    with pytest.raises(cuda.KernelError, match=f"element {len(x)} of .*\n  at bare.cu:5"):
+        by_default.run(x, (1 << 13) + 1, 0)
+    with pytest.raises(cuda.KernelError, match=f"element {len(x)} of .*\n  at bare.cu:5"):
+        by_default.through_memory_of_its_own(x, (1 << 13) + 1, 0)
+
+
+def test_without_cuda_sources_they_are_pytorchs(monkeypatch):
+    def load_inline(*args, **kwargs):
+        return "inline", args, kwargs
+
+    def load(name, sources, verbose=False, *, more=None):
+        return "files", name, sources, verbose, more
+
+    extension = types.SimpleNamespace(load_inline=load_inline, load=load)
     monkeypatch.setattr(cuda, "HAS_GPU", False)
     monkeypatch.setattr(cuda, "_import_cpp_extension", lambda: extension)
     cuda.install()
-    extension.load_inline("name", "int f() { return 1; }", functions=["f"])
-    assert calls == [(("name", "int f() { return 1; }", None), {"functions": ["f"]})]
+    assert extension.load is load  # whoever imported it before has the new one too
+    plain = load_inline("name", "int f() { return 1; }", functions=["f"])
+    assert plain == ("inline", ("name", "int f() { return 1; }", None), {"functions": ["f"]})
+    assert load("name", ["a.cpp"], True, more=1) == ("files", "name", ["a.cpp"], True, 1)
+    assert load("name", "a.cpp") == ("files", "name", "a.cpp", False, None)
+
+
+IMPORTED_FIRST = """
+from torch.utils.cpp_extension import load, load_inline
+import lib, pathlib, torch
+folder = pathlib.Path(__file__).parent
+module = load(name="lltm_cuda", sources=[str(folder / "lltm.cpp"), str(folder / "lltm_kernel.cu")])
+y = module.forward(torch.ones(100))[0]
+assert torch.equal(y, torch.full((100,), 2.0)), y
+try:
+    module.forward(torch.ones(100)[:50])
+except RuntimeError as error:
+    print(error)
+"""
+LLTM_CPP = """
+#include <torch/extension.h>
+#include <vector>
+std::vector<torch::Tensor> lltm_cuda_forward(torch::Tensor x);
+#define CHECK_INPUT(x) TORCH_CHECK(x.is_cuda(), #x " must be a CUDA tensor")
+std::vector<torch::Tensor> lltm_forward(torch::Tensor x) {
+  CHECK_INPUT(x);
+  return lltm_cuda_forward(x);
+}
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  m.def("forward", &lltm_forward, "LLTM forward (CUDA); in one kernel");  // "backward" is missing
+}
+"""
+LLTM_CU = """
+#include <torch/extension.h>
+#include <cuda_runtime.h>
+#include "factor.h"
+__global__ void twice(const float* __restrict__ gates, float* __restrict__ out) {
+  out[threadIdx.x] = FACTOR * gates[threadIdx.x];
+}
+std::vector<torch::Tensor> lltm_cuda_forward(torch::Tensor x) {
+  auto y = torch::zeros_like(x);
+  twice<<<1, 100>>>(x.data_ptr<float>(), y.data_ptr<float>());
+  return {y};
+}
+"""
+
+
+@pytest.mark.skipif(HAS_GPU, reason="load is PyTorch's own where there is a GPU")
+def test_files_are_built_also_where_load_was_imported_before_lib(tmp_path):
+    """PyTorch's tutorial on extensions: a .cpp that binds with pybind11, and a .cu."""
+    for name, text in [
+        ("main.py", IMPORTED_FIRST),
+        ("lltm.cpp", LLTM_CPP),
+        ("lltm_kernel.cu", LLTM_CU),
+        ("factor.h", "#define FACTOR 2.f"),
+    ]:
+        (tmp_path / name).write_text(text)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(tmp_path / "main.py")]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert "element 50 of `gates`, a tensor with 50 elements" in result.stdout
+    assert result.stdout.splitlines()[1] == "  at lltm_kernel.cu:6"
 
 
 # ---- Builds ----------------------------------------------------------------------------------
@@ -482,7 +656,7 @@ def test_another_process_loads_what_is_built(plain):
         "from lib.nogpu import cuda\n"
         "source = pathlib.Path(sys.argv[1]).read_text()\n"
         "started = time.process_time()\n"
-        "kernels = cuda.load_cuda_on_cpu(source, sys.argv[2].split(), name='correct')\n"
+        "kernels = cuda.load_cuda_on_cpu(source, sys.argv[2].split(), 'correct', checked=False)\n"
         "kernels.add_relu\n"
         "print(time.process_time() - started)\n"
     )
@@ -703,11 +877,11 @@ def test_the_same_source_on_a_gpu(rand):
 TRANSLATIONS = [
     (
         "kernel<<<grid, block>>>(x, y);",
-        '::cuda_on_cpu::Launch(grid, block).kernel("kernel", [&](auto... a_) { kernel(a_...); })(x, y);',
+        '::cuda_on_cpu::Launch(grid, block).kernel("kernel", "", [&](auto... a_) { kernel(a_...); })(x, y);',
     ),
     (
         "ops::kernel<float, 4><<<1, 32, 0, stream>>>(x);",
-        '::cuda_on_cpu::Launch(1, 32, 0, stream).kernel("ops::kernel<float, 4>", '
+        '::cuda_on_cpu::Launch(1, 32, 0, stream).kernel("ops::kernel<float, 4>", "", '
         "[&](auto... a_) { ops::kernel<float, 4>(a_...); })(x);",
     ),
     (
@@ -724,13 +898,21 @@ TRANSLATIONS = [
         "extern __shared__ float bins[];",
         'float* bins = ::cuda_on_cpu::dynamic_slot.get_dynamic<float>("bins");',
     ),
+    (
+        "template <int N> __global__ void k(const float* __restrict__ x_ptr, int (*f)(int), int n[]) {}\n"
+        "k<3><<<1, 2>>>(x);",
+        "template <int N> __global__ void k(const float* __restrict__ x_ptr, int (*f)(int), int n[]) {}\n"
+        '::cuda_on_cpu::Launch(1, 2).kernel("k<3>", "x_ptr,,n", [&](auto... a_) { k<3>(a_...); })(x);',
+    ),
+    ("cudaMalloc((void**)&d, n);", "cudaMalloc(&d, n);"),
+    ("cudaMallocHost(reinterpret_cast<void **>(&d), n);", "cudaMallocHost((&d), n);"),
     ("f(x.data_ptr<float>())", "f(::cuda_on_cpu::noted(x).data_ptr<float>())"),
     ("f(a(b)[0].grad().data_ptr())", "f(::cuda_on_cpu::noted(a(b)[0].grad()).data_ptr())"),
     ("p->x.const_data_ptr<at::Half>()", "::cuda_on_cpu::noted(p->x).const_data_ptr<at::Half>()"),
     ("x.packed_accessor32<float, 2>()", "::cuda_on_cpu::noted(x).packed_accessor32<float, 2>()"),
     (
         "k<<<1, 2, 0, s>>>(NULL);",
-        '::cuda_on_cpu::Launch(1, 2, 0, s).kernel("k", [&](auto... a_) { k(a_...); })(nullptr);',
+        '::cuda_on_cpu::Launch(1, 2, 0, s).kernel("k", "", [&](auto... a_) { k(a_...); })(nullptr);',
     ),
     (
         "__shared__ union { float f[2]; int i[2]; } u;",
@@ -776,6 +958,15 @@ def test_a_launch_over_several_lines_keeps_them():
     assert '.kernel("kernel<float, 4>"' in result.split("\n")[1]
 
 
+def test_the_functions_of_a_pybind11_module():
+    module = 'PYBIND11_MODULE(NAME, m) {\n  m.def("f", &ns::f, "a; b");\n  m.def("g", g);\n}'
+    assert without_pybind11(f"a;\n{module}\nb;") == ("a;\n\n\n\n\nb;", {"f": "ns::f", "g": "g"})
+    more = module.replace("m.def(", "py::class_<A>(", 1)
+    assert without_pybind11(more) == (more, {})
+    with pytest.raises(cuda.NotOnCpu, match="PYBIND11_MODULE"):
+        translate(more)
+
+
 def test_namespaces_of_a_source():
     assert namespaces_of(OP_FILE) == ["cuda_on_cpu_test"]
     assert namespaces_of("// TORCH_LIBRARY(no, m)\nTORCH_LIBRARY_FRAGMENT(yes, m) {}") == ["yes"]
@@ -786,7 +977,7 @@ REFUSED = [
     ("#include <mma.h>", "wmma"),
     ("nvcuda::wmma::fragment<nvcuda::wmma::accumulator, 16, 16, 16, float> c;", "wmma"),
     ("__pipeline_memcpy_async(a, b, 16);", "cp.async"),
-    ("namespace cg = cooperative_groups;", "cooperative_groups"),
+    ("cudaLaunchCooperativeKernel(f, 2, 32, args);", "a cooperative launch"),
     ("#include <cub/cub.cuh>", "CUB"),
     ("__global__ void __cluster_dims__(2, 1, 1) k() {}", "cluster"),
     ("void f(cudaTextureObject_t t);", "texture"),

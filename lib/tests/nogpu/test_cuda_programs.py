@@ -30,21 +30,21 @@ MISTAKES = [
     ("barrier_in_uneven_loop", "28 of 64 threads of the block never reach"),
     ("mask_without_the_lane", "0x0000000f of a warp intrinsic lacks the calling lane"),
     ("two_masks", "with different masks"),
-    ("add_all", "read of element 0 of a tensor .* nobody has written"),
-    ("add_one", "read of element 100 of a tensor .* nobody has written"),
+    ("add_all", "read of element 0 of .* a tensor .* nobody has written"),
+    ("add_one", "read of element 100 of .* a tensor .* nobody has written"),
     ("copy", "a tensor of 1024 elements that has been freed: a temporary"),
     ("pointer_to_a_local", "local variables of another thread"),
     ("into_the_next_array", "element 64 of shared memory `a` with 64 elements"),
     ("partials_of_warps_that_are_not", "uninitialised element 2 of shared memory `part`"),
     ("workspace_unread", "nobody has written since it was allocated"),
-    ("vectors_past_the_end", "read of 16 bytes at element 100 of a tensor with 102 elements"),
-    ("narrow_index", "element -128 of a tensor"),
+    ("vectors_past_the_end", "read of 16 bytes at element 100 of .* a tensor with 102 elements"),
+    ("narrow_index", "element -128 of .* a tensor"),
     ("last_bin", "element 8 of shared memory `bins` with 8 elements"),
-    ("tile_past_the_edge", "element 400 of a tensor with 400 elements"),
-    ("halo", "element -1 of a tensor with 1024 elements"),
+    ("tile_past_the_edge", "element 400 of .* a tensor with 400 elements"),
+    ("halo", "element -1 of .* a tensor with 1024 elements"),
     ("local_array", r"index 4 is out of bounds for 'float \[4\]'"),
     ("odd_pair", "needs an address that is a multiple of 4, this one is 2 past one"),
-    ("shift_in_place", "race: .* write of element 1 of a tensor"),
+    ("shift_in_place", "race: .* write of element 1 of .* a tensor"),
     ("bins_without_atomics", "race: .* shared memory `bins`"),
     ("scan_in_place", "race: .* shared memory `row`"),
     ("one_after_the_other", "race: .* write of element 0 of shared memory `part` from the read"),
@@ -223,7 +223,7 @@ def test_a_function_that_is_only_declared_is_named(name, hint):
 
 def test_tanh_has_an_intrinsic():
     """glibc declares a function of its name, so that it compiles without being here."""
-    source = "double f(double x) { return __tanhf(x); }"
+    source = "#include <torch/extension.h>\ndouble f(double x) { return __tanhf(x); }"
     kernels = cuda.load_cuda_on_cpu(source, ["f"], checked=True)
     assert kernels.f(0.5) == pytest.approx(math.tanh(0.5))
 

@@ -1,0 +1,2 @@
+#include "../../cuda_on_cpu.h"
+#include "../../groups.h"
