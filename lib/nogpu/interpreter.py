@@ -11,6 +11,7 @@ Repairs         bfloat16 arithmetic, sums and atomic additions (upstream works o
                 `tl.reduce` with Inductor's maximum and minimum (upstream loops over elements in Python) ·
                 loop bounds computed in the kernel (triton 3.6 with NumPy from 2.4 on) ·
                 comparisons of two scalars in a mask (upstream widens them to integers, which 3.9 refuses) ·
+                pointers to pointers ·
                 NaN in `tl.maximum`, `tl.minimum` and `tl.clamp` (compiled they drop it, upstream keeps it) ·
                 the time that random numbers take (two hundred operations for each four) and every operation
                 (`interpreter_cost.py`).
@@ -51,6 +52,7 @@ def install():
     _repair_reduce()
     _repair_loop_bounds()
     _repair_splat()
+    _repair_pointers_to_pointers()
     _shorten_philox()
     _remember_dtypes()
     _skip_copy_back()
@@ -337,6 +339,17 @@ def _repair_splat():
         return splat(self, kind, arg)
 
     upstream.InterpreterBuilder.create_splat = create_splat
+
+
+def _repair_pointers_to_pointers():
+    """What one leads to is a pointer; upstream goes on to the number at the end, and reads 4 bytes of 8."""
+
+    def get_element_ty(self):
+        kind = self.dtype.scalar
+        return kind.element_ty if kind.is_ptr() else kind
+
+    upstream.TensorHandle.get_element_ty = get_element_ty
+    tl.pointer_type.primitive_bitwidth = 64
 
 
 # --- random numbers ------------------------------------------------------------------------------------
