@@ -24,7 +24,6 @@ import numpy as np
 import torch
 import triton.language as tl
 from triton.runtime import interpreter as upstream
-from triton.runtime.errors import InterpreterError
 
 
 class OutOfBounds(IndexError):
@@ -364,8 +363,6 @@ def _hook_launches(executor):
         self.fn.__signature__ = inspect.signature(kernel)
         try:
             call(self, *args, **kwargs)
-        except InterpreterError as error:
-            raise _root_cause(error) from None
         finally:
             running[-1].turns.end()
             self.fn = kernel
@@ -380,13 +377,6 @@ def tensors_in(value):
         return [t for v in value for t in tensors_in(v)]
     value = getattr(value, "base", value)
     return [value] if isinstance(value, torch.Tensor) else []
-
-
-def _root_cause(error):
-    """Upstream wraps an error once per call level; a reader wants the innermost one."""
-    while isinstance(error, InterpreterError) and error.__cause__ is not None:
-        error = error.__cause__
-    return error
 
 
 def _record(launch):

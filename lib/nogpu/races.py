@@ -41,7 +41,7 @@ def races(launch):
     Two programs of one launch race when they touch one element, at least one of them writing, not all of them
     atomically, and nothing puts them in order. An atomic operation that releases puts what its program did
     before it ahead of what another does after acquiring the same element: a lock, a flag, a counter. A launch
-    with such an order runs a second time in reverse, and so an order that only chance gave is not taken for one.
+    with such an order runs again in reverse, so that an order which only chance gave is not taken for one.
     There is one sentence per pointer argument, about its first such element; an empty list means no race for
     these inputs. Races between the warps of one program are not detected. Works with and without a GPU; use
     small inputs.

@@ -44,6 +44,16 @@ def kernel_frames():
         frame = frame.f_back
 
 
+def line_of_error(error):
+    """The innermost line of a kernel or helper that an error came through, in words, or None."""
+    place, step = None, error.__traceback__
+    while step is not None:
+        if not step.tb_frame.f_code.co_filename.startswith(_HIDDEN):
+            place = line_of(step.tb_frame)
+        step = step.tb_next
+    return place
+
+
 def line_of(frame):
     """'line 7 of softmax.py, `while True:`'"""
     path, number = frame.f_code.co_filename, frame.f_lineno
