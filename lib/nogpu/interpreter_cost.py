@@ -127,7 +127,7 @@ def _reduce(self, tensors):
             [np.moveaxis(np.moveaxis(d, axis, 0)[k::2], 0, axis) for d in data] for k in (0, 1)
         ]
         data = _combine(self, tensors, *halves)
-    kept = [np.squeeze(d, axis) for d in data]
+    result = [np.squeeze(d, axis) for d in data]
     if self.keep_dims:
-        kept = data if self.axis is not None else [d.reshape([1] * n_dims) for d in data]
-    return [self.to_tensor(d if d.ndim else d.item(), t.dtype) for d, t in zip(kept, tensors)]
+        result = data if self.axis is not None else [d.reshape([1] * n_dims) for d in data]
+    return [self.to_tensor(d if d.ndim else d.item(), t.dtype) for d, t in zip(result, tensors)]

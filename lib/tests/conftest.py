@@ -143,6 +143,7 @@ NIGHTLY = {
             "test_a_name_that_only_a_gpu_has_gets_a_hint",
         ),
     ],
+    "nogpu/test_driver.py": [named("test_torch_logs_of_a_plain_compile")],
     "nogpu/test_inductor.py": [
         named(
             "test_layer_norm_of_many_rows_sums_in_a_workspace",
