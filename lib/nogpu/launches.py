@@ -159,8 +159,8 @@ def _explained(error, name, values, constexprs):
     if nones and type(error) in (AttributeError, KeyError, TypeError, ValueError, AssertionError):
         verb = "is None" if len(nones) == 1 else "are None"
         return TypeError(
-            f"{name}: {' and '.join(nones)} {verb}, and the kernel computes with it: pass a tensor, or guard"
-            f" the use with `if {nones[0]} is not None:`. {bare}"
+            f"{name}: {' and '.join(nones)} {verb}, and the kernel computes with it in {line_of_error(error)}:"
+            f" pass a tensor, or guard the use with `if {nones[0]} is not None:`. {bare}"
         )
     if type(error) in (AttributeError, KeyError):
         return TypeError(

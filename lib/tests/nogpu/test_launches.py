@@ -50,7 +50,7 @@ GOOD = {"x_ptr": X, "y_ptr": X, "n": 4, "BLOCK_SIZE": 4}
     [
         (
             {"x_ptr": None},
-            "x_ptr is None, and the kernel computes with it: pass a tensor, or guard",
+            r"x_ptr is None, and the kernel computes with it in line \d+ of .*: pass a tensor, or guard",
         ),
         ({"n": None}, "n is None, and the kernel computes"),
         ({"x_ptr": X.to(torch.complex64)}, r"x_ptr is complex64, .* torch.view_as_real\(x\)"),
