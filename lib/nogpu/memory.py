@@ -151,14 +151,25 @@ class _Launch:
             rest = rest[(rest < origin.low) | (rest + width > origin.high)]
         raise OutOfBounds(self._message(verb, int(rest[0]), origin))
 
+    def _nearby(self, address):
+        """A sentence about the tensor that is less than a megabyte away."""
+        tensors = [*self.arguments, *self.living]
+        near = min(tensors, key=lambda t: max(t.low - address, address - t.high), default=None)
+        if near is None or max(near.low - address, address - near.high) > 2**20:
+            return ""
+        return f" In {near.name}, the nearest, it would be element {near.element(address)} of {near.size()}."
+
     def _message(self, verb, address, origin):
         program = upstream.interpreter_builder.grid_idx
         what = f"{self.kernel}: {'load from' if verb == 'loaded' else 'store to'}"
         if origin is None:
+            where = (
+                f"address {address:#x}, where no living tensor is" if address else "a null pointer"
+            )
             return (
-                f"{what} address {address:#x}, where no living tensor is; in program {program}. It was not"
-                " computed from an argument. If it comes from a table of pointers, keep the tensors: a"
-                " temporary such as x.contiguous() lives to the end of its statement."
+                f"{what} {where}; in program {program}.{self._nearby(address)} The address was computed from no"
+                " argument. If it is from a table of pointers, keep the tensors: a temporary such as"
+                " x.contiguous() lives to the end of its statement."
             )
         lands_in = self.owner(address, address)
         lands_in = f" (the address lies in {lands_in.name})" if lands_in else ""
@@ -245,6 +256,7 @@ def _hook_accesses(builder):
         # a bool combined with a scalar arrives as integers, which would be taken for indices
         mask = np.broadcast_to(getattr(mask, "data", mask), pointers.data.shape).astype(bool)
         running[-1].access(verb, pointers, mask)
+        return mask
 
     def create_masked_load(self, pointers, mask, *rest, **options):
         check("loaded", pointers, mask)
@@ -253,8 +265,9 @@ def _hook_accesses(builder):
         return result
 
     def create_masked_store(self, pointers, value, mask, *rest, **options):
-        check("stored", pointers, mask)
-        running[-1].turns.wrote()
+        active = check("stored", pointers, mask)
+        if pointers.data.size > 1 or not _holds(pointers, value, active):
+            running[-1].turns.wrote()
         return store(self, pointers, value, mask, *rest, **options)
 
     def updating(method, pointers_at, mask_at):
@@ -262,9 +275,9 @@ def _hook_accesses(builder):
             pointers = args[pointers_at]
             mask = np.ones(pointers.data.shape, bool) if mask_at is None else args[mask_at]
             check("loaded", pointers, mask)
-            check("stored", pointers, mask)
+            active = check("stored", pointers, mask)
             before = method(self, *args)
-            if pointers.data.size == 1 and before.data == _value_at(pointers, before):
+            if _holds(pointers, before, active):
                 _read(pointers, before)  # a lock that another program holds
             else:
                 running[-1].turns.wrote()
@@ -290,9 +303,10 @@ def _read(pointers, value):
     running[-1].turns.read(int(pointers.data.flat[0]), what)
 
 
-def _value_at(pointers, like):
-    everywhere = np.ones(pointers.data.shape, bool)
-    return upstream._interpreter.load(pointers.data, everywhere, like.data, like.data.dtype)
+def _holds(pointers, value, active):
+    """Whether the memory at these pointers has this value."""
+    data = np.broadcast_to(value.data, pointers.data.shape)
+    return np.array_equal(upstream._interpreter.load(pointers.data, active, data, data.dtype), data)
 
 
 def _hook_pointers(builder):

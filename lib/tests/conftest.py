@@ -143,6 +143,22 @@ NIGHTLY = {
             "test_a_name_that_only_a_gpu_has_gets_a_hint",
         ),
     ],
+    "nogpu/test_memory.py": [
+        with_values(how="lanes"),
+        with_values(how="pointers to pointers"),
+        named("test_pointers_that_were_chosen_or_cast"),
+    ],
+    "nogpu/test_turns.py": [
+        named(
+            "test_a_program_may_wait_for_a_later_one",  # test_triton_programs.py has one that does
+            "test_a_loop_that_counts_its_tries_has_a_time_limit",
+            "test_barriers_of_all_programs",
+            "test_races_of_descriptors_and_of_a_table_of_pointers",
+            "test_races_where_programs_wait",
+            "test_several_flags_at_once",
+        )
+    ],
+    "nogpu/test_launches.py": [named("test_quoted_annotations_compile_too")],
     "nogpu/test_driver.py": [named("test_torch_logs_of_a_plain_compile")],
     "nogpu/test_inductor.py": [
         named(

@@ -216,3 +216,42 @@ def test_races_of_descriptors_and_of_a_table_of_pointers():
     y = torch.zeros(16)
     (sentence,) = races(lambda: kernel[(2,)](torch.randn(16), torch.tensor([y.data_ptr()]), 16))
     assert "program 0 stores element 0 of a tensor of shape (16,), program 1 stores it" in sentence
+
+
+@triton.jit
+def _collect_kernel(flag_ptr, y_ptr, POLL: tl.constexpr, N: tl.constexpr):
+    # Program 0 waits for a flag of each other one, with the same store over and over.
+    pid, all_flags = tl.program_id(0), flag_ptr + tl.arange(0, N)
+    if pid > 0:
+        tl.atomic_xchg(flag_ptr + pid, 1)
+    elif POLL == "add":
+        while tl.sum(tl.atomic_add(all_flags, 0)) < N - 1:
+            tl.store(y_ptr, 5)
+    else:
+        while tl.sum(tl.load(all_flags, volatile=True)) < N - 1:
+            tl.store(y_ptr, 5)
+
+
+@pytest.mark.parametrize("poll", ["add", "load"])
+def test_several_flags_at_once(poll):
+    y = zeros(1)
+    _collect_kernel[(4,)](zeros(4), y, POLL=poll, N=4)
+    assert y.item() == 5
+    with pytest.raises(WaitsForever, match="no other program is left"):
+        _collect_kernel[(1,)](zeros(4), y, POLL=poll, N=4)
+
+
+@triton.jit
+def _ticket_kernel(next_ptr, serving_ptr, y_ptr):
+    ticket = tl.atomic_add(next_ptr, 1)
+    while tl.atomic_add(serving_ptr, 0) != ticket:
+        pass
+    tl.store(y_ptr, tl.load(y_ptr) + 1)
+    tl.debug_barrier()
+    tl.atomic_add(serving_ptr, 1)
+
+
+def test_races_knows_a_lock_with_tickets():
+    y = zeros(1)
+    assert races(lambda: _ticket_kernel[(4,)](zeros(1), zeros(1), y)) == []
+    assert y.item() == 4
