@@ -11,7 +11,7 @@ Repairs         bfloat16 arithmetic, sums and atomic additions (upstream works o
                 `tl.reduce` with Inductor's maximum and minimum (upstream loops over elements in Python) ·
                 loop bounds computed in the kernel (triton 3.6 with NumPy from 2.4 on) ·
                 comparisons of two scalars in a mask (upstream widens them to integers, which 3.9 refuses) ·
-                pointers to pointers ·
+                pointers to pointers · `tl.atomic_poll` without a timeout ·
                 NaN in `tl.maximum`, `tl.minimum` and `tl.clamp` (compiled they drop it, upstream keeps it) ·
                 the time that random numbers take (two hundred operations for each four) and every operation
                 (`interpreter_cost.py`).
@@ -54,6 +54,7 @@ def install():
     _repair_loop_bounds()
     _repair_splat()
     _repair_pointers_to_pointers()
+    _repair_poll()
     _shorten_philox()
     _remember_dtypes()
     _skip_copy_back()
@@ -396,6 +397,19 @@ def _repair_pointers_to_pointers():
 
     upstream.TensorHandle.get_element_ty = get_element_ty
     tl.pointer_type.primitive_bitwidth = 64
+
+
+def _repair_poll():
+    """tl.atomic_poll without a timeout (triton 3.9), which hands on an empty value of the compiler."""
+    poll = getattr(upstream.InterpreterBuilder, "create_atomic_poll", None)
+    if poll is None:
+        return
+
+    def create_atomic_poll(self, pointers, expected, timeout_ns, *rest):
+        timeout_ns = timeout_ns if hasattr(timeout_ns, "data") else None
+        return poll(self, pointers, expected, timeout_ns, *rest)
+
+    upstream.InterpreterBuilder.create_atomic_poll = create_atomic_poll
 
 
 # --- random numbers ------------------------------------------------------------------------------------

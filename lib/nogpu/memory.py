@@ -101,7 +101,8 @@ class _Tensor:
 
 class _Launch:
     def __init__(self, kernel):
-        self.kernel, self.arguments = kernel, []
+        self.kernel, self.arguments = kernel.__name__, []
+        self.turns = turns.Turns(kernel, self.kernel)
         self.overflow = None  # (program, line) of the last int32 product that overflowed
 
     @functools.cached_property
@@ -371,8 +372,7 @@ def _hook_launches(executor):
 
     def watched(self, *args, **kwargs):
         kernel = self.fn
-        running.append(_Launch(kernel.__name__))
-        running[-1].turns = turns.Turns(kernel, kernel.__name__)
+        running.append(_Launch(kernel))
         self.fn = functools.wraps(kernel)(lambda **arguments: running[-1].turns.run(arguments))
         self.fn.__signature__ = inspect.signature(kernel)
         try:

@@ -255,3 +255,23 @@ def test_races_knows_a_lock_with_tickets():
     y = zeros(1)
     assert races(lambda: _ticket_kernel[(4,)](zeros(1), zeros(1), y)) == []
     assert y.item() == 4
+
+
+@pytest.mark.skipif(not hasattr(tl, "atomic_poll"), reason="Triton 3.9 has it")
+def test_a_poll_may_have_a_time_limit_of_its_own():
+    @triton.jit
+    def kernel(flag_ptr, y_ptr, LIMITED: tl.constexpr):
+        if LIMITED:
+            tl.store(y_ptr, tl.atomic_poll(flag_ptr, 1, timeout_ns=10_000_000).to(tl.int32) + 5)
+        elif tl.program_id(0) == 0:
+            tl.atomic_poll(flag_ptr, 1)
+            tl.store(y_ptr, 7)
+        else:
+            tl.atomic_xchg(flag_ptr, 1)
+
+    y = zeros(1)
+    kernel[(1,)](zeros(1), y, LIMITED=True)
+    assert y.item() == 5
+    kernel[(2,)](zeros(1), y, LIMITED=False)
+    assert y.item() == 7
+    assert races(lambda: kernel[(2,)](zeros(1), y, LIMITED=False)) == []
