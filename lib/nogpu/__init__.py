@@ -1,7 +1,11 @@
 """What stands in for a GPU when there is none: one file per idea.
 
     interpreter   Triton kernels run on CPU tensors, program by program, through NumPy.
+    launches      What an interpreted launch takes, and the sentences in which it refuses the rest.
+    turns         Programs that wait for one another, and those that wait for ever.
     memory        Every load and store of an interpreted kernel is checked and its bytes are counted.
+    races         Which programs of a launch race, and other orders of them.
+    driver        Host code that asks for a GPU: device="cuda", the active driver, do_bench.
     inductor      torch.compile writes the Triton code of a GPU that is not here.
     compile_only  A Triton or CUDA kernel compiled to PTX and SASS for a GPU that is not here.
     one_call      Attention and rms_norm as the one call that each is on a GPU, for counting and output code.
@@ -42,11 +46,12 @@ def install():
             "Triton's interpreter. Restart the kernel and import lib first."
         )
     os.environ["TRITON_INTERPRET"] = "1"
-    from lib.nogpu import cuda, interpreter, memory
+    from lib.nogpu import cuda, driver, interpreter, memory
 
     interpreter.install()
     memory.install()
     cuda.install()
+    driver.install()
     _launch_gluon()
 
 

@@ -18,10 +18,10 @@ versions are checked by `lib.nogpu.inductor` and the result is compared in `lib/
 """
 
 import contextlib
-import ctypes
-from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
+
+from lib.nogpu.driver import cudas_own_guard
 
 import torch
 from torch._subclasses import FakeTensorMode
@@ -52,8 +52,8 @@ H200 = SimpleNamespace(
 @contextlib.contextmanager
 def fake_gpu(properties=H200):
     """Inside, torch sees one GPU with these properties, and every tensor made is fake."""
-    _install_device_guard()
     with contextlib.ExitStack() as stack:
+        stack.enter_context(cudas_own_guard())
         # allow_non_fake_inputs: a constant inside a compiled function is a real CPU tensor
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         for patch in (
@@ -169,22 +169,6 @@ class OnCPU(TorchDispatchMode):
         cpu = torch.device("cpu")
         args, kwargs = tree_map_only(torch.device, lambda _: cpu, (args, kwargs or {}))
         return func(*args, **kwargs)
-
-
-def _install_device_guard():
-    """Put a guard that does nothing in CUDA's empty slot of torch's C++ registry of device guards.
-
-    Before an op on a cuda tensor, fake or not, C++ asks CUDA's guard to switch to the right GPU. A torch
-    built without CUDA has none and aborts. The device `meta` has a guard that does nothing: it serves
-    both. The slot is left filled: it is read only for cuda tensors, which such a torch cannot make.
-    """
-    n_slots, cuda, meta = 21, 1, 14  # c10::DeviceType, fixed numbers
-    libc10 = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
-    registry = (ctypes.c_void_p * n_slots).in_dll(
-        libc10, "_ZN3c104impl26device_guard_impl_registryE"
-    )
-    if not registry[cuda]:
-        registry[cuda] = registry[meta]
 
 
 def _clear_device_caches():

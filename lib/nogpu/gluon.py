@@ -90,7 +90,7 @@ def _interpreting(function, named):
         if not triton.knobs.runtime.interpret:  # with a GPU
             swapped = interpreter.swapped(function, JITFunction, upstream.InterpretedFunction)
             stack.enter_context(swapped)
-        stack.enter_context(memory.checked(function.__name__, named))
+        stack.enter_context(memory.checked(function, named))
         scope = upstream._patch_lang(types.SimpleNamespace(__globals__={"tl": tl}))
         stack.callback(scope.restore)
         scope.set_attr(tl.block_type, "layout", gl.AutoLayout())  # of every value

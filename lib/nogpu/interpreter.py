@@ -11,6 +11,7 @@ Repairs         bfloat16 arithmetic, sums and atomic additions (upstream works o
                 `tl.reduce` with Inductor's maximum and minimum (upstream loops over elements in Python) ·
                 loop bounds computed in the kernel (triton 3.6 with NumPy from 2.4 on) ·
                 comparisons of two scalars in a mask (upstream widens them to integers, which 3.9 refuses) ·
+                pointers to pointers · `tl.atomic_poll` without a timeout ·
                 NaN in `tl.maximum`, `tl.minimum` and `tl.clamp` (compiled they drop it, upstream keeps it) ·
                 the time that random numbers take (two hundred operations for each four) and every operation
                 (`interpreter_cost.py`).
@@ -26,7 +27,7 @@ import sys
 import types
 import warnings
 
-from lib.nogpu import interpreter_cost, libdevice
+from lib.nogpu import interpreter_cost, launches, libdevice
 
 import numpy as np
 import torch
@@ -42,6 +43,7 @@ def install():
     """Repair triton's interpreter for this process. Needs TRITON_INTERPRET=1 set before triton's import."""
     _repair_bfloat16()
     _repair_float8()
+    _repair_dot_scaled()
     _repair_atomic_add()
     _refuse_small_dot()
     libdevice.install()
@@ -51,9 +53,12 @@ def install():
     _repair_reduce()
     _repair_loop_bounds()
     _repair_splat()
+    _repair_pointers_to_pointers()
+    _repair_poll()
     _shorten_philox()
     _remember_dtypes()
     _skip_copy_back()
+    launches.install()
     interpreter_cost.shorten()
     # inf - inf is NaN on a GPU without a word. NumPy warns of it, in the name of a file of triton's.
     warnings.filterwarnings(
@@ -230,6 +235,48 @@ def _from_float64(x, dtype):
     return x.astype(upstream._get_np_dtype(dtype))
 
 
+_E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])  # the 4 bits of a number without its sign
+
+
+def _repair_dot_scaled():
+    """tl.dot_scaled before Triton 3.9, which has it: numbers of 4 to 16 bits times a power of 2 per group."""
+    builder, semantic = upstream.InterpreterBuilder, upstream.interpreter_semantic
+    if hasattr(builder, "create_dot_scaled"):
+        return
+    dot_scaled, packed = semantic.dot_scaled, upstream._ir.ScaleDotElemTypeTY.E2M1
+
+    def with_constexprs(a, a_scale, a_format, b, b_scale, b_format, *rest):
+        names = [tl.constexpr(getattr(f, "value", f)) for f in (a_format, b_format)]
+        return dot_scaled(a, a_scale, names[0], b, b_scale, names[1], *rest)
+
+    def scaled(x, scale, kind, k_axis, packed_along_k):
+        if kind == packed:  # two in a byte, the lower bits first
+            axis = k_axis if packed_along_k else -3 - k_axis
+            shape = list(x.data.shape)
+            shape[axis] *= 2
+            bits = np.stack([x.data & 15, x.data >> 4], axis=axis).reshape(shape)
+            numbers = np.where(bits & 8, -1, 1) * _E2M1[bits & 7]
+        else:
+            numbers = _to_float64(x.data, x.dtype.scalar)
+        if scale is None:
+            return numbers
+        exponents = scale.data.astype(np.float64) - 127
+        factors = np.where(exponents == 128, np.nan, 2.0**exponents)
+        if not scale.dtype.is_int():
+            factors = _to_float64(scale.data, scale.dtype.scalar)
+        factors = factors.repeat(numbers.shape[k_axis] // factors.shape[-1], axis=-1)
+        return numbers * (factors if k_axis == -1 else np.swapaxes(factors, -1, -2))
+
+    def create_dot_scaled(
+        self, a, a_scale, a_kind, b, b_scale, b_kind, _, a_along_k, b_along_k, acc
+    ):
+        a = scaled(a, a_scale, a_kind, -1, a_along_k)
+        b = scaled(b, b_scale, b_kind, -2, b_along_k)
+        return upstream.TensorHandle((a @ b + acc.data).astype(np.float32), tl.float32)
+
+    semantic.dot_scaled, builder.create_dot_scaled = with_constexprs, create_dot_scaled
+
+
 def _refuse_small_dot():
     """Refuse tl.dot of tiles that the compiler for a GPU refuses, with its message."""
 
@@ -291,6 +338,8 @@ def _repair_helper_calls():
         scope = patch(types.SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
         active.append(scope)
         interpreter_cost.reuse_shapes(scope)
+        for module in (tl, tl.core):
+            scope.set_attr(module, "static_assert", launches.static_assert)
         restore = scope.restore
 
         def restore_all():
@@ -337,6 +386,30 @@ def _repair_splat():
         return splat(self, kind, arg)
 
     upstream.InterpreterBuilder.create_splat = create_splat
+
+
+def _repair_pointers_to_pointers():
+    """What one leads to is a pointer; upstream goes on to the number at the end, and reads 4 bytes of 8."""
+
+    def get_element_ty(self):
+        kind = self.dtype.scalar
+        return kind.element_ty if kind.is_ptr() else kind
+
+    upstream.TensorHandle.get_element_ty = get_element_ty
+    tl.pointer_type.primitive_bitwidth = 64
+
+
+def _repair_poll():
+    """tl.atomic_poll without a timeout (triton 3.9), which hands on an empty value of the compiler."""
+    poll = getattr(upstream.InterpreterBuilder, "create_atomic_poll", None)
+    if poll is None:
+        return
+
+    def create_atomic_poll(self, pointers, expected, timeout_ns, *rest):
+        timeout_ns = timeout_ns if hasattr(timeout_ns, "data") else None
+        return poll(self, pointers, expected, timeout_ns, *rest)
+
+    upstream.InterpreterBuilder.create_atomic_poll = create_atomic_poll
 
 
 # --- random numbers ------------------------------------------------------------------------------------

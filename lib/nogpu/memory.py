@@ -5,18 +5,25 @@ Stands in for   compute-sanitizer memcheck (an access outside the tensor becomes
                 the byte counters of Nsight Compute.
 Differs in      what counts as traffic: a GPU's L2 serves repeated reads, so both numbers are given, bytes
                 requested by the programs and distinct bytes touched; and in what it misses: an index past the
-                end of a view, in the memory behind it, and one that lands in another argument of the launch.
+                end of a view, in the memory behind it.
+Knows           from which argument an address was computed, and for a table of pointers (addresses in a tensor
+                of int64) to which living tensor each leads.
 """
 
 import contextlib
 import dataclasses
 import functools
+import gc
+import inspect
 import threading
 
+from lib.nogpu import turns
 from lib.nogpu.interpreter import interpreted_launches
+from lib.nogpu.launches import root_cause
 
 import numpy as np
 import torch
+import triton.language as tl
 from triton.runtime import interpreter as upstream
 from triton.runtime.errors import InterpreterError
 
@@ -66,20 +73,21 @@ class Traffic:
         return table.rename_axis("argument")
 
 
-class _Argument:
-    """One tensor argument of a running launch: where its memory is, and which elements were touched."""
+class _Tensor:
+    """A tensor that a running launch may touch: where its memory is, and which elements were touched."""
 
     def __init__(self, name, tensor):
         storage = tensor.untyped_storage()
-        self.name = name
+        self.name, self.id = name, id(tensor)  # no reference: a traceback would keep it alive
         self.base = tensor.data_ptr()
         self.itemsize = tensor.element_size()
         self.numel = tensor.numel()
         self.low, self.high = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
         self.touched = {"loaded": [], "stored": []}
 
-    def holds(self, first, last):
-        return self.low <= first and last + self.itemsize <= self.high
+    def holds(self, first, last, width=1):
+        """Whether elements of `width` bytes at these addresses and between them lie in its memory."""
+        return self.low <= first and last + width <= self.high
 
     def element(self, address):
         return (int(address) - self.base) // self.itemsize
@@ -94,52 +102,123 @@ class _Argument:
 
 
 class _Launch:
-    def __init__(self, kernel, arguments):
-        self.kernel, self.arguments = kernel, arguments
+    def __init__(self, kernel):
+        self.kernel, self.arguments = kernel.__name__, []
+        self.turns = turns.Turns(kernel, self.kernel)
+        self.overflow = None  # (program, line) of the last int32 product that overflowed
+
+    @functools.cached_property
+    def living(self):
+        """The tensors that Python code holds, for the addresses in a table of pointers."""
+        return list(_living_tensors())
 
     def access(self, verb, pointers, mask):
         """Check the addresses `pointers[mask]`, and remember them when traffic is being counted."""
-        addresses = pointers[mask] if not mask.all() else pointers.ravel()
+        data = pointers.data
+        addresses = data[mask] if not mask.all() else data.ravel()
         if addresses.size == 0:
             return
+        origin, width = _origin(pointers), _width(pointers)
         first, last = int(addresses.min()), int(addresses.max())
-        owner = self.owner(first, last)
+        owner = self.owner(first, last, width, origin)
         if owner is None:
-            self._access_several(verb, addresses)
+            self._access_several(verb, addresses, width, origin)
         elif _counting:
             owner.touched[verb].append(np.array(addresses))
 
-    def owner(self, first, last):
-        """The argument that holds these addresses, or None."""
-        inside = [a for a in self.arguments if a.holds(first, last)]
-        # Two arguments may share a storage (in place): take the one that starts nearest below.
-        return min(inside, key=lambda a: (first < a.base, abs(first - a.base)), default=None)
+    def owner(self, first, last, width=1, origin=None):
+        """The tensor that holds these addresses, or None."""
+        if origin is not None:
+            return origin if origin.holds(first, last, width) else None
+        return _nearest_below(first, [a for a in self.arguments if a.holds(first, last, width)])
 
-    def _access_several(self, verb, addresses):
-        """One tile that reaches into several tensors (a table of pointers), or out of all of them."""
+    def lead(self, addresses):
+        """The tensor, argument or not, to which numbers from a table lead, if it is one."""
+        first, last = int(addresses.min()), int(addresses.max())
+        for tensors in (self.arguments, self.living):
+            if owner := _nearest_below(first, [t for t in tensors if t.holds(first, last)]):
+                return owner
+        return None
+
+    def _access_several(self, verb, addresses, width, origin):
+        """One tile that reaches into several tensors (a table of pointers), or out of its own."""
         rest = addresses
-        for argument in self.arguments:
-            inside = (rest >= argument.low) & (rest + argument.itemsize <= argument.high)
+        for tensor in () if origin else (*self.arguments, *self.living):
+            inside = (rest >= tensor.low) & (rest + width <= tensor.high)
             if _counting and inside.any():
-                argument.touched[verb].append(rest[inside])
+                tensor.touched[verb].append(rest[inside])
             rest = rest[~inside]
-        if rest.size:
-            raise OutOfBounds(self._message(verb, int(rest[0])))
+            if not rest.size:
+                return
+        if origin:
+            rest = rest[(rest < origin.low) | (rest + width > origin.high)]
+        raise OutOfBounds(self._message(verb, int(rest[0]), origin))
 
-    def _message(self, verb, address):
-        index = upstream.interpreter_builder.grid_idx
-        what = {"loaded": "load from", "stored": "store to"}[verb]
-        nearest = min(
-            self.arguments,
-            key=lambda a: min(abs(address - a.low), abs(address - a.high)),
-            default=None,
-        )
-        if nearest is None:
-            return f"{self.kernel}: {what} an address, but the launch has no tensor argument."
+    def _nearby(self, address):
+        """A sentence about the tensor that is less than a megabyte away."""
+        tensors = [*self.arguments, *self.living]
+        near = min(tensors, key=lambda t: max(t.low - address, address - t.high), default=None)
+        if near is None or max(near.low - address, address - near.high) > 2**20:
+            return ""
+        return f" In {near.name}, the nearest, it would be element {near.element(address)} of {near.size()}."
+
+    def _message(self, verb, address, origin):
+        program = upstream.interpreter_builder.grid_idx
+        what = f"{self.kernel}: {'load from' if verb == 'loaded' else 'store to'}"
+        if origin is None:
+            where = (
+                f"address {address:#x}, where no living tensor is" if address else "a null pointer"
+            )
+            return (
+                f"{what} {where}; in program {program}.{self._nearby(address)} The address was computed from no"
+                " argument. If it is from a table of pointers, keep the tensors: a temporary such as"
+                " x.contiguous() lives to the end of its statement."
+            )
+        lands_in = self.owner(address, address)
+        lands_in = f" (the address lies in {lands_in.name})" if lands_in else ""
+        advice = "Check the mask and the offsets."
+        if self.overflow and self.overflow[0] == program:
+            advice = (
+                f"In {self.overflow[1]} an int32 product passed 2**31 and wrapped around:"
+                " convert one factor with .to(tl.int64)."
+            )
         return (
-            f"{self.kernel}: {what} {nearest.name} at element {nearest.element(address)}, but that tensor"
-            f" has {nearest.size()}; in program {index}. Check the mask and the offsets."
+            f"{what} {origin.name} at element {origin.element(address)}, but that tensor has"
+            f" {origin.size()}{lands_in}; in program {program}. {advice}"
         )
+
+
+def _nearest_below(address, tensors):
+    """Two tensors may share a storage (in place, views): take the one that starts nearest below."""
+    return min(tensors, key=lambda t: (address < t.base, abs(address - t.base)), default=None)
+
+
+def _living_tensors():
+    for thing in gc.get_objects():
+        if issubclass(type(thing), torch.Tensor):
+            with contextlib.suppress(Exception):  # fake, sparse and other tensors without memory
+                if thing.device.type == "cpu" and thing.untyped_storage().nbytes():
+                    yield _Tensor(f"a tensor of shape {tuple(thing.shape)}", thing)
+
+
+# --- where an address comes from: each pointer argument has a type of its own, which travels with it ------
+
+
+def _origin(pointers):
+    return getattr(pointers.dtype, "origin", None)
+
+
+def _from(origin, pointers):
+    """The same pointers, marked as computed from the tensor `origin`."""
+    kind = pointers.dtype.scalar
+    pointers.dtype = tl.pointer_type(kind.element_ty, kind.address_space)
+    pointers.dtype.origin = origin
+    return pointers
+
+
+def _width(pointers):
+    """Bytes of an element that these pointers lead to."""
+    return upstream._get_np_dtype(pointers.get_element_ty()).itemsize
 
 
 # A launch patches triton.language while it runs, so only one thread at a time may launch.
@@ -168,6 +247,7 @@ def count_traffic(launch):
 def install():
     """Hook the interpreter's loads, stores and launches, for this process."""
     _hook_accesses(upstream.InterpreterBuilder)
+    _hook_pointers(upstream.InterpreterBuilder)
     _hook_launches(upstream.GridExecutor)
 
 
@@ -176,35 +256,105 @@ def _hook_accesses(builder):
     cas, rmw = builder.create_atomic_cas, builder.create_atomic_rmw
 
     def check(verb, pointers, mask):
-        if running:
-            # a bool combined with a scalar arrives as integers, which would be taken for indices
-            mask = np.broadcast_to(getattr(mask, "data", mask), pointers.data.shape).astype(bool)
-            running[-1].access(verb, pointers.data, mask)
+        # a bool combined with a scalar arrives as integers, which would be taken for indices
+        mask = np.broadcast_to(getattr(mask, "data", mask), pointers.data.shape).astype(bool)
+        running[-1].access(verb, pointers, mask)
+        return mask
 
     def create_masked_load(self, pointers, mask, *rest, **options):
         check("loaded", pointers, mask)
-        return load(self, pointers, mask, *rest, **options)
+        result = load(self, pointers, mask, *rest, **options)
+        _read(pointers, result)
+        return result
 
     def create_masked_store(self, pointers, value, mask, *rest, **options):
-        check("stored", pointers, mask)
+        active = check("stored", pointers, mask)
+        if pointers.data.size > 1 or not _holds(pointers, value, active):
+            running[-1].turns.wrote()
         return store(self, pointers, value, mask, *rest, **options)
 
-    def create_atomic_cas(self, pointers, *rest):
-        everywhere = np.ones(pointers.data.shape, bool)
-        check("loaded", pointers, everywhere)
-        check("stored", pointers, everywhere)
-        return cas(self, pointers, *rest)
+    def updating(method, pointers_at, mask_at):
+        def atomic(self, *args):
+            pointers = args[pointers_at]
+            mask = np.ones(pointers.data.shape, bool) if mask_at is None else args[mask_at]
+            check("loaded", pointers, mask)
+            active = check("stored", pointers, mask)
+            before = method(self, *args)
+            if _holds(pointers, before, active):
+                _read(pointers, before)  # a lock that another program holds
+            else:
+                running[-1].turns.wrote()
+            return before
 
-    def create_atomic_rmw(self, op, pointers, value, mask, *rest):
-        check("loaded", pointers, mask)
-        check("stored", pointers, mask)
-        return rmw(self, op, pointers, value, mask, *rest)
+        return atomic
 
     builder.create_masked_load, builder.create_masked_store = (
         create_masked_load,
         create_masked_store,
     )
-    builder.create_atomic_cas, builder.create_atomic_rmw = create_atomic_cas, create_atomic_rmw
+    builder.create_atomic_cas = updating(cas, 0, None)
+    builder.create_atomic_rmw = updating(rmw, 1, 3)
+
+
+def _read(pointers, value):
+    def what():
+        address = int(pointers.data.flat[0])
+        owner = running[-1].owner(address, address, origin=_origin(pointers))
+        element = f"element {owner.element(address)} of {owner.name}" if owner else "memory"
+        return element + (f", which is {value.data.item()}," if value.data.size == 1 else "")
+
+    running[-1].turns.read(int(pointers.data.flat[0]), what)
+
+
+def _holds(pointers, value, active):
+    """Whether the memory at these pointers has this value."""
+    data = np.broadcast_to(value.data, pointers.data.shape)
+    return np.array_equal(upstream._interpreter.load(pointers.data, active, data, data.dtype), data)
+
+
+def _hook_pointers(builder):
+    to_pointer, bitcast, select = (
+        builder.create_int_to_ptr,
+        builder.create_bitcast,
+        builder.create_select,
+    )
+    multiply, convert = builder.create_mul, upstream._implicit_cvt
+
+    def argument_to_pointer(value):
+        """Upstream's conversion of an argument of a launch."""
+        result = convert(value)
+        if isinstance(value, torch.Tensor) and running:
+            owner = next((a for a in running[-1].arguments if a.id == id(value)), None)
+            _from(owner, result.handle)
+        return result
+
+    def create_int_to_ptr(self, numbers, kind):
+        return _from(running[-1].lead(numbers.data), to_pointer(self, numbers, kind))
+
+    def create_bitcast(self, x, kind):
+        result = bitcast(self, x, kind)
+        if kind.scalar.is_ptr() and x.dtype.is_ptr():
+            return _from(_origin(x), result)
+        return result
+
+    def create_select(self, condition, x, y):
+        result = select(self, condition, x, y)
+        if result.dtype.is_ptr() and _origin(x) is not _origin(y):
+            return _from(None, result)
+        return result
+
+    def create_mul(self, x, y):
+        result = multiply(self, x, y)
+        if result.data.dtype == np.int32:
+            wide = np.multiply(x.data, y.data, dtype=np.int64)
+            if not np.array_equal(wide, result.data):
+                line = turns.line_of(next(turns.kernel_frames()))
+                running[-1].overflow = self.grid_idx, line
+        return result
+
+    upstream._implicit_cvt = argument_to_pointer
+    builder.create_int_to_ptr, builder.create_bitcast = create_int_to_ptr, create_bitcast
+    builder.create_select, builder.create_mul = create_select, create_mul
 
 
 def _hook_launches(executor):
@@ -214,7 +364,7 @@ def _hook_launches(executor):
         host_args, host_kwargs = init_args(self, args, kwargs)
         named = [*zip(self.arg_names, host_args), *host_kwargs.items()]
         running[-1].arguments = [
-            _Argument(name, tensor) for name, value in named for tensor in _tensors(value)
+            _Tensor(name, tensor) for name, value in named for tensor in tensors_in(value)
         ]
         return host_args, host_kwargs
 
@@ -223,21 +373,24 @@ def _hook_launches(executor):
             return watched(self, *args, **kwargs)
 
     def watched(self, *args, **kwargs):
-        running.append(_Launch(self.fn.__name__, []))
+        kernel = self.fn
+        running.append(_Launch(kernel))
+        self.fn = functools.wraps(kernel)(lambda **arguments: running[-1].turns.run(arguments))
+        self.fn.__signature__ = inspect.signature(kernel)
         try:
             call(self, *args, **kwargs)
-        except InterpreterError as error:
-            raise _root_cause(error) from None
         finally:
+            running[-1].turns.end()
+            self.fn = kernel
             _record(running.pop())
 
     executor._init_args_hst, executor.__call__ = init_args_host, launch
 
 
-def _tensors(value):
+def tensors_in(value):
     """The tensors in a kernel argument: a tensor, a tensor descriptor, or a tuple of these."""
     if isinstance(value, tuple):
-        return [t for v in value for t in _tensors(v)]
+        return [t for v in value for t in tensors_in(v)]
     value = getattr(value, "base", value)
     return [value] if isinstance(value, torch.Tensor) else []
 
@@ -245,22 +398,17 @@ def _tensors(value):
 @contextlib.contextmanager
 def checked(kernel, named):
     """Inside, the accesses of an interpreted kernel are checked against these arguments, as in a launch."""
-    arguments = [_Argument(name, t) for name, value in named for t in _tensors(value)]
     with _ONE_AT_A_TIME:
-        running.append(_Launch(kernel, arguments))
+        launch = _Launch(kernel)
+        launch.arguments = [_Tensor(name, t) for name, value in named for t in tensors_in(value)]
+        running.append(launch)
         try:
             yield
         except InterpreterError as error:
-            raise _root_cause(error) from None
+            raise root_cause(error) from None
         finally:
+            launch.turns.end()
             _record(running.pop())
-
-
-def _root_cause(error):
-    """Upstream wraps an error once per call level; a reader wants the innermost one."""
-    while isinstance(error, InterpreterError) and error.__cause__ is not None:
-        error = error.__cause__
-    return error
 
 
 def _record(launch):

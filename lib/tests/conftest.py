@@ -159,6 +159,23 @@ NIGHTLY = {
     "nogpu/test_gluon_programs.py": [named("test_a_program_compiles_for_hopper")],
     # Large builds; of each kind test_cuda_on_cpu.py has a program and a mistake.
     "nogpu/test_cuda_books.py": [lambda item: True],
+    "nogpu/test_memory.py": [
+        with_values(how="lanes"),
+        with_values(how="pointers to pointers"),
+        named("test_pointers_that_were_chosen_or_cast"),
+    ],
+    "nogpu/test_turns.py": [
+        named(
+            "test_a_program_may_wait_for_a_later_one",  # test_triton_programs.py has one that does
+            "test_a_loop_that_counts_its_tries_has_a_time_limit",
+            "test_barriers_of_all_programs",
+            "test_races_of_descriptors_and_of_a_table_of_pointers",
+            "test_races_where_programs_wait",
+            "test_several_flags_at_once",
+        )
+    ],
+    "nogpu/test_launches.py": [named("test_quoted_annotations_compile_too")],
+    "nogpu/test_driver.py": [named("test_torch_logs_of_a_plain_compile")],
     "nogpu/test_inductor.py": [
         named(
             "test_layer_norm_of_many_rows_sums_in_a_workspace",
@@ -167,6 +184,7 @@ NIGHTLY = {
         )
     ],
     "nogpu/test_output_code.py": [one_in(4)],
+    "nogpu/test_triton_programs.py": [one_in(4)],
     "test_repository.py": [named("test_the_workflow_to_copy_runs_a_notebook")],
     "profiling/test_trace.py": [named("test_in_a_notebook_the_cell_is_named")],
     "ops/test_battery.py": [most_of_the_battery],

@@ -655,8 +655,7 @@ def test_torch_compile_on_the_cpu_still_works():
     compiled = torch.compile(lambda x: torch.sin(x) + 1)
     compiled(x).sum().backward()
     torch.testing.assert_close(x.grad, torch.cos(x).detach())
-    with pytest.raises((RuntimeError, AssertionError)):
-        torch.empty(1, device="cuda")
+    assert torch.empty(1, device="cuda").device.type == "cpu"  # lib.nogpu.driver answers again
 
 
 @no_gpu

@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 
 from lib import machine
 from lib.nogpu import interpreter
@@ -400,3 +401,70 @@ softmax_triton(torch.full((2, 4), -float("inf")))
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@triton.jit
+def _affine(a1, b1, a2, b2):  # not commutative
+    return a1 * a2, b1 * a2 + b2
+
+
+@triton.jit
+def _log_add_exp(a, b):
+    largest = tl.maximum(a, b)
+    return largest + tl.log(tl.exp(a - largest) + tl.exp(b - largest))
+
+
+@triton.jit
+def _larger(a, b):
+    return a if a > b else b  # a branch on a number, which a tile cannot take
+
+
+@triton.jit
+def _combined_kernel(
+    x_ptr, w_ptr, y_ptr, r_ptr,
+    CASE: tl.constexpr, AXIS: tl.constexpr, REVERSE: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
+    offsets = tl.arange(0, M)[:, None] * N + tl.arange(0, N)[None, :]
+    x, w = tl.load(x_ptr + offsets), tl.load(w_ptr + offsets)
+    if CASE == "affine":
+        _, y = tl.associative_scan((w, x), AXIS, _affine, reverse=REVERSE)
+        _, r = tl.reduce((w, x), AXIS, _affine, keep_dims=True)
+    elif CASE == "log_add_exp":
+        y = tl.associative_scan(x, AXIS, _log_add_exp, reverse=REVERSE)
+        r = tl.reduce(x, AXIS, _log_add_exp, keep_dims=True)
+    else:
+        y = tl.associative_scan(x, AXIS, _larger, reverse=REVERSE)
+        r = tl.reduce(x, AXIS, _larger, keep_dims=True)
+    tl.store(y_ptr + offsets, y)
+    tl.store(r_ptr + offsets, r.broadcast_to(M, N))
+
+
+def _combined(case, x, w, axis):
+    if case == "affine":
+        ys = [x.select(axis, 0)]
+        for i in range(1, x.shape[axis]):
+            ys.append(ys[-1] * w.select(axis, i) + x.select(axis, i))
+        return torch.stack(ys, axis)
+    return x.logcumsumexp(axis) if case == "log_add_exp" else x.cummax(axis).values
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("case", ["affine", "log_add_exp", "larger"])
+def test_scans_and_reductions_with_a_function_of_their_own(case, reverse, axis):
+    m, n = (4, 16) if case == "larger" else (4, 2048)
+    x, w = torch.randn(m, n), torch.rand(m, n)
+    y, r = torch.zeros(2, m, n)
+    _combined_kernel[(1,)](x, w, y, r, CASE=case, AXIS=axis, REVERSE=reverse, M=m, N=n)
+    turned = [t.flip(axis) if reverse else t for t in (x, w)]
+    want = _combined(case, *turned, axis)
+    torch.testing.assert_close(y, want.flip(axis) if reverse else want, rtol=1e-5, atol=1e-5)
+    last = _combined(case, x, w, axis).narrow(axis, -1, 1)
+    torch.testing.assert_close(r, last.expand(m, n), rtol=1e-5, atol=1e-5)
+
+
+def test_a_long_scan_takes_no_minutes():
+    x, y, r = torch.randn(3, 4, 4096)
+    started = time.monotonic()
+    _combined_kernel[(1,)](x, x, y, r, CASE="log_add_exp", AXIS=1, REVERSE=False, M=4, N=4096)
+    assert time.monotonic() - started < 5  # 160 s, one number at a time

@@ -140,3 +140,111 @@ def test_loads_and_stores_through_descriptors_are_counted():
     traffic = count_traffic(lambda: _descriptor_kernel[(1,)](x, y, 20, 24, BLOCK_SIZE=32))
     assert torch.equal(x, y)
     assert traffic.bytes_moved == 2 * x.nbytes
+
+
+# --- which tensor an address belongs to ---
+
+
+@triton.jit
+def _table_kernel(table_ptr, y_ptr, shift, HOW: tl.constexpr, BLOCK_SIZE: tl.constexpr):
+    # One program copies BLOCK_SIZE numbers from a tensor whose address stands in the table.
+    pid, cols = tl.program_id(0), tl.arange(0, BLOCK_SIZE)
+    pointer: tl.constexpr = tl.pointer_type(tl.float32)
+    if HOW == "scalar":
+        x_ptr = tl.load(table_ptr + pid).to(pointer) + shift + cols
+    elif HOW == "lanes":  # of several tensors
+        x_ptr = tl.load(table_ptr + cols % 3).to(pointer) + shift + pid
+    else:
+        pointers = table_ptr.to(tl.pointer_type(pointer))
+        x_ptr = tl.load(pointers + pid) + shift + cols
+    tl.store(y_ptr + pid * BLOCK_SIZE + cols, tl.load(x_ptr))
+
+
+@pytest.mark.skipif(machine.HAS_GPU, reason="about the interpreter")
+@pytest.mark.parametrize("how", ["scalar", "lanes", "pointers to pointers"])
+def test_tables_of_pointers(how):
+    xs, y = [torch.randn(16), torch.randn(40)[8:24], torch.randn(4, 4)], torch.zeros(48)
+    table = torch.tensor([x.data_ptr() for x in xs])
+    _table_kernel[(3,)](table, y, 0, HOW=how, BLOCK_SIZE=16)
+    rows = torch.stack([x.flatten() for x in xs])
+    if how == "lanes":
+        rows = torch.stack([rows[torch.arange(16) % 3, pid] for pid in range(3)])
+    assert torch.equal(y, rows.flatten())
+    traffic = count_traffic(lambda: _table_kernel[(3,)](table, y, 0, HOW=how, BLOCK_SIZE=16))
+    assert traffic.by_argument["_table_kernel.y_ptr"].stored == 3 * 64
+
+
+@pytest.mark.skipif(machine.HAS_GPU, reason="about the interpreter")
+def test_out_of_bounds_through_a_table_of_pointers():
+    xs, y = [torch.randn(16), torch.randn(4, 4), torch.randn(16)], torch.zeros(48)
+    table = torch.tensor([x.data_ptr() for x in xs])
+    with pytest.raises(
+        OutOfBounds, match=r"load from a tensor of shape \(16,\) at element 16, .* 16"
+    ):
+        _table_kernel[(2,)](table, y, 1, HOW="scalar", BLOCK_SIZE=16)
+    with pytest.raises(OutOfBounds, match="no living tensor is; in program"):
+        _table_kernel[(2,)](table, y, 2**40, HOW="lanes", BLOCK_SIZE=16)
+    table[2] += 4
+    last = r"In a tensor of shape \(16,\), the nearest, it would be element 16 of 16 elements"
+    with pytest.raises(OutOfBounds, match=last):
+        _table_kernel[(1,)](table, y, 15, HOW="lanes", BLOCK_SIZE=16)
+    table[0] = 0
+    with pytest.raises(OutOfBounds, match="load from a null pointer"):
+        _table_kernel[(1,)](table, y, 0, HOW="scalar", BLOCK_SIZE=16)
+    del xs[1]
+    freed = r"no living tensor is; in program \(0, 0, 0\).* a temporary"
+    with pytest.raises(OutOfBounds, match=freed):
+        _table_kernel[(1,)](table[1:], y, 0, HOW="scalar", BLOCK_SIZE=16)
+
+
+@triton.jit
+def _rows_kernel(x_ptr, y_ptr, first_row, row_stride, n_cols, BLOCK_SIZE: tl.constexpr):
+    row, cols = first_row + tl.program_id(0), tl.arange(0, BLOCK_SIZE)
+    mask = cols < n_cols
+    x = tl.load(x_ptr + row * row_stride + cols, mask=mask)
+    tl.store(y_ptr + tl.program_id(0) * n_cols + cols, x, mask=mask)
+
+
+@pytest.mark.skipif(machine.HAS_GPU, reason="about the interpreter")
+def test_the_argument_named_is_the_one_read_and_not_the_nearest():
+    both = torch.zeros(64), torch.zeros(64)
+    for x, y in (both, both[::-1]):
+        distance = (y.data_ptr() - x.data_ptr()) // 4
+        with pytest.raises(OutOfBounds, match=rf"load from x_ptr at element {distance}, .* 64 "):
+            _rows_kernel[(1,)](x, y, distance, 1, 4, BLOCK_SIZE=4)  # lands in y
+    with pytest.raises(OutOfBounds, match=r"\(the address lies in y_ptr\); in program"):
+        _rows_kernel[(1,)](x, y, distance, 1, 4, BLOCK_SIZE=4)
+
+
+@pytest.mark.skipif(machine.HAS_GPU, reason="about the interpreter")
+def test_an_int32_product_that_wrapped_is_named():
+    x, y = torch.zeros(64), torch.zeros(64)
+    where = r"in program \(0, 0, 0\). In line \d+ of test_memory.py, `x = tl.load"
+    with pytest.raises(
+        OutOfBounds, match=rf"x_ptr at element -2147483648, .* {where}.* passed 2\*\*31"
+    ):
+        _rows_kernel[(8,)](x, y, 4, 2**29, 4, BLOCK_SIZE=4)
+    with pytest.raises(OutOfBounds, match="Check the mask and the offsets"):
+        _rows_kernel[(8,)](x, y, 1, 2**29, 4, BLOCK_SIZE=4)
+
+
+@pytest.mark.skipif(machine.HAS_GPU, reason="about the interpreter")
+def test_pointers_that_were_chosen_or_cast():
+    @triton.jit
+    def kernel(a_ptr, b_ptr, y_ptr, shift, CAST: tl.constexpr, BLOCK_SIZE: tl.constexpr):
+        cols = tl.arange(0, BLOCK_SIZE)
+        a_ptrs = a_ptr + cols
+        if CAST:
+            tl.store(y_ptr + cols, tl.load(a_ptr.to(tl.pointer_type(tl.int32)) + shift + cols))
+        else:
+            tl.store(y_ptr + cols, tl.load(tl.where(cols < 2, a_ptrs, b_ptr + cols) + shift))
+
+    a, b, y = torch.zeros(4), torch.ones(4), torch.zeros(4)
+    kernel[(1,)](a, b, y, 0, CAST=False, BLOCK_SIZE=4)
+    assert y.tolist() == [0, 0, 1, 1]
+    kernel[(1,)](b, a, y, 0, CAST=True, BLOCK_SIZE=4)
+    assert y[0] == 0x3F800000
+    with pytest.raises(OutOfBounds, match="load from a_ptr at element 4"):
+        kernel[(1,)](a, b, y, 1, CAST=True, BLOCK_SIZE=4)
+    with pytest.raises(OutOfBounds):
+        kernel[(1,)](a, b, y, 2**30, CAST=False, BLOCK_SIZE=4)
