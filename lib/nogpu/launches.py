@@ -16,6 +16,7 @@ from triton.runtime.errors import InterpreterError
 from triton.runtime.jit import _normalize_ty, mangle_type
 
 _LARGEST_GRID = (2**31 - 1, 65535, 65535)
+running = []  # the names of the kernels that run: a helper may be called
 
 
 class StaticAssertFailed(CompileTimeAssertionFailure, AssertionError):
@@ -33,7 +34,7 @@ def static_assert(condition, message=""):
 
 def install():
     """Hook the interpreter's launches, for this process."""
-    executor, running = upstream.GridExecutor, []
+    executor = upstream.GridExecutor
     init, call = executor.__init__, executor.__call__
     call_helper = upstream.InterpretedFunction.__call__
 

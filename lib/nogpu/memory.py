@@ -17,9 +17,8 @@ import gc
 import inspect
 import threading
 
-from lib.nogpu import turns
+from lib.nogpu import launches, turns
 from lib.nogpu.interpreter import interpreted_launches
-from lib.nogpu.launches import root_cause
 
 import numpy as np
 import torch
@@ -402,12 +401,14 @@ def checked(kernel, named):
         launch = _Launch(kernel)
         launch.arguments = [_Tensor(name, t) for name, value in named for t in tensors_in(value)]
         running.append(launch)
+        launches.running.append(kernel.__name__)
         try:
             yield
         except InterpreterError as error:
-            raise root_cause(error) from None
+            raise launches.root_cause(error) from None
         finally:
             launch.turns.end()
+            launches.running.pop()
             _record(running.pop())
 
 
