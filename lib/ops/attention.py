@@ -8,6 +8,8 @@ Shapes    q, o: (B, H, Sq, D); k, v: (B, G, Sk, D), H a multiple of G: H/G heads
 Mask      Query i sees key j where all of these hold. Both count from 0, also where Sq and Sk differ (top left):
           is_causal              j <= i, as in PyTorch's scaled_dot_product_attention
           window (left, right)   i - left <= j <= i + right; -1 is no limit on that side
+          align="bottom_right"   in both lines i + Sk - Sq for i, as in flash-attention: the last query sees the
+                                 last key, of a longer cache too. With lengths, the last of lengths[b] keys.
           lengths (B,)           j < lengths[b]; the keys after these are padding and are never read.
                                  Clamped to 0 … Sk: refusing others would make the host wait.
           A query that sees no key has o = 0, and gradients of 0.
@@ -76,12 +78,16 @@ class Plan(NamedTuple):
 def attention_eager(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor | None = None, *,
     is_causal: bool = False, window: Sequence[int] | None = None, scale: float | None = None,
+    align: str = "top_left",
 ) -> torch.Tensor:  # fmt: skip
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], dim=1) for t in (k, v))
     scores = q @ k.mT * scale  # (B, H, Sq, Sk)
     i = torch.arange(q.shape[2], device=q.device)[:, None]
     j = torch.arange(k.shape[2], device=q.device)
+    if align == "bottom_right":
+        ends = k.shape[2] if lengths is None else lengths[:, None, None, None].clamp(0, k.shape[2])
+        i = i + ends - q.shape[2]
     left, right = window or (-1, -1)
     hidden = j > i if is_causal else torch.zeros_like(j > i)
     if left >= 0:
@@ -95,12 +101,15 @@ def attention_eager(
 
 
 @triton.jit
-def _length(lengths_ptr, batch, n_keys):
-    # How many keys of a sample are no padding.
+def _sample(lengths_ptr, batch, n_keys, left, right, ALIGNED: tl.constexpr):
+    # How many keys of a sample are no padding, and how far a query sees them. ALIGNED: the last one with the
+    # last query, where left and right are those of n_keys.
     length = n_keys
     if lengths_ptr is not None:
         length = tl.minimum(tl.maximum(tl.load(lengths_ptr + batch), 0), n_keys).to(tl.int32)
-    return length
+    if ALIGNED:
+        left, right = left + (n_keys - length), right - (n_keys - length)
+    return length, left, right
 
 
 @triton.jit
@@ -184,6 +193,7 @@ def _attention_fwd_kernel(
     stride_vb, stride_vh, stride_vs, stride_ob, stride_oh, stride_os, stride_op,
     PACKED: tl.constexpr, NEGATIVE: tl.constexpr, PRECISION: tl.constexpr, COMPUTE: tl.constexpr,
     DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    ALIGNED: tl.constexpr = False,
 ):  # fmt: skip
     # One program handles BLOCK_M queries of PACKED heads and a part of the keys, BLOCK_N at a time. With a
     # total_ptr it leaves o undivided, for _combine_kernel, and the largest score in place of lse.
@@ -204,7 +214,7 @@ def _attention_fwd_kernel(
     v_ptr += batch * stride_vb + kv_head * stride_vh
 
     part = tl.program_id(1)
-    length = _length(lengths_ptr, batch, n_keys)
+    length, left, right = _sample(lengths_ptr, batch, n_keys, left, right, ALIGNED)
     end = tl.minimum(length, (part + 1) * keys_per_part)
     last = tl.minimum((block * BLOCK_M + BLOCK_M - 1) // PACKED, n_queries - 1)
     start, a, b, n = _met_tiles(
@@ -256,7 +266,7 @@ def _attention_fwd_kernel(
 def _combine_kernel(
     parts_ptr, tops_ptr, totals_ptr, lengths_ptr, o_ptr, lse_ptr,
     n_rows, n_heads, n_queries, n_keys, left, right, n_parts, stride_ob, stride_oh, stride_os,
-    DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
+    DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, ALIGNED: tl.constexpr = False,
 ):  # fmt: skip
     # One program handles BLOCK_M rows of o, (B·H·Sq, D), of all parts of the keys, (parts, B·H·Sq, D).
     COMPUTE: tl.constexpr = parts_ptr.dtype.element_ty
@@ -279,7 +289,7 @@ def _combine_kernel(
         rows += n_rows
     place, i = row // n_queries, row % n_queries
     batch, head = place // n_heads, place % n_heads
-    length = _length(lengths_ptr, batch, n_keys)
+    length, left, right = _sample(lengths_ptr, batch, n_keys, left, right, ALIGNED)
     o, lse = _divide_by_sum(o, total, top, i, length, left, right)
     tl.store(lse_ptr + row, lse, mask=is_row)
     o_rows = o_ptr + batch * stride_ob + head * stride_oh + i * stride_os
@@ -321,6 +331,7 @@ def _attention_dq_kernel(
     stride_vb, stride_vh, stride_vs, stride_db, stride_dh, stride_ds,
     PRECISION: tl.constexpr, COMPUTE: tl.constexpr,
     DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    ALIGNED: tl.constexpr = False,
 ):  # fmt: skip
     # One program handles BLOCK_M queries of one head, and goes along the keys as in the forward pass.
     n_blocks = tl.cdiv(n_queries, BLOCK_M)
@@ -339,7 +350,7 @@ def _attention_dq_kernel(
     lse = tl.load(lse_ptr + rows, mask=i < n_queries, other=0.0)
     delta = tl.load(delta_ptr + rows, mask=i < n_queries, other=0.0)
 
-    length = _length(lengths_ptr, batch, n_keys)
+    length, left, right = _sample(lengths_ptr, batch, n_keys, left, right, ALIGNED)
     last = tl.minimum(first + BLOCK_M, n_queries) - 1
     start, a, b, n = _met_tiles(first, last, left, right, 0, length, BLOCK_N)
     lowest, highest = (i - left)[:, None], tl.minimum(i + right, length - 1)[:, None]
@@ -370,6 +381,7 @@ def _attention_dkdv_kernel(
     stride_vb, stride_vh, stride_vs, stride_db, stride_dh, stride_ds, stride_eb, stride_eh, stride_es,
     PRECISION: tl.constexpr, COMPUTE: tl.constexpr,
     DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    ALIGNED: tl.constexpr = False,
 ):  # fmt: skip
     # One program handles BLOCK_N keys of one head of k and v. It goes along the queries of all heads that share
     # it, BLOCK_M at a time. Scores and their gradients are kept transposed, (BLOCK_N, BLOCK_M).
@@ -381,7 +393,7 @@ def _attention_dkdv_kernel(
     k_ptr += batch * stride_kb + kv_head * stride_kh
     v_ptr += batch * stride_vb + kv_head * stride_vh
     sample, first_head = place // n_kv_heads, place % n_kv_heads * n_repeats
-    length = _length(lengths_ptr, batch, n_keys)
+    length, left, right = _sample(lengths_ptr, batch, n_keys, left, right, ALIGNED)
     k = _load_rows(k_ptr, first, length, stride_ks, True, DIM, BLOCK_N, BLOCK_D)
     v = _load_rows(v_ptr, first, length, stride_vs, True, DIM, BLOCK_N, BLOCK_D)
     j = first + tl.arange(0, BLOCK_N)
@@ -493,12 +505,15 @@ def _plan(dtype, batch, n_heads, n_kv_heads, n_queries, n_keys, dim, gpu):
     return plan
 
 
-def _limits(q, k, is_causal, window):
+def _limits(q, k, is_causal, window, align):
     """How far before and behind itself a query sees keys; no limit is as far as there are any."""
-    left, right = window or (-1, -1)
-    left = q.shape[2] if left < 0 else min(left, q.shape[2])
-    right = k.shape[2] if right < 0 else min(right, k.shape[2])
-    return left, 0 if is_causal else right
+    (left, right), shift = window or (-1, -1), 0
+    right = 0 if is_causal else right
+    if align == "bottom_right":
+        shift = k.shape[2] - q.shape[2]
+    left = q.shape[2] if left < 0 else min(left - shift, q.shape[2])
+    right = k.shape[2] if right < 0 else min(right + shift, k.shape[2])
+    return left, right
 
 
 def _options_of(q, tile):
@@ -526,7 +541,7 @@ def _row_strides(*tensors):
     return [stride for t in tensors for stride in t.stride()[:3]]
 
 
-def _launch(plan, q, k, v, lengths, o, lse, limits, scale):
+def _launch(plan, q, k, v, lengths, o, lse, limits, scale, of_sample):
     (batch, n_heads, n_queries, dim), n_keys = q.shape, k.shape[2]
     n_repeats, tile = n_heads // k.shape[1], plan.forward
     plain = lengths is None and limits[0] == n_queries and limits[1] in (0, n_keys) and scale > 0
@@ -549,7 +564,7 @@ def _launch(plan, q, k, v, lengths, o, lse, limits, scale):
         (q, k, v, lengths, out, tops, totals), scale,
         n_heads, n_repeats, *sizes[1:], keys_per_part,
         *_row_strides(q, k, v), *out.stride()[-4:-1], stride,
-        PACKED=packed, NEGATIVE=scale < 0, **_options_of(q, tile),
+        PACKED=packed, NEGATIVE=scale < 0, **_options_of(q, tile), **of_sample,
     )  # fmt: skip
     if n_parts > 1:
         n_rows, block_d = lse.numel(), host.power_of_2(dim)
@@ -557,11 +572,11 @@ def _launch(plan, q, k, v, lengths, o, lse, limits, scale):
         host.run(
             _combine_kernel, (host.cdiv(n_rows, block_m),), (out, tops, totals, lengths, o, lse),
             n_rows, *sizes, n_parts, *_row_strides(o),
-            DIM=dim, BLOCK_M=block_m, BLOCK_D=block_d, num_warps=4,
+            DIM=dim, BLOCK_M=block_m, BLOCK_D=block_d, num_warps=4, **of_sample,
         )  # fmt: skip
 
 
-def _launch_backward(plan, do, q, k, v, lengths, o, lse, dq, dk, dv, limits, scale):
+def _launch_backward(plan, do, q, k, v, lengths, o, lse, dq, dk, dv, limits, scale, of_sample):
     """Write dq, dk and dv, each unless it is None."""
     (batch, n_heads, n_queries, dim), (_, n_kv_heads, n_keys, _) = q.shape, k.shape
     sizes = n_heads, n_heads // n_kv_heads, n_queries, n_keys, *limits
@@ -577,7 +592,7 @@ def _launch_backward(plan, do, q, k, v, lengths, o, lse, dq, dk, dv, limits, sca
         host.run(
             _attention_dq_kernel, (batch * n_heads * host.cdiv(n_queries, plan.dq.m),),
             (do, q, k, v, *saved, dq),
-            scale, *sizes, *_row_strides(do, q, k, v, dq), **_options_of(q, plan.dq),
+            scale, *sizes, *_row_strides(do, q, k, v, dq), **_options_of(q, plan.dq), **of_sample,
         )  # fmt: skip
     if (dk is not None or dv is not None) and n_keys > 0:
         strides = _row_strides(do, q, k, v, k if dk is None else dk, k if dv is None else dv)
@@ -587,7 +602,8 @@ def _launch_backward(plan, do, q, k, v, lengths, o, lse, dq, dk, dv, limits, sca
             described = [TensorDescriptor.from_tensor(t, block[: t.dim()]) for t in tiles]
         host.run(
             _attention_dkdv_kernel, (batch * n_kv_heads * host.cdiv(n_keys, plan.dkdv.n),),
-            (do, q, k, v, *described, *saved, dk, dv), scale, *sizes, *strides, **_options_of(q, plan.dkdv),
+            (do, q, k, v, *described, *saved, dk, dv), scale, *sizes, *strides,
+            **_options_of(q, plan.dkdv), **of_sample,
         )  # fmt: skip
 
 
@@ -599,8 +615,12 @@ def _dense(t):
     return t if t.stride(-1) == 1 else t.contiguous()
 
 
-def _scale_of(q, scale):
-    return q.shape[3] ** -0.5 if scale is None else float(scale)
+def _mask_of(q, k, lengths, is_causal, window, scale, align):
+    """What the kernels take of a call: limits, scale, and constexprs for what differs between samples."""
+    # none for calls without: their launches stay as they are
+    of_sample = {"ALIGNED": True} if align == "bottom_right" and lengths is not None else {}
+    scale = q.shape[3] ** -0.5 if scale is None else float(scale)
+    return _limits(q, k, is_causal, window, align), scale, of_sample
 
 
 def _empty(q, *_):
@@ -608,32 +628,31 @@ def _empty(q, *_):
     return torch.empty_like(_dense(q)), q.new_empty(q.shape[:3], dtype=host.sum_dtype(q.dtype))
 
 
-def _forward(q, k, v, lengths, is_causal, window, scale, plan=None):
+def _forward(q, k, v, lengths, how, plan=None):
     """o in the memory layout of q, and of each query log2 of the sum of exp2(score·log2 e)."""
     q, k, v = _dense(q), _dense(k), _dense(v)
     o, lse = _empty(q)
     if o.numel() > 0:
         plan = plan or _plan(q.dtype, *q.shape[:2], k.shape[1], q.shape[2], *k.shape[2:], q.device)
         lengths = None if lengths is None else lengths.contiguous()
-        limits = _limits(q, k, is_causal, window)
-        _launch(plan, q, k, v, lengths, o, lse, limits, _scale_of(q, scale))
+        _launch(plan, q, k, v, lengths, o, lse, *_mask_of(q, k, lengths, *how))
     return o, lse
 
 
-def _save(ctx, q, k, v, lengths, is_causal, window, scale, o, lse, plan=None):
-    ctx.how, ctx.plan = (is_causal, window, scale), plan
+def _save(ctx, q, k, v, lengths, how, o, lse, plan=None):
+    ctx.how, ctx.plan = how, plan
     ctx.save_for_backward(q, k, v, lengths, o, lse)
 
 
-def _backward(do, q, k, v, lengths, o, lse, is_causal, window, scale, needs_grad, plan=None):
+def _backward(do, q, k, v, lengths, o, lse, how, needs_grad, plan=None):
     """dq, dk, dv, each None unless needed."""
     do, q, k, v = _dense(do), _dense(q), _dense(k), _dense(v)
     grads = [torch.empty_like(t) if needed else None for t, needed in zip((q, k, v), needs_grad)]
     if o.numel() > 0:
         plan = plan or _plan(q.dtype, *q.shape[:2], k.shape[1], q.shape[2], *k.shape[2:], q.device)
         lengths = None if lengths is None else lengths.contiguous()
-        how = _limits(q, k, is_causal, window), _scale_of(q, scale)
-        _launch_backward(plan, do, q, k, v, lengths, o, lse, *grads, *how)
+        mask = _mask_of(q, k, lengths, *how)
+        _launch_backward(plan, do, q, k, v, lengths, o, lse, *grads, *mask)
     elif k.numel() > 0:
         grads = [None if g is None else g.zero_() for g in grads]  # no query: nothing is added up
     return tuple(grads)
@@ -641,16 +660,16 @@ def _backward(do, q, k, v, lengths, o, lse, is_causal, window, scale, needs_grad
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, k, v, lengths, is_causal, window, scale, plan):
-        o, lse = _forward(q, k, v, lengths, is_causal, window, scale, plan)
-        _save(ctx, q, k, v, lengths, is_causal, window, scale, o, lse, plan)
+    def forward(ctx, q, k, v, lengths, how, plan):
+        o, lse = _forward(q, k, v, lengths, how, plan)
+        _save(ctx, q, k, v, lengths, how, o, lse, plan)
         return o
 
     @staticmethod
     @host.once
     def backward(ctx, do):
-        grads = _backward(do, *ctx.saved_tensors, *ctx.how, ctx.needs_input_grad[:3], ctx.plan)
-        return *grads, None, None, None, None, None
+        grads = _backward(do, *ctx.saved_tensors, ctx.how, ctx.needs_input_grad[:3], ctx.plan)
+        return *grads, None, None, None
 
 
 # --- the calls -----------------------------------------------------------------------------------------------
@@ -662,11 +681,13 @@ def _is_window(window):
     return two and all([isinstance(n, host.INTS) and n >= -1 for n in window])
 
 
-def _check(name, q, k, v, lengths, window, scale):
+def _check(name, q, k, v, lengths, window, scale, align):
     # not to be remembered: (1.0, 2), which is refused, equals (1, 2)
     if window is not None and not _is_window(window):
         want = "window must be None or two ints (left, right), each 0 or more, or -1 for no limit"
         raise ValueError(f"{name}: {want}; got {window!r}")
+    if align not in ("top_left", "bottom_right"):
+        raise ValueError(f"{name}: align must be 'top_left' or 'bottom_right', got {align!r}")
     _check_others(name, q, k, v, lengths, scale)
 
 
@@ -700,29 +721,31 @@ def _check_others(name, q, k, v, lengths, scale):
     host.check_tensors(name, "attention_eager", **tensors)
 
 
-def _call(name, q, k, v, lengths, is_causal, window, scale, plan):
+def _call(name, q, k, v, lengths, is_causal, window, scale, align, plan):
     q, k, v = host.autocast(q, k, v)
-    _check(name, q, k, v, lengths, window, scale)
+    _check(name, q, k, v, lengths, window, scale, align)
     if host.by_op(q, k, v, lengths):
-        return attention_op(q, k, v, lengths, is_causal, window, scale)[0]
+        return attention_op(q, k, v, lengths, is_causal, window, scale, align)[0]
     return host.call(
         name, "attention_eager", _Attention, lambda *how: _forward(*how)[0],
-        (q, k, v), lengths, is_causal, window, scale, plan,
+        (q, k, v), lengths, (is_causal, window, scale, align), plan,
     )  # fmt: skip
 
 
 def attention_triton(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor | None = None, *,
     is_causal: bool = False, window: Sequence[int] | None = None, scale: float | None = None,
-    plan: Plan | None = None,
+    align: str = "top_left", plan: Plan | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """softmax(scale·q kᵀ + mask) v by Triton kernels, with gradients for q, k and v.
 
     q: (B, H, Sq, D); k and v: (B, G, Sk, D), H a multiple of G, D up to 256, any strides, of one dtype and
     device. is_causal: query i sees the keys j <= i, counted from 0 on both sides also where Sq and Sk differ.
-    window: (left, right), query i sees i - left <= j <= i + right, -1 for no limit on that side. lengths: (B,)
-    int32 or int64, the keys of each sample; those after are padding and are not read. A query that sees no
-    key has o = 0 and no part in any gradient. scale: a finite Python number; None is 1/√D.
+    window: (left, right), query i sees i - left <= j <= i + right, -1 for no limit on that side.
+    align="bottom_right" moves both by Sk - Sq, with lengths by lengths[b] - Sq, as flash-attention does: the
+    last query sees the last key of a cache. lengths: (B,) int32 or int64, the keys of each sample; those after
+    are padding and are not read. A query that sees no key has o = 0 and no part in any gradient. scale: a
+    finite Python number; None is 1/√D.
     Returns o, (B, H, Sq, D), in the memory layout of q. The same bits in every run.
     plan: a Plan in place of the one chosen, for tuning; torch.compile leaves it out.
     Works under torch.compile (as the op fused_kernels::attention), autocast (in its dtype, as torch's
@@ -730,20 +753,21 @@ def attention_triton(
     differentiable: these raise.
     Raises TypeError for a wrong dtype, ValueError for a wrong shape, device, window or scale.
     """
-    return _call("attention_triton", q, k, v, lengths, is_causal, window, scale, plan)
+    return _call("attention_triton", q, k, v, lengths, is_causal, window, scale, align, plan)
 
 
 @host.custom_op("fused_kernels::attention", flops=lambda q, k, *_: 4 * math.prod(q) * k[2])
 def attention_op(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor | None = None,
     is_causal: bool = False, window: Sequence[int] | None = None, scale: float | None = None,
+    align: str = "top_left",
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """attention for torch.compile and torch.export: one node of the graph, which nothing looks into.
 
     Returns o, and one number for each query for the backward pass, (B, H, Sq).
     """
-    _check("attention_op", q, k, v, lengths, window, scale)
-    return _forward(q, k, v, lengths, is_causal, window, scale)
+    _check("attention_op", q, k, v, lengths, window, scale, align)
+    return _forward(q, k, v, lengths, (is_causal, window, scale, align))
 
 
 # five products, as torch counts for its own attention: the scores are computed again
@@ -753,9 +777,9 @@ def attention_op(
 def _attention_backward_op(
     do: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor | None,
     o: torch.Tensor, lse: torch.Tensor, is_causal: bool, window: Sequence[int] | None, scale: float | None,
-    needs_grad: list[bool],
+    align: str, needs_grad: list[bool],
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    grads = _backward(do, q, k, v, lengths, o, lse, is_causal, window, scale, needs_grad)
+    grads = _backward(do, q, k, v, lengths, o, lse, (is_causal, window, scale, align), needs_grad)
     return tuple(do.new_empty(0) if g is None else g for g in grads)
 
 
@@ -763,20 +787,27 @@ attention_op.register_fake(_empty)
 
 
 @_attention_backward_op.register_fake
-def _(do, q, k, v, lengths, o, lse, is_causal, window, scale, needs_grad):
+def _(do, q, k, v, lengths, o, lse, is_causal, window, scale, align, needs_grad):
     tensors = zip((q, k, v), needs_grad)
     return tuple(torch.empty_like(_dense(t)) if w else t.new_empty(0) for t, w in tensors)
 
 
 def _setup_context(ctx, inputs, output):
     ctx.mark_non_differentiable(output[1])
-    _save(ctx, *inputs, *output)
+    _save(ctx, *inputs[:4], inputs[4:], *output)
 
 
 def _op_backward(ctx, do, _):
     needs_grad = ctx.needs_input_grad[:3]
     grads = _attention_backward_op(do, *ctx.saved_tensors, *ctx.how, [*needs_grad])
-    return *(g if needed else None for g, needed in zip(grads, needs_grad)), None, None, None, None
+    return (
+        *(g if needed else None for g, needed in zip(grads, needs_grad)),
+        None,
+        None,
+        None,
+        None,
+        None,
+    )
 
 
 attention_op.register_autograd(_op_backward, setup_context=_setup_context)

@@ -66,6 +66,21 @@ def test_causal_is_pytorchs_where_lengths_differ(sizes):
         torch.testing.assert_close(function(q, k, v, is_causal=True), want, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("sizes", [(7, 21), (1, 21), (21, 7), (5, 5)])
+def test_causal_from_the_bottom_right_is_pytorchs_mask(sizes):
+    """The last query sees the last key, and where there are fewer keys the first queries see none."""
+    q, k, v = inputs((2, 4, 2, *sizes, 16))
+    seen = torch.ones(sizes, dtype=torch.bool, device=q.device).tril(sizes[1] - sizes[0])
+    blind = ~seen.any(-1)
+    want = F.scaled_dot_product_attention(
+        q, k, v, attn_mask=seen | blind[:, None], enable_gqa=True
+    ).masked_fill(blind[:, None], 0.0)
+    for function in (attention_eager, attention_triton):
+        o = function(q, k, v, is_causal=True, align="bottom_right")
+        torch.testing.assert_close(o, want, rtol=1e-5, atol=1e-5)
+        assert not o[:, :, blind].any()
+
+
 # --- masks ---------------------------------------------------------------------------------------------------
 
 
@@ -78,6 +93,8 @@ def test_causal_is_pytorchs_where_lengths_differ(sizes):
         {"window": (-1, 3)},
         {"window": (33, 18)},
         {"window": (18, 33), "is_causal": True},
+        {"window": (18, 3), "align": "bottom_right"},
+        {"window": (9, -1), "is_causal": True, "align": "bottom_right"},
     ],
     ids=str,
 )
@@ -257,6 +274,7 @@ WRONG = {
     r"window must be None or two ints \(left, right\).*got 3": ({"window": 3}, ValueError),
     r"window must be .*got \(1.5, 2\)": ({"window": (1.5, 2)}, ValueError),
     r"window must be .*got \(-2, 0\)": ({"window": (-2, 0)}, ValueError),
+    "align must be 'top_left' or 'bottom_right', got 'right'": ({"align": "right"}, ValueError),
     "scale must be None or a finite Python number, got inf": ({"scale": float("inf")}, ValueError),
     "lengths must be a torch.Tensor, got list": ({"lengths": [3, 3]}, TypeError),
     "lengths must be an int64 or an int32 tensor, got torch.float32": (
