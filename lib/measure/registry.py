@@ -1029,17 +1029,20 @@ def _heads(op, shape, dtype, device, draw):
     return q, k, v, torch.tensor(order, dtype=dtype, device=device)
 
 
-def _attention_query_by_query(q, k, v, lengths=None, *, is_causal=False, window=None, scale=None):
+def _attention_query_by_query(
+    q, k, v, lengths=None, *, is_causal=False, window=None, scale=None, align="top_left"
+):
     """The definition without a product of 0: each query and the keys that it sees."""
     left, right = window or (-1, -1)
     o = torch.zeros_like(q) + 0 * q.flatten()[:0].sum()
     rows = []
     for b, h, i in itertools.product(*map(range, q.shape[:3])):
         g, n_keys = h * k.shape[1] // q.shape[1], k.shape[2]
-        first = max(0, i - left) if left >= 0 else 0
-        end = n_keys if lengths is None else min(n_keys, int(lengths[b]))
-        end = min(end, i + 1) if is_causal else end
-        end = min(end, i + right + 1) if right >= 0 else end
+        end = n_keys if lengths is None else min(n_keys, max(0, int(lengths[b])))
+        at = i + end - q.shape[2] if align == "bottom_right" else i
+        first = max(0, at - left) if left >= 0 else 0
+        end = min(end, at + 1) if is_causal else end
+        end = min(end, at + right + 1) if right >= 0 else end
         if end <= first:
             rows.append(o[b, h, i])
             continue
@@ -1088,6 +1091,17 @@ ATTENTION = Op(
         ),
         "lengths, causal, one side of a window": (
             _QKV | {"lengths": "B int64"}, {"is_causal": True, "window": (7, -1), "plan": _SMALL}
+        ),
+        "causal from the bottom right, keys in parts": (
+            _QKV,
+            {
+                "is_causal": True, "align": "bottom_right",
+                "plan": _SMALL._replace(n_parts=2, packed=True),
+            },
+        ),
+        "lengths, a window from the bottom right": (
+            _QKV | {"lengths": "B int32"},
+            {"window": (7, 2), "align": "bottom_right", "plan": _SMALL._replace(n_parts=2)},
         ),
     },
     version_arguments=("plan",),

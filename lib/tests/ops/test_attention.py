@@ -11,7 +11,13 @@ from lib.measure.check import check_against_float64
 from lib.nogpu import gluon
 from lib.nogpu.compile_only import compile_for, instruction_mix, signature_of
 from lib.nogpu.memory import count_traffic
-from lib.ops.attention import attention_eager, attention_op, attention_triton
+from lib.ops.attention import (
+    attention_eager,
+    attention_op,
+    attention_triton,
+    attention_varlen_eager,
+    attention_varlen_triton,
+)
 from lib.tests.ops import cases
 from lib.tests.ops.battery import host_of
 
@@ -21,6 +27,7 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils.flop_counter import FlopCounterMode
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 OP = registry.find("attention")
@@ -67,6 +74,21 @@ def test_causal_is_pytorchs_where_lengths_differ(sizes):
         torch.testing.assert_close(function(q, k, v, is_causal=True), want, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("sizes", [(7, 21), (1, 21), (21, 7), (5, 5)])
+def test_causal_from_the_bottom_right_is_pytorchs_mask(sizes):
+    """The last query sees the last key, and where there are fewer keys the first queries see none."""
+    q, k, v = inputs((2, 4, 2, *sizes, 16))
+    seen = torch.ones(sizes, dtype=torch.bool, device=q.device).tril(sizes[1] - sizes[0])
+    blind = ~seen.any(-1)
+    want = F.scaled_dot_product_attention(
+        q, k, v, attn_mask=seen | blind[:, None], enable_gqa=True
+    ).masked_fill(blind[:, None], 0.0)
+    for function in (attention_eager, attention_triton):
+        o = function(q, k, v, is_causal=True, align="bottom_right")
+        torch.testing.assert_close(o, want, rtol=1e-5, atol=1e-5)
+        assert not o[:, :, blind].any()
+
+
 # --- masks ---------------------------------------------------------------------------------------------------
 
 
@@ -79,6 +101,8 @@ def test_causal_is_pytorchs_where_lengths_differ(sizes):
         {"window": (-1, 3)},
         {"window": (33, 18)},
         {"window": (18, 33), "is_causal": True},
+        {"window": (18, 3), "align": "bottom_right"},
+        {"window": (9, -1), "is_causal": True, "align": "bottom_right"},
     ],
     ids=str,
 )
@@ -147,6 +171,184 @@ def test_a_query_that_sees_nothing_takes_no_part(module, changes):
         k[..., 0], q[..., 0] = 1.0, -float("inf")
         o = module.attention_triton(q, k, v, **how)
         assert o[:, :, :20].isnan().all() and not o[:, :, 20:].any()
+
+
+@pytest.mark.parametrize(
+    ("changes", "how"),
+    [({}, {"is_causal": True}), ({"n_parts": 2}, {"window": (9, 2), "align": "bottom_right"})],
+    ids=str,
+)
+def test_padding_on_the_left_is_not_read(module, changes, how):
+    """lengths (B, 2): from the first real key to the end; NaN outside changes nothing, its gradients are 0."""
+    q, k, v = inputs((4, 2, 1, 33, 40, 16), torch.bfloat16)
+    pairs = torch.tensor([[0, 40], [17, 40], [35, 33], [-3, 99]], device=q.device)
+    places = torch.arange(40, device=q.device)
+    real = (places >= pairs[:, :1]) & (places < pairs[:, 1:])
+    padding = ~real[:, None, :, None]
+    dirty = [t.detach().masked_fill(padding, float("nan")).requires_grad_() for t in (k, v)]
+    plan, runs = module.Plan(*SMALL)._replace(**changes), []
+    for tensors in ((q, k, v), (q, *dirty)):
+        o = module.attention_triton(*tensors, pairs, plan=plan, **how)
+        runs.append([o, *gradients(o, tensors)])
+    assert all(map(torch.equal, *runs))
+    assert not any(g.masked_select(padding).any() for g in runs[1][2:])
+    assert not runs[1][0][2].any()  # no real key
+    ours = functools.partial(module.attention_triton, plan=plan, **how)
+    check_against_float64(ours, functools.partial(OP.eager, **how), q, k, v, pairs, slack=OP.slack)
+
+
+# --- packed sequences ----------------------------------------------------------------------------------------
+
+
+def packed_inputs(of_q, of_k=None, dtype=torch.float32, extra=0, heads=(4, 2), dim=20):
+    """q (T, H, D), k and v, and cu_seqlens of queries and keys; `extra` rows behind the last sequence."""
+    generator = torch.Generator(machine.device()).manual_seed(0)
+    cu = [
+        F.pad(torch.tensor(n, device=machine.device(), dtype=torch.int32).cumsum(0), (1, 0)).int()
+        for n in (of_q, of_k or of_q)
+    ]
+    totals = [sum(n) + extra for n in (of_q, of_k or of_q)]
+    sizes = (totals[0], heads[0], dim), (totals[1], heads[1], dim), (totals[1], heads[1], dim)
+    how = {"dtype": dtype, "device": machine.device(), "generator": generator}
+    tensors = [torch.randn(size, **how).requires_grad_() for size in sizes]
+    return tensors, (cu[0], cu[1] if of_k else None)
+
+
+SEQUENCES = [([0, 37, 0, 3, 18, 0], None), ([5, 0, 33, 20], [40, 7, 0, 21])]
+MASKS = [  # in Triton's interpreter a scale has 24 bits
+    {"scale": 0.25},
+    {"scale": 0.25, "is_causal": True},
+    {"scale": -0.5, "window": (9, 3)},
+    {"scale": 0.25, "window": (7, -1), "is_causal": True, "align": "top_left"},
+]
+
+
+@pytest.mark.parametrize("lengths", SEQUENCES, ids=str)
+@pytest.mark.parametrize("how", MASKS, ids=str)
+def test_packed_sequences_are_those_one_by_one(module, how, lengths):
+    """Empty ones too, in tiles of one head and of all heads of a group, by pointers and by TMA."""
+    (q, k, v), cu = packed_inputs(*lengths, dtype=torch.float64, extra=3)
+    want = attention_varlen_eager(q, k, v, *cu, **how)
+    do = torch.randn_like(want)
+    expected = [want, *gradients(want, (q, k, v), do)]
+    for changes in ({"tma": True}, {"packed": True, "n_parts": 3}):
+        plan = module.Plan(*SMALL)._replace(**changes)
+        o = module.attention_varlen_triton(q, k, v, *cu, plan=plan, **how)
+        torch.testing.assert_close([o, *gradients(o, (q, k, v), do)], expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_packed_sequences_against_float64(module, dtype):
+    for lengths, dim in ((SEQUENCES[0], 20), (SEQUENCES[1], 3)):
+        tensors, cu = packed_inputs(*lengths, dtype=dtype, dim=dim)
+        ours = functools.partial(
+            module.attention_varlen_triton, is_causal=True, plan=module.Plan(*SMALL)
+        )
+        eager = functools.partial(attention_varlen_eager, is_causal=True)
+        granted = torch.finfo(dtype).eps  # as the battery grants to products of few numbers
+        check_against_float64(ours, eager, *tensors, *cu, slack=granted)
+
+
+@pytest.mark.parametrize("changes", [{}, {"tma": True}], ids=str)
+def test_packed_sequences_do_not_see_each_other(module, changes):
+    """NaN and inf of one reach no other, forward or backward, nor what lies behind the last."""
+    (q, k, v), (cu, _) = packed_inputs([21, 5, 16, 30], dtype=torch.bfloat16, extra=9, dim=16)
+    plan, results = module.Plan(*SMALL)._replace(**changes), []
+    spoilt = torch.zeros(len(q), dtype=torch.bool, device=q.device)
+    spoilt[21:26] = spoilt[72:] = True
+    do = torch.ones_like(q)
+    for value in (1.0, float("nan")):
+        made = [
+            t.detach().masked_fill(spoilt[:, None, None], value).requires_grad_() for t in (q, k, v)
+        ]
+        o = module.attention_varlen_triton(*made, cu, is_causal=True, plan=plan)
+        results.append([o, *gradients(o, made, do.masked_fill(spoilt[:, None, None], value))])
+    for clean, got in zip(*results):
+        assert torch.equal(clean[~spoilt], got[~spoilt])
+        assert not got[72:].any()
+
+
+def test_packed_layouts(module):
+    """(T, H, D) in one projection, (1, H, T, D), cu_seqlens of both in one tensor, of int64, with gaps."""
+    (q, k, v), cu = packed_inputs([5, 0, 30], [9, 4, 8], heads=(2, 2), dim=16)
+    plan, how = module.Plan(*SMALL), {"is_causal": True}
+    want = module.attention_varlen_triton(q, k, v, *cu, plan=plan, **how)
+    both = torch.stack([torch.stack(cu), torch.stack(cu)], -1).long()[..., 0]
+    wide = [torch.cat([t, t], -1)[..., :16] for t in (q, k, v)]
+    assert torch.equal(module.attention_varlen_triton(*wide, both, plan=plan, **how), want)
+    whole = [t.transpose(0, 1)[None] for t in (q, k, v)]
+    o = module.attention_varlen_triton(*whole, *cu, plan=plan, **how)
+    assert o.shape == whole[0].shape and torch.equal(o[0].transpose(0, 1), want)
+    # the longest of all tell how, and not what
+    for longest in ((1, 1), (30, 9)):
+        o = module.attention_varlen_triton(q, k, v, *cu, *longest, **how)
+        torch.testing.assert_close(o, want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("ends", [[0, 50, 20, 99, -7], [9, 9, 3, 40, 41], [0, 2**31 + 3]], ids=str)
+def test_wrong_cu_seqlens_stay_in_memory(module, ends):
+    """They cannot be refused without waiting for the GPU. The interpreter sees each address."""
+    (q, k, v), _ = packed_inputs([41])
+    o = module.attention_varlen_triton(
+        q, k, v, torch.tensor(ends, device=q.device), plan=module.Plan(*SMALL)
+    )
+    o.sum().backward()
+
+
+def test_a_long_sequence_beside_empty_ones_is_one_launch(module):
+    """Of few programs: tiles of 64 queries or keys, and at most one more a sequence and head."""
+    grids = {}
+    n, dim = 16384, 16
+    (q, k, v), (cu, _) = packed_inputs([0] * 99 + [n] + [0] * 100, heads=(2, 1), dim=dim)
+    with mock.patch.object(
+        host_of(module), "run", lambda kernel, grid, *_, **__: grids.update({kernel: grid})
+    ):
+        module.attention_varlen_triton(q, k, v, cu, max_seqlen_q=n).sum().backward()
+    programs = {kernel.fn.__name__: grid[0] for kernel, grid in grids.items()}
+    plan = module._plan(q.dtype, 1, 2, 1, n, n, dim, q.device, True)
+    assert programs["_attention_fwd_kernel"] == 2 * (n // plan.forward.m + 201)
+    assert programs["_attention_dq_kernel"] == 2 * (n // plan.dq.m + 201)
+    assert programs["_attention_dkdv_kernel"] == n // plan.dkdv.n + 201
+    assert len(grids) == 4 and all(grid[1:] in ((), (1,)) for grid in grids.values())
+
+
+def test_packed_tiles_that_nothing_sees_are_not_read(module):
+    """Causal sequences of 2 and 3 tiles: 1 + 2 and 1 + 2 + 3 tiles of keys, though they begin in mid-tile."""
+    (q, k, v), (cu, _) = packed_inputs([5, 32, 0, 48], heads=(1, 1), dim=16)
+    plan = module.Plan(*SMALL)
+    o = module.attention_varlen_triton(q, k, v, cu, is_causal=True, plan=plan)
+    forward = count_traffic(
+        lambda: module.attention_varlen_triton(q, k, v, cu, is_causal=True, plan=plan)
+    )
+    backward = count_traffic(lambda: o.sum().backward())
+    assert forward.launches == 1 and backward.launches == 3
+    seen = (5 + (1 + 2 + 1 + 2 + 3) * 16) * 16 * 4
+    assert forward.by_argument["_attention_fwd_kernel.k_ptr"].loaded == seen
+    assert backward.by_argument["_attention_dq_kernel.v_ptr"].loaded == seen
+    assert backward.by_argument["_attention_dkdv_kernel.q_ptr"].loaded == seen
+
+
+def test_packed_in_a_graph_is_the_op():
+    """torch.compile, opcheck, autocast's dtype, and the counter of FLOPs, to which no lengths are known."""
+    tensors, cu = packed_inputs([5, 0, 12], [9, 4, 8], dim=16)
+
+    def call(*given):
+        return attention_varlen_triton(*given, 12, 9, is_causal=True) * 2
+
+    graph = torch.compile(call, fullgraph=True, backend="aot_eager")
+    eager = functools.partial(attention_varlen_eager, is_causal=True)
+    check_against_float64(graph, lambda *t: eager(*t) * 2, *tensors, *cu, slack=1e-5)
+    four = [t.detach().transpose(0, 1)[None].requires_grad_() for t in tensors]
+    how = {"is_causal": True, "align": "bottom_right", "longest": [12, 9]}
+    torch.library.opcheck(attention_op, (*four, torch.stack(cu)), how)
+    with FlopCounterMode(display=False) as forward:
+        o = call(*tensors, *cu)
+    with FlopCounterMode(display=False) as backward:
+        o.sum().backward()
+    assert forward.get_total_flops() == 4 * tensors[0].numel() * 9
+    assert backward.get_total_flops() == 10 * tensors[0].numel() * 9
+    with torch.autocast(machine.device().type, torch.bfloat16):
+        assert call(*tensors, *cu).dtype == torch.bfloat16
 
 
 @triton.jit
@@ -258,6 +460,7 @@ WRONG = {
     r"window must be None or two ints \(left, right\).*got 3": ({"window": 3}, ValueError),
     r"window must be .*got \(1.5, 2\)": ({"window": (1.5, 2)}, ValueError),
     r"window must be .*got \(-2, 0\)": ({"window": (-2, 0)}, ValueError),
+    "align must be 'top_left' or 'bottom_right', got 'right'": ({"align": "right"}, ValueError),
     "scale must be None or a finite Python number, got inf": ({"scale": float("inf")}, ValueError),
     "lengths must be a torch.Tensor, got list": ({"lengths": [3, 3]}, TypeError),
     "lengths must be an int64 or an int32 tensor, got torch.float32": (
@@ -290,6 +493,46 @@ def test_a_window_of_floats_is_refused_after_one_of_equal_ints(module):
     module.attention_triton(q, k, v, window=(1, 2))
     with pytest.raises(ValueError, match=r"window must be .*got \(1.0, 2\)"):
         module.attention_triton(q, k, v, window=(1.0, 2))
+
+
+_CU = torch.tensor([0, 2, 5], dtype=torch.int32)
+WRONG_PACKED = {
+    r"q must be \(T, H, D\), got shape \(5,\)": ({"shape": (5,)}, ValueError),
+    r"q must be \(T, H, D\) or \(1, H, T, D\); for \(B, H, S, D\) use attention_triton": (
+        {"shape": (2, 4, 5, 8)},
+        ValueError,
+    ),
+    "cu_seqlens_q must be a torch.Tensor, got list": ({"cu_seqlens_q": [0, 5]}, TypeError),
+    "cu_seqlens_q must be an int64 or an int32 tensor": (
+        {"cu_seqlens_q": _CU.float()},
+        TypeError,
+    ),
+    r"cu_seqlens_q must be \(n \+ 1,\), .* got shape \(0,\)": (
+        {"cu_seqlens_q": _CU[:0]},
+        ValueError,
+    ),
+    r"cu_seqlens_k must be \(n \+ 1,\), .* got shape \(2,\)": (
+        {"cu_seqlens_k": _CU[:2]},
+        ValueError,
+    ),
+    "max_seqlen_k must be None or an int, 0 or more .*; got tensor": (
+        {"max_seqlen_k": _CU[2]},
+        ValueError,
+    ),
+    "align must be 'top_left' or 'bottom_right', got None": ({"align": None}, ValueError),
+}
+
+
+@pytest.mark.parametrize("sentence", WRONG_PACKED)
+def test_what_is_wrong_with_packed_ones_is_said(module, sentence):
+    how, kind = dict(WRONG_PACKED[sentence][0]), WRONG_PACKED[sentence][1]
+    q = torch.zeros(how.pop("shape", (5, 4, 8)), device=machine.device())
+    how = {
+        n: v.to(q.device) if isinstance(v, torch.Tensor) else v
+        for n, v in ({"cu_seqlens_q": _CU} | how).items()
+    }
+    with pytest.raises(kind, match=f"attention_varlen_triton: {sentence}"):
+        module.attention_varlen_triton(q, q, q, **how)
 
 
 def _compiled(module, which, dtype, dim, tma=False):

@@ -13,11 +13,17 @@ MUTANTS = mutants_in("""
 - (i - left)[:, None], tl.minimum(i + right, end - 1)[:, None]
 + (i - left)[:, None], tl.minimum(i + right, n_keys - 1)[:, None]
 # causal from the bottom right
-- return left, 0 if is_causal else right
-+ return left, k.shape[2] - q.shape[2] if is_causal else right
+- right = 0 if is_causal else right
++ right = k.shape[2] - q.shape[2] if is_causal else right
+# from the bottom right: the left side of a window where it was
+- left = q.shape[2] if left < 0 else min(left - shift, q.shape[2])
++ left = q.shape[2] if left < 0 else min(left, q.shape[2])
+# from the bottom right of all keys, padding among them
+- {"ALIGNED": True} if align == "bottom_right" and lengths is not None else {}
++ {}
 # -1 on the left as 0
-- left = q.shape[2] if left < 0 else min(left, q.shape[2])
-+ left = max(left, 0)
+- left = q.shape[2] if left < 0 else min(left - shift, q.shape[2])
++ left = max(left - shift, 0)
 # a tile cut by the window taken as whole
 - a = tl.minimum(tl.cdiv(tl.maximum(begin, last - before) - start, BLOCK), n)
 + a = tl.minimum(tl.cdiv(tl.maximum(begin, first - before) - start, BLOCK), n)
