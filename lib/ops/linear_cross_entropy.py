@@ -528,15 +528,16 @@ def linear_cross_entropy_op(
     Returns the loss and, for the backward pass, dx, dweight and dbias of the sum of all losses. Without has_dx,
     has_dweight and has_dbias they are empty, and the backward pass multiplies once more.
     """
-    options, name = (
-        Options(ignore_index, label_smoothing, z_loss, softcap, reduction),
+    name, options = (
         "linear_cross_entropy_op",
+        (ignore_index, label_smoothing, z_loss, softcap, reduction),
     )
-    _check(name, x, weight, labels, tuple(options))
+    _check(name, x, weight, labels, options)
     _check_columns(name, x, weight, bias, class_weight, label_smoothing)
     _check_frozen(name, class_weight)
     has_grads = has_dx, has_dweight, has_dbias
-    loss, *grads = _forward(x, weight, labels, bias, class_weight, options, None, *has_grads)
+    tensors = x, weight, labels, bias, class_weight
+    loss, *grads = _forward(*tensors, Options(*options), None, *has_grads)
     return loss, *host.none_as_empty(x, grads)
 
 
