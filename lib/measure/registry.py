@@ -895,15 +895,20 @@ LORA_LINEAR = Op(
 
 
 _CLASSIFIED = {"x": "... K", "weight": "V K weight", "labels": "... int64"}
+_WEIGHTED = _CLASSIFIED | {"bias": "V", "class_weight": "V frozen"}
 
 
 def _labels_in_range(op, shape, dtype, device, draw):
     """x, weight, and a label for each row, one in seven of them ignored."""
     sizes = op.sizes(shape)
-    x, weight, labels = (_tensor(spec, sizes, device, draw) for spec in op.tensors.values())
+    x, weight, labels, *columns = (
+        _tensor(spec, sizes, device, draw) for spec in op.tensors.values()
+    )
     labels = labels.remainder(sizes["V"])
     ignored = torch.arange(len(labels), device=device) % 7 == 5
-    return x, weight, labels.masked_fill(ignored, op.arguments.get("ignore_index", -100))
+    labels = labels.masked_fill(ignored, op.arguments.get("ignore_index", -100))
+    # weights of classes are positive, or their sum, which "mean" divides by, may be nearly 0
+    return x, weight, labels, *columns[:1], *(t.abs() + 0.1 for t in columns[1:])
 
 
 def _classified_bytes(shape, itemsize, gradients, **_):
@@ -931,6 +936,9 @@ LINEAR_CROSS_ENTROPY = Op(
             _CLASSIFIED,
             {"label_smoothing": 0.3, "softcap": 3.0, "z_loss": 0.1, "reduction": "none"},
         ),
+        "bias": (_CLASSIFIED | {"bias": "V"}, {"label_smoothing": 0.2, "softcap": 3.0}),
+        "bias, weights of classes": (_WEIGHTED, {"z_loss": 0.1, "ignore_index": 1}),
+        "bias, weights of classes, none": (_WEIGHTED, {"reduction": "none"}),
     },
     bytes_moved=_classified_bytes,
     flops=lambda shape, gradients, **_: (6 if gradients else 2) * math.prod(shape),

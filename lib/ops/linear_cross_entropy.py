@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: MIT
 # Copyright (c) 2026 The Fused Kernels authors; Fused Kernels 0.1.0, lib/ops/linear_cross_entropy.py
-"""linear_cross_entropy: cross_entropy(x Wᵀ, labels), of whose logits only a chunk of rows is ever in memory.
+"""linear_cross_entropy: cross_entropy(x Wᵀ + b, labels); of logits only a chunk of rows is ever in memory.
 
-Shapes    x: (..., K); weight: (V, K); labels: (...), int64, in [0, V) or ignore_index. The loss is a scalar, or
-          (...) with reduction="none".
+Shapes    x: (..., K); weight: (V, K); labels: (...), int64, in [0, V) or ignore_index; bias and class_weight:
+          (V,), or None. The loss is a scalar, or (...) with reduction="none": minus the log-probability of each
+          label.
 Dtypes    float16, bfloat16, float32 and float64. Logits are rounded to x's dtype, as F.linear rounds them; all
           that follows, and the loss, is float32 (float64 for float64).
 Loss      of a row of logits l, capped to softcap·tanh(l / softcap) before: with lse = log Σ exp(l),
           lse - (1 - e)·l[label] - e·mean(l) + z_loss·lse², e = label_smoothing; 0 for a label of ignore_index.
           "mean" divides by the number of other labels, and is NaN without any, as F.cross_entropy's.
+          With class_weight a row's loss is times the weight of its label, z_loss with it, and "mean" divides by
+          the sum of these weights: they are numbers of rows, which the kernel scales gradients by.
           A label out of range would end the process, or be read outside: here its row's loss is NaN, and so are
           its row of dx and all of dweight.
 Memory    The logits of one chunk of rows: a quarter of them in 16 bits, an eighth in float32, but 1024 rows at
@@ -69,24 +72,29 @@ class Options(NamedTuple):
 
 
 def linear_cross_entropy_eager(
-    x: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, *, ignore_index: int = -100,
-    label_smoothing: float = 0.0, z_loss: float = 0.0, softcap: float | None = None, reduction: str = "mean",
+    x: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, bias: torch.Tensor | None = None,
+    class_weight: torch.Tensor | None = None, *, ignore_index: int = -100, label_smoothing: float = 0.0,
+    z_loss: float = 0.0, softcap: float | None = None, reduction: str = "mean",
 ) -> torch.Tensor:  # fmt: skip
-    logits = F.linear(x, weight).reshape(labels.numel(), len(weight))  # (N, V)
+    logits = F.linear(x, weight, bias).reshape(labels.numel(), len(weight))  # (N, V)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if softcap is not None:
         logits = softcap * torch.tanh(logits / softcap)
     flat = labels.reshape(-1)
+    ignored, weights = flat == ignore_index, logits.new_ones(labels.numel())
+    if class_weight is not None:
+        class_weight = class_weight.to(logits.dtype)
+        weights = class_weight[flat.clamp(0, len(weight) - 1)]
     losses = F.cross_entropy(
-        logits, flat, ignore_index=ignore_index, label_smoothing=label_smoothing, reduction="none"
-    )
+        logits, flat, class_weight, ignore_index=ignore_index, label_smoothing=label_smoothing, reduction="none"
+    )  # fmt: skip
     if z_loss != 0.0:
         squares = logits.logsumexp(dim=1).square()
-        losses = losses + z_loss * squares.masked_fill(flat == ignore_index, 0.0)
+        losses = losses + z_loss * (weights * squares).masked_fill(ignored, 0.0)
     if reduction == "none":
         return losses.view(labels.shape)
     total = losses.sum()
-    return total if reduction == "sum" else total / (flat != ignore_index).sum()
+    return total if reduction == "sum" else total / weights.masked_fill(ignored, 0.0).sum()
 
 
 @triton.jit
@@ -224,7 +232,7 @@ def _columns(n_cols, split):
     return [slice(a, b) for a, b in ((0, whole), (whole, n_cols)) if a < b]
 
 
-def _launch(plan, x, weight, labels, options, losses, dx, dweight, scales):
+def _launch(plan, x, weight, labels, bias, options, losses, dx, dweight, dbias, scales):
     """Chunk after chunk: logits by cuBLAS, their losses, their gradient in their place, its two products."""
     n_rows, n_cols = len(x), len(weight)
     pitch = host.cdiv(n_cols, 16) * 16  # rows on 16-byte boundaries, also of 50257 logits
@@ -233,11 +241,14 @@ def _launch(plan, x, weight, labels, options, losses, dx, dweight, scales):
         rows = slice(start, min(start + plan.rows, n_rows))
         part, logits = x[rows], memory[: rows.stop - start, :n_cols]
         for cols in columns:
-            torch.mm(part, weight[cols].t(), out=logits[:, cols])
+            if bias is None:
+                torch.mm(part, weight[cols].t(), out=logits[:, cols])
+            else:
+                torch.addmm(bias[cols], part, weight[cols].t(), out=logits[:, cols])
         host.run(
             _cross_entropy_kernel, (len(part),),
             (logits, labels[rows], *(t if t is None else t[rows] for t in (losses, scales))),
-            n_cols, pitch, options.ignore_index, GRADS=dx is not None or dweight is not None,
+            n_cols, pitch, options.ignore_index, GRADS=any([g is not None for g in (dx, dweight, dbias)]),
             SMOOTHING=options.label_smoothing, Z_LOSS=options.z_loss, SOFTCAP=options.softcap,
             COMPUTE=host.compute_dtype(x.dtype), BLOCK_N=plan.block_n, NUM_STAGES=plan.num_stages,
             num_warps=plan.num_warps,
@@ -247,41 +258,71 @@ def _launch(plan, x, weight, labels, options, losses, dx, dweight, scales):
                 _add_product(dx[rows], logits[:, cols], weight[cols], beta=int(cols.start > 0))
             if dweight is not None:
                 _add_product(dweight[cols], logits[:, cols].t(), part, beta=int(start > 0))
+        if dbias is not None:
+            dbias += logits.sum(0, dtype=dbias.dtype)
 
 
 # --- forward and backward ------------------------------------------------------------------------------------
 
 
-def _pass(x, weight, labels, options, has_losses, has_dx, has_dweight, scales=None, plan=None):
-    """The losses of all rows; dx and dweight of their sum, each times its scale; None unless asked for."""
+def _pass(
+    x, weight, labels, bias, options, has_losses, has_dx, has_dweight, has_dbias, scales=None, plan=None
+):  # fmt: skip
+    """The losses of all rows; the gradients of their sum, each row times its scale; None unless asked for."""
     n_rows, n_inner = labels.numel(), x.shape[-1]
     plan = plan or _plan(n_rows, weight.shape[0], n_inner, x.dtype)
     losses = x.new_empty(n_rows, dtype=host.sum_dtype(x.dtype)) if has_losses else None
     dx = x.new_empty(x.shape) if has_dx else None
     summed_in = host.sum_dtype(x.dtype) if plan.wide else _dweight_dtype(x.dtype)
     dweight = weight.new_empty(weight.shape, dtype=summed_in) if has_dweight else None
+    dbias = weight.new_zeros(len(weight), dtype=host.sum_dtype(x.dtype)) if has_dbias else None
     if n_rows > 0:
         flat, flat_dx = (t if t is None else t.reshape(n_rows, n_inner) for t in (x, dx))
         inputs = host.for_cublas(flat), host.for_cublas(weight), labels.reshape(-1).contiguous()
-        _launch(plan, *inputs, options, losses, flat_dx, dweight, scales)
+        bias = bias if bias is None else bias.contiguous()
+        _launch(plan, *inputs, bias, options, losses, flat_dx, dweight, dbias, scales)
     elif has_dweight:
         dweight.zero_()
-    return losses, dx, dweight.to(_dweight_dtype(x.dtype)) if has_dweight else None
+    return losses, dx, dweight.to(_dweight_dtype(x.dtype)) if has_dweight else None, dbias
 
 
 def _n_counted(labels, options):
     return (labels != options.ignore_index).sum()
 
 
-def _forward(x, weight, labels, options, plan=None, has_dx=False, has_dweight=False):
-    """The loss; dx and dweight of the sum of all losses, each None unless asked for."""
-    losses, dx, dweight = _pass(x, weight, labels, options, True, has_dx, has_dweight, None, plan)
+def _weights_of(labels, class_weight, options):
+    """That of each row's label, (N,); of an ignored one 0. None without class_weight."""
+    if class_weight is None:
+        return None
+    labels = labels.reshape(-1)
+    weights = class_weight.to(host.sum_dtype(class_weight.dtype))
+    weights = weights[labels.clamp(0, len(weights) - 1)]  # out of range the kernel makes NaN
+    return weights.masked_fill(labels == options.ignore_index, 0.0)
+
+
+def _relative(scales):
+    """Scales of rows divided by the largest, and that one: 1/N times a gradient of 16 bits might underflow."""
+    largest = scales.abs().nan_to_num(0.0, 0.0, 0.0).amax() if scales.numel() > 0 else scales.sum()
+    scale = torch.where(largest > 0, largest, 1.0)
+    return scales / scale, scale
+
+
+def _forward(
+    x, weight, labels, bias, class_weight, options, plan=None, has_dx=False, has_dweight=False, has_dbias=False
+):  # fmt: skip
+    """The loss; gradients of the sum of all losses by the largest class_weight; None unless asked for."""
+    weights = _weights_of(labels, class_weight, options)
+    scales = None if weights is None else _relative(weights)[0]
+    losses, *grads = _pass(
+        x, weight, labels, bias, options, True, has_dx, has_dweight, has_dbias, scales, plan
+    )
+    losses = losses if weights is None else losses * weights
     if options.reduction == "none":
-        return losses.view(labels.shape), dx, dweight
+        return losses.view(labels.shape), *grads
     total = losses.sum()
     if options.reduction == "mean":
-        total = total / _n_counted(labels, options)
-    return total, dx, dweight
+        total = total / (_n_counted(labels, options) if weights is None else weights.sum())
+    return total, *grads
 
 
 def _scaled(t, scale, dtype, in_place):
@@ -296,56 +337,66 @@ def _scaled(t, scale, dtype, in_place):
     return y
 
 
-def _save(ctx, x, weight, labels, dx, dweight, options, plan=None):
-    """The gradients, if there are any yet; and what it takes to compute them again."""
+def _save(ctx, tensors, grads, options, plan=None):
+    """(x, weight, labels, bias, class_weight), to compute the gradients again; and those that there are."""
     ctx.options, ctx.plan, ctx.gave_away = options, plan, False
-    ctx.save_for_backward(x, weight, labels, dx, dweight)
+    ctx.save_for_backward(*tensors, *grads)
 
 
 def _backward(
-    dloss, x, weight, labels, dx, dweight, options, needs_grad, plan=None, in_place=False
-):
-    """dx and dweight, each None unless needed; from those of the forward pass, if there are any.
+    dloss, x, weight, labels, bias, class_weight, dx, dweight, dbias, options, needs_grad, plan=None,
+    in_place=False,
+):  # fmt: skip
+    """dx, dweight and dbias, each None unless needed; from those of the forward pass, if there are any.
 
     in_place: whether those may be overwritten.
     """
-    scales = None
+    grads, weights = (dx, dweight, dbias), _weights_of(labels, class_weight, options)
+    scales, scale = None, dloss
     if options.reduction == "none":
-        # relative to the largest, as 1/N times a gradient of 16 bits might underflow
-        largest = dloss.abs().nan_to_num(0.0, 0.0, 0.0).amax() if dloss.numel() > 0 else dloss.sum()
-        scale = torch.where(largest > 0, largest, 1.0)
-        scales = (dloss / scale).reshape(-1)
-    elif options.reduction == "sum":
-        scale = dloss
-    else:
+        dlosses = dloss.reshape(-1) if weights is None else dloss.reshape(-1) * weights
+        scales, scale = _relative(dlosses)
+    elif weights is not None:
+        scales, largest = _relative(weights)
+        scale = dloss * largest
+        if options.reduction == "mean":
+            total = weights.sum()
+            scale = scale / torch.where(total == 0, 1.0, total)
+    elif options.reduction == "mean":
         scale = dloss / _n_counted(labels, options).clamp(min=1)
-    if any(needed and g is None for g, needed in zip((dx, dweight), needs_grad)):
-        _, dx, dweight = _pass(x, weight, labels, options, False, *needs_grad, scales, plan)
+    if any([needed and g is None for g, needed in zip(grads, needs_grad)]):
+        _, *grads = _pass(x, weight, labels, bias, options, False, *needs_grad, scales, plan)
         in_place = True
     return tuple(
         _scaled(g, scale, x.dtype, in_place) if needed else None
-        for g, needed in zip((dx, dweight), needs_grad)
+        for g, needed in zip(grads, needs_grad)
     )
+
+
+def _trained(ctx):
+    """Which of x, weight and bias need a gradient."""
+    return [ctx.needs_input_grad[k] for k in (0, 1, 3)]
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, weight, labels, options, plan):
-        has_grads = [needed and options.reduction != "none" for needed in ctx.needs_input_grad[:2]]
-        loss, dx, dweight = _forward(x, weight, labels, options, plan, *has_grads)
-        _save(ctx, x, weight, labels, dx, dweight, options, plan)
+    def forward(ctx, x, weight, labels, bias, class_weight, options, plan):
+        tensors, needs_grad = (x, weight, labels, bias, class_weight), _trained(ctx)
+        has_grads = [needed and options.reduction != "none" for needed in needs_grad]
+        loss, *grads = _forward(*tensors, options, plan, *has_grads)
+        _save(ctx, tensors, grads, options, plan)
         return loss
 
     @staticmethod
     @host.once
     def backward(ctx, dloss):
-        *inputs, dx, dweight = ctx.saved_tensors
+        *tensors, dx, dweight, dbias = ctx.saved_tensors
         if ctx.gave_away:  # what was saved is somebody's gradient by now
-            dx = dweight = None
+            dx = dweight = dbias = None
         ctx.gave_away = True
-        how = ctx.options, ctx.needs_input_grad[:2], ctx.plan
-        grads = _backward(dloss, *inputs, dx, dweight, *how, in_place=True)
-        return *grads, None, None, None
+        how = ctx.options, _trained(ctx), ctx.plan
+        dx, dweight, dbias = _backward(dloss, *tensors, dx, dweight, dbias, *how, in_place=True)
+        return dx, dweight, None, dbias, None, None, None
 
 
 # --- the calls -----------------------------------------------------------------------------------------------
@@ -392,29 +443,56 @@ def _check(name, x, weight, labels, options):
     host.check_tensors(name, "linear_cross_entropy_eager", **tensors)
 
 
-def _call(name, x, weight, labels, options, plan):
-    x, weight = host.autocast(x, weight)
+@host.remembered
+def _check_columns(name, x, weight, bias, class_weight, label_smoothing):
+    eager, rows = "linear_cross_entropy_eager", {"x": (x, "... K"), "weight": (weight, "V K")}
+    if bias is not None:
+        host.check_tensors(name, eager, **rows, bias=(bias, "V"))
+    if class_weight is None:
+        return
+    host.check_tensors(name, eager, host.MIXED, **rows, class_weight=(class_weight, "V"))
+    if label_smoothing != 0.0:
+        parts = (
+            "label_smoothing takes a part of each class, and class_weight is known of labels alone"
+        )
+        raise ValueError(f"{name}: {parts}; use one of them, or {eager}")
+
+
+def _check_frozen(name, class_weight):
+    """Raise ValueError where it is trained: F.cross_entropy has no gradient of it either."""
+    if class_weight is not None and class_weight.requires_grad and torch.is_grad_enabled():
+        raise ValueError(f"{name}: class_weight has no gradient; pass class_weight.detach()")
+
+
+def _call(name, x, weight, labels, bias, class_weight, options, plan):
+    x, weight, bias = host.autocast(x, weight, bias)
     _check(name, x, weight, labels, tuple(options))  # a plain one: 5.0 and 5 are told apart
-    if host.by_op(x, weight, labels):
+    if bias is not None or class_weight is not None:
+        _check_columns(name, x, weight, bias, class_weight, options.label_smoothing)
+        _check_frozen(name, class_weight)
+    if host.by_op(x, weight, labels, bias, class_weight):
         computes = torch.is_grad_enabled() and options.reduction != "none"
-        has_grads = computes and x.requires_grad, computes and weight.requires_grad
-        return linear_cross_entropy_op(x, weight, labels, *options, *has_grads)[0]
+        has_grads = [t is not None and computes and t.requires_grad for t in (x, weight, bias)]
+        how = *options, *has_grads[:2], bias, class_weight, has_grads[2]
+        return linear_cross_entropy_op(x, weight, labels, *how)[0]
     return host.call(
         name, "linear_cross_entropy_eager", _LinearCrossEntropy, lambda *how: _forward(*how)[0],
-        (x, weight, labels), options, plan,
+        (x, weight, labels, bias, class_weight), options, plan,
     )  # fmt: skip
 
 
 def linear_cross_entropy_triton(
-    x: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, *, ignore_index: int = -100,
-    label_smoothing: float = 0.0, z_loss: float = 0.0, softcap: float | None = None, reduction: str = "mean",
-    plan: Plan | None = None,
+    x: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, bias: torch.Tensor | None = None,
+    class_weight: torch.Tensor | None = None, *, ignore_index: int = -100, label_smoothing: float = 0.0,
+    z_loss: float = 0.0, softcap: float | None = None, reduction: str = "mean", plan: Plan | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """cross_entropy(x weightᵀ, labels), chunk of rows after chunk, with gradients for x and weight.
+    """cross_entropy(x weightᵀ + bias, labels), chunk after chunk, with gradients for x, weight and bias.
 
-    x: (..., K); weight: (V, K), of x's dtype; labels: (...), int64, in [0, V) or ignore_index; any strides, on
-    one device. Arguments as those of F.cross_entropy, and z_loss and softcap (None: none), numbers that are
-    compiled into the kernel. Returns the loss, float32 (float64 for float64), a scalar or, of "none", (...).
+    x: (..., K); weight: (V, K) and bias: (V,), of x's dtype; labels: (...), int64, in [0, V) or ignore_index;
+    class_weight: (V,), F.cross_entropy's weight, which has no gradient and excludes label_smoothing; any
+    strides, on one device. Arguments as those of F.cross_entropy, and z_loss and softcap (None: none), numbers
+    that are compiled into the kernel. Returns the loss, float32 (float64 for float64), a scalar or, of "none",
+    (...): minus the log-probability of each label, without class_weight and z_loss, gradients included.
     A label out of range makes its row's loss and gradients NaN.
     plan: a Plan in place of the one chosen, for tuning; torch.compile leaves it out.
     Works under torch.compile (as the op fused_kernels::linear_cross_entropy), autocast (in its dtype, as
@@ -423,14 +501,14 @@ def linear_cross_entropy_triton(
     Raises TypeError for a wrong dtype, ValueError for a wrong shape, device or argument.
     """
     options = Options(ignore_index, label_smoothing, z_loss, softcap, reduction)
-    return _call("linear_cross_entropy_triton", x, weight, labels, options, plan)
+    return _call(
+        "linear_cross_entropy_triton", x, weight, labels, bias, class_weight, options, plan
+    )
 
 
 def _flops(x, weight, labels, *options):
-    has_grads = options[
-        5:
-    ]  # computed in the same pass; what torch leaves at its default is not among options
-    return 2 * math.prod(x) * weight[0] * (1 + sum(has_grads))
+    # gradients computed in the same pass; what torch leaves at its default is not among options
+    return 2 * math.prod(x) * weight[0] * (1 + sum(options[5:7]))
 
 
 def _flops_backward(dloss, x, weight, labels, dx, dweight, needs_grad, *_):
@@ -442,17 +520,25 @@ def _flops_backward(dloss, x, weight, labels, dx, dweight, needs_grad, *_):
 def linear_cross_entropy_op(
     x: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, ignore_index: int = -100,
     label_smoothing: float = 0.0, z_loss: float = 0.0, softcap: float | None = None, reduction: str = "mean",
-    has_dx: bool = False, has_dweight: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    has_dx: bool = False, has_dweight: bool = False, bias: torch.Tensor | None = None,
+    class_weight: torch.Tensor | None = None, has_dbias: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     """For torch.compile and torch.export: one node of the graph, which nothing looks into.
 
-    Returns the loss and, for the backward pass, dx and dweight of the sum of all losses. Without has_dx and
-    has_dweight they are empty, and the backward pass multiplies once more.
+    Returns the loss and, for the backward pass, dx, dweight and dbias of the sum of all losses. Without has_dx,
+    has_dweight and has_dbias they are empty, and the backward pass multiplies once more.
     """
-    options = Options(ignore_index, label_smoothing, z_loss, softcap, reduction)
-    _check("linear_cross_entropy_op", x, weight, labels, tuple(options))
-    loss, *grads = _forward(x, weight, labels, options, None, has_dx, has_dweight)
-    return loss, *(x.new_empty(0) if g is None else g for g in grads)
+    name, options = (
+        "linear_cross_entropy_op",
+        (ignore_index, label_smoothing, z_loss, softcap, reduction),
+    )
+    _check(name, x, weight, labels, options)
+    _check_columns(name, x, weight, bias, class_weight, label_smoothing)
+    _check_frozen(name, class_weight)
+    has_grads = has_dx, has_dweight, has_dbias
+    tensors = x, weight, labels, bias, class_weight
+    loss, *grads = _forward(*tensors, Options(*options), None, *has_grads)
+    return loss, *host.none_as_empty(x, grads)
 
 
 @host.custom_op("fused_kernels::linear_cross_entropy_backward", flops=_flops_backward)
@@ -460,47 +546,54 @@ def _linear_cross_entropy_backward_op(
     dloss: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor,
     dx: torch.Tensor | None, dweight: torch.Tensor | None, needs_grad: list[bool], ignore_index: int,
     label_smoothing: float, z_loss: float, softcap: float | None, reduction: str,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    bias: torch.Tensor | None, class_weight: torch.Tensor | None, dbias: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     options = Options(ignore_index, label_smoothing, z_loss, softcap, reduction)
-    grads = _backward(dloss, x, weight, labels, dx, dweight, options, needs_grad)
-    return tuple(x.new_empty(0) if g is None else g for g in grads)
+    tensors, grads = (x, weight, labels, bias, class_weight), (dx, dweight, dbias)
+    return host.none_as_empty(x, _backward(dloss, *tensors, *grads, options, needs_grad))
 
 
 @linear_cross_entropy_op.register_fake
 def _(
     x, weight, labels, ignore_index=-100, label_smoothing=0.0, z_loss=0.0, softcap=None,
-    reduction="mean", has_dx=False, has_dweight=False,
+    reduction="mean", has_dx=False, has_dweight=False, bias=None, class_weight=None, has_dbias=False,
 ):  # fmt: skip
     # not what _pass allocates: that has losses of rows, and None in place of an empty tensor
-    shape = labels.shape if reduction == "none" else ()
+    shape, wide = labels.shape if reduction == "none" else (), host.sum_dtype(x.dtype)
     dx = x.new_empty(x.shape if has_dx else 0)
     dtype = _dweight_dtype(x.dtype) if has_dweight else x.dtype
     dweight = x.new_empty(weight.shape if has_dweight else 0, dtype=dtype)
-    return x.new_empty(shape, dtype=host.sum_dtype(x.dtype)), dx, dweight
+    dbias = x.new_empty(weight.shape[0], dtype=wide) if has_dbias else x.new_empty(0)
+    return x.new_empty(shape, dtype=wide), dx, dweight, dbias
 
 
 @_linear_cross_entropy_backward_op.register_fake
-def _(dloss, x, weight, labels, dx, dweight, needs_grad, *options):
-    return tuple(
-        t.new_empty(t.shape if needed else 0) for t, needed in zip((x, weight), needs_grad)
-    )
+def _(
+    dloss, x, weight, labels, dx, dweight, needs_grad, ignore_index, label_smoothing, z_loss, softcap,
+    reduction, bias, class_weight, dbias,
+):  # fmt: skip
+    shapes = x.shape, weight.shape, weight.shape[:1]
+    return tuple(x.new_empty(shape if needed else 0) for shape, needed in zip(shapes, needs_grad))
 
 
 def _setup_context(ctx, inputs, output):
-    x, weight, labels, *options, has_dx, has_dweight = inputs
-    _, dx, dweight = output
-    ctx.mark_non_differentiable(dx, dweight)
-    dx, dweight = dx if has_dx else None, dweight if has_dweight else None
-    _save(ctx, x, weight, labels, dx, dweight, Options(*options))
+    x, weight, labels, *options, has_dx, has_dweight, bias, class_weight, has_dbias = inputs
+    _, *grads = output
+    ctx.mark_non_differentiable(*grads)
+    grads = [g if has else None for g, has in zip(grads, (has_dx, has_dweight, has_dbias))]
+    _save(ctx, (x, weight, labels, bias, class_weight), grads, Options(*options))
 
 
 @host.once
 def _op_backward(ctx, dloss, *_):
-    needs_grad = ctx.needs_input_grad[:2]
+    x, weight, labels, bias, class_weight, dx, dweight, dbias = ctx.saved_tensors
+    # torch leaves out the last arguments, if they have their defaults
+    needs_grad = [*ctx.needs_input_grad[:2], any(ctx.needs_input_grad[10:11])]
     grads = _linear_cross_entropy_backward_op(
-        dloss, *ctx.saved_tensors, list(needs_grad), *ctx.options
+        dloss, x, weight, labels, dx, dweight, needs_grad, *ctx.options, bias, class_weight, dbias
     )
-    return *(g if needed else None for g, needed in zip(grads, needs_grad)), *(None,) * 8
+    dx, dweight, dbias = (g if needed else None for g, needed in zip(grads, needs_grad))
+    return dx, dweight, *(None,) * 8, dbias, None, None
 
 
 linear_cross_entropy_op.register_autograd(_op_backward, setup_context=_setup_context)

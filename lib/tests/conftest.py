@@ -190,7 +190,11 @@ NIGHTLY = {
     "ops/test_battery.py": [most_of_the_battery],
     "ops/test_watched.py": [
         but_one_in(6, "test_symbols"),
-        named("test_tensors_of_distributed_training", "test_compiled_ahead_of_time"),
+        named(
+            "test_tensors_of_distributed_training",
+            "test_compiled_ahead_of_time",
+            "test_with_other_tensors",
+        ),
         lambda item: (
             _parameters(item).get("check") in (watched.traced, watched.subclasses)
             and one_in(3)(item)

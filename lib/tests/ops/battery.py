@@ -459,10 +459,11 @@ def registered(op, version):
     arguments = op.op_arguments(op.arguments, machine.device())
     for shape in (odd(op), op.empty_shapes[0]):
         for function in op.registered:
-            bound = _as_eager(op, functools.partial(function, **arguments))
+            bound = _as_eager(op, _by_schema(op, function, arguments))
             check(op, bound, inputs_of(op, shape), f"{function._name}, {shape}")
-            torch.library.opcheck(function, _owners(inputs_of(op, shape)), arguments)
-            torch.library.opcheck(function, _owners(detached(inputs_of(op, shape))), arguments)
+            for inputs in (inputs_of(op, shape), detached(inputs_of(op, shape))):
+                given, named = _placed(op, function, _owners(inputs))
+                torch.library.opcheck(function, given, named | arguments)
             required = _required(function, inputs_of(op, shape), arguments)
             torch.library.opcheck(function, _owners(required))
         for function in op.mutating:
@@ -472,7 +473,23 @@ def registered(op, version):
             assert function(*inputs, **arguments) is None
             assert_close(inputs[: op.n_written], want, what=function._name)
     for function in op.registered:
-        second_derivative(op, _as_eager(op, functools.partial(function, **arguments)))
+        second_derivative(op, _as_eager(op, _by_schema(op, function, arguments)))
+
+
+def _placed(op, function, inputs):
+    """(inputs, {name: input}): by name, those that stand behind other arguments in the op's schema."""
+    places = [a.name for a in function._opoverload._schema.arguments]
+    late = [k for k, name in enumerate(op.tensors) if places[k] != name and name in places]
+    first = min(late, default=len(inputs))
+    return inputs[:first], dict(zip([*op.tensors][first:], inputs[first:]))
+
+
+def _by_schema(op, function, arguments):
+    def call(*inputs):
+        given, named = _placed(op, function, inputs)
+        return function(*given, **named, **arguments)
+
+    return call
 
 
 def _required(function, inputs, arguments):

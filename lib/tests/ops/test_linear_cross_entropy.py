@@ -18,6 +18,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._python_dispatch import TorchDispatchMode
 
 OP = registry.find("linear_cross_entropy")
+WEIGHTED = OP.all_configured()["bias, weights of classes, none"]
 REDUCTIONS = pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 
 
@@ -46,16 +47,21 @@ class Watch(TorchDispatchMode):
 def test_it_is_pytorchs_cross_entropy(module):
     """PyTorch's own samples, class indices of rows: logits as x, and the identity as weight."""
     (info,) = [op for op in op_db if op.name == "nn.functional.cross_entropy"]
-    n_samples = 0
+    n_samples, n_weighted = 0, 0
     for sample in info.sample_inputs("cpu", torch.float32):
         logits, labels, how = sample.input, sample.args[0], {**sample.kwargs}
-        if labels.is_floating_point() or logits.dim() > 2 or how.pop("weight", None) is not None:
+        if labels.is_floating_point() or logits.dim() > 2:
             continue
         x = logits.detach().to(machine.device()).requires_grad_()
         again = x.detach().requires_grad_()
-        labels = labels.to(x.device)
-        got = module.linear_cross_entropy_triton(x, torch.eye(x.shape[-1]).to(x), labels, **how)
-        want = F.cross_entropy(again, labels, **how)
+        labels, class_weight = labels.to(x.device), how.pop("weight", None)
+        if class_weight is not None:
+            # positive, or a mean may be a difference divided by another
+            class_weight = class_weight.detach().to(x.device).abs() + 0.1
+            how["label_smoothing"], n_weighted = 0.0, n_weighted + 1
+        eye = torch.eye(x.shape[-1]).to(x)
+        got = module.linear_cross_entropy_triton(x, eye, labels, None, class_weight, **how)
+        want = F.cross_entropy(again, labels, class_weight, **how)
         torch.testing.assert_close(got, want)
         torch.testing.assert_close(
             *(
@@ -64,7 +70,7 @@ def test_it_is_pytorchs_cross_entropy(module):
             )
         )
         n_samples += 1
-    assert n_samples >= 5
+    assert n_samples >= 8 and n_weighted >= 3
 
 
 @pytest.mark.skipif(not hasattr(F, "linear_cross_entropy"), reason="from torch 2.13 on")
@@ -72,9 +78,59 @@ def test_it_is_pytorchs_cross_entropy(module):
 def test_its_arguments_mean_what_pytorchs_linear_cross_entropy_means(reduction):
     x, weight, labels = inputs((17, 33, 21))
     how = {"reduction": reduction, "ignore_index": 3, "label_smoothing": 0.2}
-    labels = labels.clamp(min=0)
-    want = F.linear_cross_entropy(x, weight, labels, **how)
-    torch.testing.assert_close(linear_cross_entropy_triton(x, weight, labels, **how), want)
+    labels, bias = labels.clamp(min=0), weight.detach()[:, 0]
+    want = F.linear_cross_entropy(x, weight, labels, linear_bias=bias, **how)
+    torch.testing.assert_close(linear_cross_entropy_triton(x, weight, labels, bias, **how), want)
+
+
+def weighted(shape, dtype=torch.float32, factor=1.0):
+    """x, weight, labels, a bias, and weights of classes in float32."""
+    *tensors, bias, class_weight = WEIGHTED.inputs(shape, dtype, machine.device())
+    return *tensors, bias, factor * class_weight.float()
+
+
+def test_minus_the_losses_of_rows_are_log_probabilities(module):
+    x, weight, labels, bias, _ = weighted((17, 33, 21))
+    labels, upstream = labels.clamp(min=0), torch.randn(17, device=x.device)
+    got = -module.linear_cross_entropy_triton(x, weight, labels, bias, reduction="none")
+    want = F.linear(x, weight, bias).log_softmax(-1).gather(-1, labels[:, None])[:, 0]
+    torch.testing.assert_close(got, want)
+    grads = (torch.autograd.grad(y, [x, weight, bias], upstream) for y in (got, want))
+    torch.testing.assert_close(*grads)
+
+
+@REDUCTIONS
+def test_bias_and_weights_of_classes_in_several_chunks(module, reduction):
+    """The weights in float32 beside 16 bits."""
+    x, weight, labels, *columns = weighted((17, 33, 21), torch.bfloat16)
+    grads = []
+    for function, how in (
+        (module.linear_cross_entropy_triton, {"plan": module.Plan(7, True, 16, 4)}),
+        (linear_cross_entropy_eager, {}),
+    ):
+        loss = function(x, weight, labels, *columns, reduction=reduction, **how)
+        grads.append([loss, *torch.autograd.grad(loss.sum(), [x, weight, columns[0]])])
+    torch.testing.assert_close(*grads, rtol=0.02, atol=0.02)
+
+
+def test_where_all_weights_are_0_gradients_are_0(module):
+    x, weight, labels, bias, class_weight = weighted((9, 5, 7), factor=0.0)
+    loss = module.linear_cross_entropy_triton(x, weight, labels, bias, class_weight)
+    assert loss.isnan()
+    assert all((g == 0).all() for g in torch.autograd.grad(loss, [x, weight, bias]))
+
+
+def test_the_label_of_an_ignored_row_has_no_weight(module):
+    """Also where it is a class, whose weight may be anything."""
+    x, weight, labels, bias, class_weight = weighted((17, 33, 21))
+    labels, class_weight[1] = labels.clamp(min=0), float("inf")
+    labels[:3] = 1
+    how = {"ignore_index": 1}
+    got = module.linear_cross_entropy_triton(x, weight, labels, bias, class_weight, **how)
+    want = linear_cross_entropy_eager(x, weight, labels, bias, class_weight.nan_to_num(), **how)
+    torch.testing.assert_close(got, want)
+    grads = (torch.autograd.grad(y, [x, weight, bias]) for y in (got, want))
+    torch.testing.assert_close(*grads)
 
 
 @pytest.mark.parametrize("wrong", [21, 2**40, -1, -(2**40)])
@@ -174,11 +230,12 @@ def test_a_tile_of_infinities_is_no_row_of_them(module, position):
 # --- chunks and products -------------------------------------------------------------------------------------
 
 
-def test_a_chunks_logits_are_all_there_is_of_them(module):
-    x, weight, labels = inputs((64, 8, 1000))
+@pytest.mark.parametrize("has_columns", [False, True])
+def test_a_chunks_logits_are_all_there_is_of_them(module, has_columns):
+    tensors, columns = inputs((64, 8, 1000)), weighted((64, 8, 1000))[3:] if has_columns else ()
     watch, plan = Watch(), module.Plan(16, False, 1024, 4)
     with battery.looking_inside(module), watch:
-        loss = module.linear_cross_entropy_triton(x, weight, labels, plan=plan)
+        loss = module.linear_cross_entropy_triton(*tensors, *columns, plan=plan)
     with Watch() as backward:
         loss.backward()
     assert watch.largest == 16 * 1008  # rows on 16-byte boundaries
@@ -291,6 +348,26 @@ def test_small_gradients_of_float16_do_not_underflow_on_the_way(module, reductio
         assert (got - want).norm() < 5e-3 * want.norm()
 
 
+@REDUCTIONS
+def test_small_weights_of_classes_do_not_underflow_in_float16(module, reduction):
+    """As those that are one over how often a class is there; and dbias is summed in float32."""
+    x, weight, labels, bias, class_weight = weighted((60, 8, 300), torch.float16, 1e-6)
+    losses = []
+    for function, tensors in (
+        (module.linear_cross_entropy_triton, [x, weight, bias]),
+        (
+            linear_cross_entropy_eager,
+            [t.detach().double().requires_grad_() for t in (x, weight, bias)],
+        ),
+    ):
+        how = {"bias": tensors[2], "class_weight": class_weight, "reduction": reduction}
+        loss = function(*tensors[:2], labels, **how)
+        scale = 1.0 if reduction == "mean" else 1e6
+        losses.append(torch.autograd.grad(loss, tensors, torch.full_like(loss, scale)))
+    for got, want in zip(*losses):
+        assert (got - want).norm() < 5e-3 * want.norm()
+
+
 def test_float16_sums_of_many_rows_do_not_overflow(module):
     """200 rows of one label and of 500: 1e5 before, and 500 after 1/N."""
     x = torch.full((200, 3), 500.0, dtype=torch.float16, device=machine.device())
@@ -326,6 +403,26 @@ def test_wrong_tensors_are_refused(module):
         TypeError, match="int64 tensor of class indices, got torch.int32; use .long"
     ):
         module.linear_cross_entropy_triton(x, weight, labels.int())
+
+
+def test_wrong_columns_are_refused(module):
+    x, weight, labels, bias, class_weight = weighted((5, 7, 3))
+    call = module.linear_cross_entropy_triton
+    for columns, error, sentence in (
+        ((bias[:2], None), ValueError, r"bias must be \(V\) with V = 3, got shape \(2,\)"),
+        ((bias.double(), None), TypeError, "bias torch.float64; cast one of them"),
+        (([0.0] * 3, None), TypeError, "bias must be a torch.Tensor, got list"),
+        ((None, class_weight[:2]), ValueError, r"class_weight must be \(V\) with V = 3"),
+        ((None, class_weight.double()), TypeError, "class_weight torch.float64; cast one of"),
+        ((None, class_weight.clone().requires_grad_()), ValueError, "no gradient; pass class_w.*detach"),
+    ):  # fmt: skip
+        with pytest.raises(error, match=f"linear_cross_entropy_triton: .*{sentence}"):
+            call(x, weight, labels, *columns)
+    call(x, weight, labels, bias, class_weight)
+    with pytest.raises(ValueError, match="use one of them, or linear_cross_entropy_eager"):
+        call(x, weight, labels, bias, class_weight, label_smoothing=0.1)
+    with torch.no_grad():
+        call(x, weight, labels, None, class_weight.clone().requires_grad_())
 
 
 # --- what is compiled ----------------------------------------------------------------------------------------

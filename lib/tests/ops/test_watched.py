@@ -68,6 +68,22 @@ def test_compiled_ahead_of_time(tmp_path):
     torch.testing.assert_close(loaded(other), module(other))
 
 
+@pytest.mark.parametrize(
+    ("check", "op"),
+    [
+        pytest.param(check, op, id=f"{check.__name__}-{op.title}")
+        for base in registry.OPS.values()
+        for label, op in base.all_configured().items()
+        if label in base.variants and op.tensors.keys() != base.tensors.keys()
+        for check in [watched.bits, *watched.MODES, watched.exported, watched.marked_dynamic]
+        if check is not watched.flops or op.has_products
+    ],
+)
+def test_with_other_tensors(check, op):
+    """The same of a call with more tensors, or fewer."""
+    check(op, op.versions["triton"])
+
+
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     """A process group of this process alone."""

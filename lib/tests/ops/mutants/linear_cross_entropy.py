@@ -25,11 +25,11 @@ MUTANTS = mutants_in("""
 - tl.store(losses_ptr + row, tl.where(ignored, 0.0, loss))
 + tl.store(losses_ptr + row, loss)
 # ignored labels have a gradient
-- dz = tl.where(ignored, 0.0, dz * scale)
-+ dz = dz * scale
+- dz = tl.where(ignored | (cols >= n_cols), 0.0, dz * scale)
++ dz = tl.where(cols >= n_cols, 0.0, dz * scale)
 # an ignored row of NaN has a gradient of NaN
-- dz = tl.where(ignored, 0.0, dz * scale)
-+ dz = dz * tl.where(ignored, 0.0, scale)
+- dz = tl.where(ignored | (cols >= n_cols), 0.0, dz * scale)
++ dz = tl.where(cols >= n_cols, 0.0, dz * tl.where(ignored, 0.0, scale))
 # a label out of range has a gradient
 - scale = tl.where(in_range, tl.full((), 1.0, COMPUTE), float("nan"))
 + scale = tl.full((), 1.0, COMPUTE)
@@ -104,9 +104,27 @@ MUTANTS = mutants_in("""
 # a frozen weight costs a product
 - has_grads = [needed and options.reduction
 + has_grads = [options.reduction
+# weights of classes are in the loss alone
+- scales = None if weights is None else _relative(weights)[0]
++ scales = None
+# the largest weight of a class forgotten
+- scale = dloss * largest
++ scale = dloss
+# a mean by the number of labels, whatever their weights
+- (_n_counted(labels, options) if weights is None else weights.sum())
++ _n_counted(labels, options)
+# ignored labels have a weight
+- return weights.masked_fill(labels == options.ignore_index, 0.0)
++ return weights
+# the first columns' bias for the last, too
+- torch.addmm(bias[cols], part
++ torch.addmm(bias[: cols.stop - cols.start], part
+# dbias of the last chunk alone
+- dbias += logits.sum(0, dtype=dbias.dtype)
++ dbias.copy_(logits.sum(0, dtype=dbias.dtype))
 # losses all in one row
-- return losses.view(labels.shape), dx
-+ return losses, dx
+- return losses.view(labels.shape), *grads
++ return losses, *grads
 # a second derivative that is wrong in silence
 -     @host.once
 -
