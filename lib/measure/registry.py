@@ -192,8 +192,17 @@ class Op:
             versions = {n: v for n, v in self.versions.items() if n != "cuda"}
             variant = dataclasses.replace(
                 self, tensors=tensors, versions=versions, configurations={label: arguments}
-            )
-            ops[label] = variant.configured()
+            ).configured()
+            if [*tensors][: len(self.tensors)] != [*self.tensors][: len(tensors)]:
+                # one that is left out stands before others
+                named = functools.partial(by_name, names=(*tensors,))
+                variant = dataclasses.replace(
+                    variant,
+                    eager=named(variant.eager),
+                    versions={n: named(v) for n, v in variant.versions.items()},
+                    in_place={n: named(v) for n, v in variant.in_place.items()},
+                )
+            ops[label] = variant
         return ops
 
     def planned(self, label):
@@ -236,6 +245,17 @@ def _bound(function, arguments):
     bound = functools.partial(function, **dict(arguments))
     bound.__name__ = getattr(function, "__name__", "function")
     return bound
+
+
+@functools.cache
+def by_name(function, names):
+    """`function` of tensors in this order, whatever stands between them among its parameters."""
+
+    def version(*inputs, **arguments):
+        return function(**dict(zip(names, inputs, strict=True)), **arguments)
+
+    version.__name__ = function.__name__
+    return version
 
 
 @functools.cache
@@ -475,6 +495,7 @@ BIAS_GELU_DROPOUT_ADD = Op(
 )
 
 _NORMED = {"x": "... N", "residual": "... N", "weight": "N"}
+_NORMED_ALONE = {"x": "... N", "weight": "N"}
 
 ADD_RMS_NORM = Op(
     name="add_rms_norm",
@@ -483,12 +504,17 @@ ADD_RMS_NORM = Op(
     versions={"triton": add_rms_norm.add_rms_norm_triton},
     registered=(add_rms_norm.add_rms_norm_op,),
     tensors=_NORMED,
-    # forward: read x and residual, write h and y; backward: read dy, dh and h, write dx
-    bytes_moved=lambda shape, itemsize, gradients, **_: (
-        (8 if gradients else 4) * _numel(shape) * itemsize
+    # forward: read x and residual, write h and y; backward: read dy, dh and h, write dx; without residual and h
+    bytes_moved=lambda shape, itemsize, gradients, **how: (
+        ((5, 2) if "residual" in how else (8, 4))[not gradients] * _numel(shape) * itemsize
     ),
     flops=lambda shape, gradients, **_: (18 if gradients else 6) * _numel(shape),
-    variants={"eps 0.5": (_NORMED, {"eps": 0.5})},
+    variants={
+        "eps 0.5": (_NORMED, {"eps": 0.5}),
+        "eps 0": (_NORMED, {"eps": 0.0}),
+        "1 + weight": (_NORMED, {"plus_one": True}),
+        "alone": (_NORMED_ALONE, {"residual": None}),
+    },
     bench_shapes=((16384, 4096), (65536, 1024), (8192, 8192), (4096, 16384), (131072, 781)),
     traffic_shape=(24, 640),
     small_shape=(65, 781),

@@ -3,13 +3,13 @@
 """add_rms_norm: h = x + residual and y = rms_norm(h) · weight, one pass over memory instead of two.
 
 Shapes    x, residual, h, y: (..., N), N up to 32,768, x and residual with any strides, h and y contiguous;
-          weight: (N,).
+          weight: (N,). Without residual h is x, which is not written again, and y alone is returned.
 Dtypes    float32, float16 and bfloat16 (computed in float32), also mixed, h and y then as x + residual is;
           and float64. As in PyTorch, h is rounded to its dtype before its norm is taken.
 Traffic   M rows of N elements of s bytes. Forward 4MNs (x, residual, h, y), in PyTorch 5MNs; backward 4MNs
           (dy, dh, h, dx), in PyTorch 6MNs; rows of more than 8,192 are read again, from a cache.
 Norm      y = h · r · weight, r = 1 / √(mean(h²) + eps) (Zhang and Sennrich, Root Mean Square Layer
-          Normalization, 2019).
+          Normalization, 2019). plus_one: by 1 + weight, added in float32: in bfloat16 it would be rounded.
 Backward  With n = h·r and g = weight·dy: dx = dh + r·(g - n · mean(g·n)), for x and residual alike;
           dweight = dy·n summed over rows. Saves h and weight only: r is computed again from its row.
 Copy it   by `make copy OP=add_rms_norm TO=folder`, or take _host.py and _device.py along. MIT licence.
@@ -41,10 +41,13 @@ class Plan(NamedTuple):
 
 
 def add_rms_norm_eager(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6
-) -> tuple[torch.Tensor, torch.Tensor]:
-    h = x + residual
-    return F.rms_norm(h, weight.shape, weight, eps), h
+    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float = 1e-6,
+    plus_one: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    h = x if residual is None else x + residual
+    factor = 1 + weight.to(host.sum_dtype(weight.dtype)) if plus_one else weight
+    y = F.rms_norm(h, weight.shape, factor, eps)
+    return y if residual is None else (y, h)
 
 
 @triton.jit
@@ -52,10 +55,18 @@ def _add_both(a, b, c, d):
     return a + c, b + d
 
 
+@triton.jit
+def _weight(weight_ptr, cols, n_cols, PLUS_ONE: tl.constexpr, COMPUTE: tl.constexpr):
+    weight = tl.load(weight_ptr + cols, mask=cols < n_cols, other=0.0).to(COMPUTE)
+    if PLUS_ONE:
+        weight += 1.0
+    return weight
+
+
 @triton.jit(do_not_specialize=["n_rows", "eps"])
 def _add_rms_norm_fwd_kernel(
     x_ptr, residual_ptr, weight_ptr, h_ptr, y_ptr, n_rows, n_cols, eps,
-    stride_xm, stride_xn, stride_rm, stride_rn,
+    stride_xm, stride_xn, stride_rm, stride_rn, PLUS_ONE: tl.constexpr,
     COMPUTE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     # One program handles BLOCK_M whole rows, padded to BLOCK_N.
@@ -64,12 +75,17 @@ def _add_rms_norm_fwd_kernel(
     cols = tl.arange(0, BLOCK_N)[None, :]
     mask = (rows < n_rows) & (cols < n_cols)
     x = tl.load(x_ptr + rows * stride_xm + cols * stride_xn, mask=mask, other=0.0)
-    residual = tl.load(residual_ptr + rows * stride_rm + cols * stride_rn, mask=mask, other=0.0)
-    weight = tl.load(weight_ptr + cols, mask=cols < n_cols, other=0.0).to(COMPUTE)
-    # rounded as it is stored: the norm is that of the h which everybody else sees
-    rounded = (x.to(COMPUTE) + residual.to(COMPUTE)).to(h_ptr.dtype.element_ty)
-    tl.store(h_ptr + rows * n_cols + cols, rounded, mask=mask)
-    h = rounded.to(COMPUTE)
+    if residual_ptr is not None:
+        residual_ptrs = residual_ptr + rows * stride_rm + cols * stride_rn
+        residual = tl.load(residual_ptrs, mask=mask, other=0.0)
+    weight = _weight(weight_ptr, cols, n_cols, PLUS_ONE, COMPUTE)
+    if residual_ptr is not None:
+        # rounded as it is stored: the norm is that of the h which everybody else sees
+        rounded = (x.to(COMPUTE) + residual.to(COMPUTE)).to(h_ptr.dtype.element_ty)
+        tl.store(h_ptr + rows * n_cols + cols, rounded, mask=mask)
+        h = rounded.to(COMPUTE)
+    else:
+        h = x.to(COMPUTE)
     # masked-off columns contribute 0
     root = tl.rsqrt(tl.sum(h * h, axis=1)[:, None] / n_cols + eps)
     y = h * root * weight
@@ -80,12 +96,13 @@ def _add_rms_norm_fwd_kernel(
 def _add_rms_norm_bwd_kernel(
     dy_ptr, dh_ptr, h_ptr, weight_ptr, dx_ptr, partial_ptr, n_rows, n_cols, eps,
     stride_dym, stride_dyn, stride_dhm, stride_dhn, stride_hm, stride_hn, rows_per_program,
+    PLUS_ONE: tl.constexpr, NO_EPS: tl.constexpr,
     NUM_STAGES: tl.constexpr, COMPUTE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     # One program handles rows_per_program whole rows, BLOCK_M at a time, and adds up on the way: its row of
     # partial, (programs, n_cols), is its share of dweight.
     cols = tl.arange(0, BLOCK_N)[None, :]
-    weight = tl.load(weight_ptr + cols, mask=cols < n_cols, other=0.0).to(COMPUTE)
+    weight = _weight(weight_ptr, cols, n_cols, PLUS_ONE, COMPUTE)
     total = tl.zeros((BLOCK_M, BLOCK_N), dtype=COMPUTE)
     for start in tl.range(0, rows_per_program, BLOCK_M, num_stages=NUM_STAGES):
         first_row = tl.program_id(0).to(tl.int64) * rows_per_program + start
@@ -98,6 +115,8 @@ def _add_rms_norm_bwd_kernel(
         squares, cross = tl.reduce((h * h, dy * weight * h), 1, _add_both)
         root = tl.rsqrt(squares / n_cols + eps)[:, None]
         normal = h * root
+        if NO_EPS:
+            normal = tl.where(rows < n_rows, normal, 0.0)  # of a row that is not there 0·inf
         dx = root * (dy * weight - normal * (root * cross[:, None] / n_cols))
         if dh_ptr is not None:
             dh_ptrs = dh_ptr + rows * stride_dhm + cols * stride_dhn
@@ -115,7 +134,7 @@ def _add_rms_norm_bwd_kernel(
 def _add_rms_norm_bwd_wide_kernel(
     dy_ptr, dh_ptr, h_ptr, weight_ptr, dx_ptr, partial_ptr, n_rows, n_cols, eps,
     stride_dym, stride_dyn, stride_dhm, stride_dhn, stride_hm, stride_hn, rows_per_program,
-    COMPUTE: tl.constexpr, BLOCK_N: tl.constexpr,
+    PLUS_ONE: tl.constexpr, COMPUTE: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     # The same for a row too wide to stay in registers until its sums are there: it is read again, from a cache.
     cols = tl.arange(0, BLOCK_N)
@@ -128,13 +147,13 @@ def _add_rms_norm_bwd_wide_kernel(
             h_ptrs = h_ptr + row * stride_hm + cols * stride_hn
             dy = tl.load(dy_ptrs, mask=mask, other=0.0).to(COMPUTE)
             h = tl.load(h_ptrs, mask=mask, other=0.0).to(COMPUTE)
-            weight = tl.load(weight_ptr + cols, mask=mask, other=0.0).to(COMPUTE)
+            weight = _weight(weight_ptr, cols, n_cols, PLUS_ONE, COMPUTE)
             squares, cross = tl.reduce((h * h, dy * weight * h), 0, _add_both)
             root = tl.rsqrt(squares / n_cols + eps)
             tl.debug_barrier()  # else these loads are the ones above, for the compiler
             dy = tl.load(dy_ptrs, mask=mask, other=0.0).to(COMPUTE)
             h = tl.load(h_ptrs, mask=mask, other=0.0).to(COMPUTE)
-            weight = tl.load(weight_ptr + cols, mask=mask, other=0.0).to(COMPUTE)
+            weight = _weight(weight_ptr, cols, n_cols, PLUS_ONE, COMPUTE)
             normal = h * root
             total += dy * normal
             dx = root * (dy * weight - normal * (root * cross / n_cols))
@@ -151,6 +170,7 @@ def _add_rms_norm_bwd_wide_kernel(
 # --- plan (the dispatch heuristic) and launch ----------------------------------------------------------------
 
 _WIDEST = 32768  # a row lies in the registers of one program
+_LEAST_EPS = 2.0**-126  # below it eps is 0 in the kernel, or may be taken for it
 _READ_AGAIN_ABOVE = 8192  # backward there are three rows and a sum to hold
 
 
@@ -180,17 +200,18 @@ def _num_stages(n_cols, itemsize, block_m):
     return min(3, 1 + 32768 // (block_m * n_cols * itemsize))
 
 
-def _launch(plan, x, residual, weight, h, y, eps):
+def _launch(plan, x, residual, weight, h, y, eps, plus_one):
     n_rows, n_cols = x.shape
+    residual_strides = (0, 0) if residual is None else residual.stride()
     host.run(
         _add_rms_norm_fwd_kernel, (host.cdiv(n_rows, plan.block_m),), (x, residual, weight, h, y),
-        n_rows, n_cols, eps, *x.stride(), *residual.stride(),
+        n_rows, n_cols, eps, *x.stride(), *residual_strides, PLUS_ONE=plus_one,
         COMPUTE=host.compute_dtype(x.dtype), BLOCK_M=plan.block_m,
         BLOCK_N=host.power_of_2(n_cols), num_warps=plan.num_warps,
     )  # fmt: skip
 
 
-def _launch_backward(plan, dy, dh, h, weight, dx, eps, dtype):
+def _launch_backward(plan, dy, dh, h, weight, dx, eps, plus_one, dtype):
     """Write dx unless it is None. Returns what each strip of rows adds to dweight, (strips, N), or None.
 
     dtype: that of dweight, None where it is not needed. Of one strip that is dweight itself, in this dtype.
@@ -198,9 +219,10 @@ def _launch_backward(plan, dy, dh, h, weight, dx, eps, dtype):
     n_rows, n_cols = h.shape
     block_m, num_warps, strips = plan and plan.backward or _plan_backward(n_cols)
     rows_per_program, strips, partial = host.strips_of(h, 1, block_m, strips, dtype)
-    kernel, how = _add_rms_norm_bwd_wide_kernel, {}
+    kernel, how = _add_rms_norm_bwd_wide_kernel, {"PLUS_ONE": plus_one}
     if n_cols <= _READ_AGAIN_ABOVE:
-        how = {"NUM_STAGES": _num_stages(n_cols, h.element_size(), block_m), "BLOCK_M": block_m}
+        stages = _num_stages(n_cols, h.element_size(), block_m)
+        how |= {"NO_EPS": eps < _LEAST_EPS, "NUM_STAGES": stages, "BLOCK_M": block_m}
         kernel = _add_rms_norm_bwd_kernel
     host.run(
         kernel, (strips,), (dy, dh, h, weight, dx, partial), n_rows, n_cols, eps,
@@ -213,28 +235,29 @@ def _launch_backward(plan, dy, dh, h, weight, dx, eps, dtype):
 # --- forward and backward ------------------------------------------------------------------------------------
 
 
-def _empty(x, residual, weight, eps=1e-6):
-    """y and h, before they are written."""
-    dtype = host.dtype_of_sum(x.dtype, residual.dtype)
-    h = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
-    return torch.empty_like(h), h
+def _empty(x, residual, weight, eps=1e-6, plus_one=False):
+    """y and h, before they are written; without residual h is x, and of no elements here."""
+    dtype = x.dtype if residual is None else host.dtype_of_sum(x.dtype, residual.dtype)
+    y = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
+    return y, x.new_empty(0) if residual is None else torch.empty_like(y)
 
 
-def _forward(x, residual, weight, eps, plan=None):
+def _forward(x, residual, weight, eps, plus_one=False, plan=None):
     y, h = _empty(x, residual, weight, eps)
     if y.numel() > 0:
-        plan = plan or _plan(x.shape[-1], h.itemsize)
-        out = host.rows_of(h), host.rows_of(y)
-        _launch(plan, host.rows_of(x), host.rows_of(residual), weight.contiguous(), *out, eps)
+        plan = plan or _plan(x.shape[-1], y.itemsize)
+        rows = host.rows_of(x), host.rows_of(residual)
+        out = None if residual is None else host.rows_of(h), host.rows_of(y)
+        _launch(plan, *rows, weight.contiguous(), *out, eps, plus_one)
     return y, h
 
 
-def _save(ctx, weight, eps, h, plan=None):
-    ctx.eps, ctx.plan = eps, plan
-    ctx.save_for_backward(h, weight)
+def _save(ctx, x, residual, weight, eps, plus_one, h, plan=None):
+    ctx.eps, ctx.plus_one, ctx.plan = eps, plus_one, plan
+    ctx.save_for_backward(x if residual is None else h, weight)
 
 
-def _backward(dy, dh, h, weight, eps, needs_grad=(True, True), plan=None):
+def _backward(dy, dh, h, weight, eps, plus_one=False, needs_grad=(True, True), plan=None):
     """The gradient of h, which is that of x and of residual, and dweight; each None unless needed."""
     has_dx, has_dweight = needs_grad
     dy = torch.zeros_like(h) if dy is None else dy  # of y, or of h, nobody may have asked
@@ -244,15 +267,15 @@ def _backward(dy, dh, h, weight, eps, needs_grad=(True, True), plan=None):
     # y.sum().backward() sends a dy of strides 0, which is read as it is
     dy, dh, h, out = host.rows_of(dy), host.rows_of(dh), host.rows_of(h), host.rows_of(dx)
     dtype = weight.dtype if has_dweight else None
-    partial = _launch_backward(plan, dy, dh, h, weight.contiguous(), out, eps, dtype)
+    partial = _launch_backward(plan, dy, dh, h, weight.contiguous(), out, eps, plus_one, dtype)
     return dx, host.sum_rows(partial, dtype) if has_dweight else None
 
 
 class _AddRMSNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, residual, weight, eps, plan):
-        y, h = _forward(x, residual, weight, eps, plan)
-        _save(ctx, weight, eps, h, plan)
+    def forward(ctx, x, residual, weight, eps, plus_one, plan):
+        y, h = _forward(x, residual, weight, eps, plus_one, plan)
+        _save(ctx, x, residual, weight, eps, plus_one, h, plan)
         ctx.set_materialize_grads(False)  # after the last norm of a model nobody asks for h
         return y, h
 
@@ -262,84 +285,117 @@ class _AddRMSNorm(torch.autograd.Function):
         h, weight = ctx.saved_tensors
         needs_dx, needs_dresidual, needs_dweight = ctx.needs_input_grad[:3]
         needs = (needs_dx or needs_dresidual, needs_dweight)
-        dx, dweight = _backward(dy, dh, h, weight, ctx.eps, needs, ctx.plan)
-        return dx if needs_dx else None, dx if needs_dresidual else None, dweight, None, None
+        dx, dweight = _backward(dy, dh, h, weight, ctx.eps, ctx.plus_one, needs, ctx.plan)
+        return dx if needs_dx else None, dx if needs_dresidual else None, dweight, None, None, None
 
 
 # --- the calls -----------------------------------------------------------------------------------------------
 
 
 @host.remembered
-def _check(name, x, residual, weight, eps):
+def _check(name, x, residual, weight, eps, plus_one):
     if isinstance(eps, bool) or not isinstance(eps, host.NUMBERS) or not eps >= 0:
         raise ValueError(f"{name}: eps must be a number, 0 or more, got {eps!r}")
-    host.check_same_shape(name, "residual", residual, x)
+    if not isinstance(plus_one, bool):
+        raise TypeError(f"{name}: plus_one must be True or False, got {plus_one!r}")
     if (shape := tuple(getattr(x, "shape", ()))) and shape[-1] > _WIDEST:
         at_most = f"rows of at most {_WIDEST} elements fit into registers"
         raise ValueError(f"{name}: {at_most}, got {shape[-1]}; use add_rms_norm_eager")
-    sizes = {"x": (x, "... N"), "residual": (residual, "... N"), "weight": (weight, "N")}
+    sizes = {"x": (x, "... N"), "weight": (weight, "N")}
+    if residual is not None:
+        host.check_same_shape(name, "residual", residual, x)
+        sizes = {"x": sizes["x"], "residual": (residual, "... N"), "weight": sizes["weight"]}
     host.check_tensors(name, "add_rms_norm_eager", host.MIXED, **sizes)
 
 
 def add_rms_norm_triton(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6, *,
-    plan: Plan | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float = 1e-6,
+    plus_one: bool = False, *, plan: Plan | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """(rms_norm(h) · weight, h) with h = x + residual in one Triton kernel, with gradients for all three.
 
     x, residual: (..., N), any strides, N up to 32,768; weight: (N,), all on one device. eps: added to the mean
-    of h². Returns y and h of x's shape, contiguous, in the dtype of x + residual (weight may have another).
+    of h². plus_one: 1 + weight in place of weight, as Gemma has it. Returns y and h of x's shape, contiguous,
+    in the dtype of x + residual (weight may have another); with residual=None, where h is x, y alone, as
+    F.rms_norm.
     plan: a Plan in place of the one chosen, for tuning; torch.compile leaves it out.
     Works under torch.compile (as the op fused_kernels::add_rms_norm), autocast, checkpointing and CUDA graphs;
     not under torch.func, torch.vmap or forward-mode AD, nor twice differentiable: these raise.
     Raises TypeError for a wrong dtype, ValueError for a wrong shape, device or eps.
     """
     tensors, name = (x, residual, weight), "add_rms_norm_triton"
-    _check(name, *tensors, eps)
+    _check(name, *tensors, eps, plus_one)
     if host.by_op(*tensors):
-        return add_rms_norm_op(*tensors, eps)
-    return host.call(name, "add_rms_norm_eager", _AddRMSNorm, _forward, tensors, eps, plan)
+        y, h = add_rms_norm_op(*tensors, eps, plus_one)
+    else:
+        how = eps, plus_one, plan
+        y, h = host.call(name, "add_rms_norm_eager", _AddRMSNorm, _forward, tensors, *how)
+    return y if residual is None else (y, h)
 
 
 @host.custom_op("fused_kernels::add_rms_norm")
 def add_rms_norm_op(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """For torch.compile and torch.export: one node of the graph, which nothing looks into."""
-    _check("add_rms_norm_op", x, residual, weight, eps)
-    return _forward(x, residual, weight, eps)
+    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float = 1e-6,
+    plus_one: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """For torch.compile and torch.export: one node of the graph, which nothing looks into.
+
+    Without residual the second result is empty.
+    """
+    _check("add_rms_norm_op", x, residual, weight, eps, plus_one)
+    return _forward(x, residual, weight, eps, plus_one)
 
 
 @host.custom_op("fused_kernels::add_rms_norm_backward")
 def _add_rms_norm_backward_op(
-    dy: torch.Tensor | None, dh: torch.Tensor | None, h: torch.Tensor, weight: torch.Tensor, eps: float
+    dy: torch.Tensor | None, dh: torch.Tensor | None, h: torch.Tensor, weight: torch.Tensor, eps: float,
+    plus_one: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    return _backward(dy, dh, h, weight, eps)
+    return _backward(dy, dh, h, weight, eps, plus_one)
 
 
 def _op_backward(ctx, dy, dh):
     h, weight = ctx.saved_tensors
-    dx, dweight = _add_rms_norm_backward_op(dy, dh, h, weight, ctx.eps)
-    return dx, dx, dweight, None
+    dh = dh if ctx.has_h else None
+    dx, dweight = _add_rms_norm_backward_op(dy, dh, h, weight, ctx.eps, ctx.plus_one)
+    return dx, dx if ctx.has_h else None, dweight, None, None
+
+
+def _setup_context(ctx, inputs, output):
+    ctx.has_h = inputs[1] is not None
+    _save(ctx, *inputs, output[1])
 
 
 add_rms_norm_op.register_fake(_empty)
 _add_rms_norm_backward_op.register_fake(
-    lambda dy, dh, h, weight, eps: (h.new_empty(h.shape), torch.empty_like(weight))
+    lambda dy, dh, h, weight, eps, plus_one=False: (h.new_empty(h.shape), torch.empty_like(weight))
 )
-add_rms_norm_op.register_autograd(
-    _op_backward, setup_context=lambda ctx, inputs, output: _save(ctx, *inputs[2:], output[1])
-)
+add_rms_norm_op.register_autograd(_op_backward, setup_context=_setup_context)
 
 
 class AddRMSNorm(torch.nn.RMSNorm):
-    """torch.nn.RMSNorm over one dimension, of x + residual: forward(x, residual) gives y and the sum h."""
+    """torch.nn.RMSNorm over one dimension, of x + residual: forward(x, residual) gives y and the sum h.
+
+    forward(x) gives y alone, as torch.nn.RMSNorm does. plus_one: by 1 + weight, which begins as 0.
+    """
+
+    plus_one = False
 
     def __init__(
         self, features: int, eps: float = 1e-6,
-        device: torch.device | str | None = None, dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None, dtype: torch.dtype | None = None, plus_one: bool = False,
     ):  # fmt: skip
         super().__init__(features, eps=eps, device=device, dtype=dtype)
+        self.plus_one = plus_one
+        self.reset_parameters()
 
-    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return add_rms_norm_triton(x, residual, self.weight, self.eps)
+    def reset_parameters(self) -> None:
+        torch.nn.init.constant_(self.weight, 0.0 if self.plus_one else 1.0)
+
+    def forward(
+        self, x: torch.Tensor, residual: torch.Tensor | None = None
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        return add_rms_norm_triton(x, residual, self.weight, self.eps, self.plus_one)
+
+    def extra_repr(self):
+        return super().extra_repr() + (", plus_one=True" if self.plus_one else "")

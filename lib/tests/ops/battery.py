@@ -464,7 +464,7 @@ def registered(op, version):
             for inputs in (inputs_of(op, shape), detached(inputs_of(op, shape))):
                 given, named = _placed(op, function, _owners(inputs))
                 torch.library.opcheck(function, given, named | arguments)
-            required = _required(function, inputs_of(op, shape), arguments)
+            required = _required(op, function, inputs_of(op, shape), arguments)
             torch.library.opcheck(function, _owners(required))
         for function in op.mutating:
             inputs = _owners(detached(inputs_of(op, shape)))
@@ -492,10 +492,11 @@ def _by_schema(op, function, arguments):
     return call
 
 
-def _required(function, inputs, arguments):
+def _required(op, function, inputs, arguments):
     """Only the arguments that have no default: torch leaves those out of needs_input_grad, and of a graph."""
     declared = function._opoverload._schema.arguments
-    arguments = dict(zip([a.name for a in declared], inputs)) | arguments
+    given, named = _placed(op, function, inputs)
+    arguments = dict(zip([a.name for a in declared], given)) | named | arguments
     return [arguments[a.name] for a in declared if not a.has_default_value()]
 
 

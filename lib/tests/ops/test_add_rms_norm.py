@@ -89,6 +89,40 @@ def test_the_module_takes_the_state_of_rms_norm():
     assert repr(fused).startswith("AddRMSNorm((24,), eps=0.001")
 
 
+def test_alone_it_is_rms_norm_and_no_module_has_other_parameters():
+    replaced = torch.nn.RMSNorm(24, eps=1e-3).to(machine.device())
+    torch.nn.init.normal_(replaced.weight)
+    fused = add_rms_norm.AddRMSNorm(24, eps=1e-3).to(machine.device())
+    replaced.load_state_dict(fused.state_dict())
+    fused.load_state_dict(replaced.state_dict())
+    x = inputs((7, 24))[0]
+    y, want = fused(x), replaced(x)
+    torch.testing.assert_close(y, want)
+    grads = (torch.autograd.grad(t.square().sum(), x) for t in (y, want))
+    torch.testing.assert_close(*grads)
+
+
+@pytest.mark.parametrize("n_cols", [24, 8200])
+def test_1_is_added_in_float32(module, n_cols):
+    """In bfloat16 1 + 1/512 is 1; forward and backward, also of a row that is read twice."""
+    x, dy = (inputs((3, n_cols), torch.bfloat16)[k].detach() for k in (0, 1))
+    norm = module.AddRMSNorm(n_cols, dtype=torch.bfloat16, device=x.device, plus_one=True)
+    assert not norm.weight.any() and "plus_one=True" in repr(norm)
+    torch.nn.init.constant_(norm.weight, 1 / 512)
+    exact = [t.detach().double().requires_grad_() for t in (x, norm.weight)]
+    y, want = norm(x.requires_grad_()), add_rms_norm_eager(exact[0], None, exact[1], 1e-6, True)
+    grads = *torch.autograd.grad(y, x, dy), *torch.autograd.grad(want, exact[0], dy.double())
+    for got, number in ((y, want), grads):
+        torch.testing.assert_close(got.double(), number, rtol=2**-8, atol=2**-8)
+        # each is rounded up or down, and all together are not off by 1/512
+        assert ((got / number).mean() - 1).abs() < 5e-4
+
+
+def test_what_is_no_bool_is_refused(module):
+    with pytest.raises(TypeError, match="plus_one must be True or False, got 1"):
+        module.add_rms_norm_triton(*inputs((2, 8)), plus_one=1)
+
+
 def test_rows_that_do_not_fit_are_refused(module):
     x = torch.zeros(1, 32769, device=machine.device())
     with pytest.raises(ValueError, match="at most 32768 .* use add_rms_norm_eager"):
@@ -103,14 +137,14 @@ def test_sixteen_byte_accesses_and_nothing_in_local_memory(n_cols, dtype):
     strides = (n_cols, 1)
     forward = signature_of(
         add_rms_norm._add_rms_norm_fwd_kernel, x, x, weight, x, x, 64, n_cols, 1e-6, *strides, *strides,
-        COMPUTE=tl.float32, BLOCK_M=plan.block_m, BLOCK_N=n_cols,
+        PLUS_ONE=False, COMPUTE=tl.float32, BLOCK_M=plan.block_m, BLOCK_N=n_cols,
     )  # fmt: skip
     block_m, num_warps, _ = add_rms_norm._plan_backward(n_cols)
     stages = add_rms_norm._num_stages(n_cols, dtype.itemsize, block_m)
     backward = signature_of(
         add_rms_norm._add_rms_norm_bwd_kernel, x, x, x, weight, x, partial, 64, n_cols, 1e-6,
         *strides, *strides, *strides, 16, NUM_STAGES=stages,
-        COMPUTE=tl.float32, BLOCK_M=block_m, BLOCK_N=n_cols,
+        PLUS_ONE=False, NO_EPS=False, COMPUTE=tl.float32, BLOCK_M=block_m, BLOCK_N=n_cols,
     )  # fmt: skip
     for name, signature, warps in (("fwd", forward, plan.num_warps), ("bwd", backward, num_warps)):
         kernel = getattr(add_rms_norm, f"_add_rms_norm_{name}_kernel")
@@ -134,7 +168,7 @@ def test_a_wide_row_is_not_kept_in_local_memory():
     x, partial = torch.empty(64, n_cols, dtype=torch.bfloat16), torch.empty(64, n_cols)
     signature = signature_of(
         kernel, x, x, x, x[0], x, partial, 64, n_cols, 1e-6, *strides, *strides, *strides, 16,
-        COMPUTE=tl.float32, BLOCK_N=n_cols,
+        PLUS_ONE=False, COMPUTE=tl.float32, BLOCK_N=n_cols,
     )  # fmt: skip
     _, num_warps, _ = add_rms_norm._plan_backward(n_cols)
     assert compile_for(kernel, signature, arch=90, num_warps=num_warps).spills == 0

@@ -74,11 +74,23 @@ MUTANTS = mutants_in("""
 +
 +         total += dy * weight * normal
 # a strided weight read as if contiguous
-- _launch(plan, host.rows_of(x), host.rows_of(residual), weight.contiguous(), *out, eps)
-+ _launch(plan, host.rows_of(x), host.rows_of(residual), weight, *out, eps)
+- _launch(plan, *rows, weight.contiguous(), *out, eps, plus_one)
++ _launch(plan, *rows, weight, *out, eps, plus_one)
 # mixed dtypes: h in that of x
--     dtype = host.dtype_of_sum(x.dtype, residual.dtype)
-+     dtype = x.dtype
+- dtype = x.dtype if residual is None else host.dtype_of_sum(x.dtype, residual.dtype)
++ dtype = x.dtype
+# the 1 forgotten
+- weight += 1.0
++ weight += 0.0
+# without the 1 backward
+- kernel, how = _add_rms_norm_bwd_wide_kernel, {"PLUS_ONE": plus_one}
++ kernel, how = _add_rms_norm_bwd_wide_kernel, {"PLUS_ONE": False}
+# with eps = 0 a row that is not there makes dweight NaN
+- normal = tl.where(rows < n_rows, normal, 0.0)
++ normal = normal * 1.0
+# without residual, h is one that nobody has written
+- ctx.save_for_backward(x if residual is None else h, weight)
++ ctx.save_for_backward(torch.zeros_like(x) if residual is None else h, weight)
 # h without a gradient
 - ctx.set_materialize_grads(False)
 + ctx.mark_non_differentiable(h)
