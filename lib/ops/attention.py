@@ -117,8 +117,7 @@ def _sample(
     ALIGNED: tl.constexpr, STARTS: tl.constexpr, CU: tl.constexpr,
 ):  # fmt: skip
     # Of a sample: how many keys are no padding, how far a query sees them, and, with STARTS, the first of them,
-    # from which the others count. ALIGNED: the last one with the last query, where left and right are those of
-    # n_keys. For packed sequences _packed_sample has seen to all.
+    # from which the others count. ALIGNED: the last one with the last query; left, right are those of n_keys.
     length, first_key = n_keys, 0
     if STARTS:
         first_key = _clamped(lengths_ptr + 2 * batch, n_keys)
@@ -150,8 +149,7 @@ def _packed_sample(
 ):  # fmt: skip
     # Of packed sequences: which tile of its sequence a tile is, the sequence's first query, their number, its
     # first key, their number, and how far a query sees. CU: rows of cu, 1 or, with one for keys, 2.
-    # Tiles of sequence s count from cu[s]·PACKED // BLOCK + s on: room for all, found with no sum over those
-    # before; at most one tile of each sequence is empty.
+    # Tiles of sequence s count from cu[s]·PACKED // BLOCK + s on: room for all, and at most one each is empty.
     n_rows = n_keys if OF_KEYS else n_queries
     n_sequences = n_tiles - n_rows * PACKED // BLOCK - 1
     keys_ptr = cu_ptr + (CU - 1) * (n_sequences + 1)
@@ -259,8 +257,10 @@ def _attention_fwd_kernel(
 ):  # fmt: skip
     # One program handles BLOCK_M queries of PACKED heads and a part of the keys, BLOCK_N at a time. With a
     # total_ptr it leaves o undivided, for _combine_kernel, and the largest score in place of lse.
+    n_blocks = (
+        tl.num_programs(0) * PACKED // n_heads if CU else tl.cdiv(n_queries * PACKED, BLOCK_M)
+    )
     n_packs, n_i, n_j = n_heads // PACKED, n_queries, n_keys
-    n_blocks = tl.num_programs(0) // n_packs if CU else tl.cdiv(n_queries * PACKED, BLOCK_M)
     n_places = tl.num_programs(0) // n_blocks
     place = tl.program_id(0) // n_blocks
     # causal, the last queries have most to do: they begin

@@ -19,7 +19,7 @@ MUTANTS = mutants_in("""
 - left = q.shape[2] if left < 0 else min(left - shift, q.shape[2])
 + left = q.shape[2] if left < 0 else min(left, q.shape[2])
 # from the bottom right of all keys, padding among them
-- {"ALIGNED": True} if align == "bottom_right" and lengths is not None else {}
+- {"ALIGNED": True} if align == "bottom_right" else {}
 + {}
 # -1 on the left as 0
 - left = q.shape[2] if left < 0 else min(left - shift, q.shape[2])
@@ -47,13 +47,13 @@ MUTANTS = mutants_in("""
 +             j = start + tile * BLOCK_N
 +             k = _load_rows(k_ptr, j, end
 # lengths below 0 as they are
-- tl.minimum(tl.maximum(tl.load(lengths_ptr + batch), 0), n_keys).to(tl.int32)
-+ tl.minimum(tl.load(lengths_ptr + batch), n_keys).to(tl.int32)
+- return tl.minimum(tl.maximum(tl.load(ptr), 0), most).to(tl.int32)
++ return tl.minimum(tl.load(ptr), most).to(tl.int32)
 # padding read in the backward pass
 - k = _load_rows(k_ptr, first, length, stride_ks, True
 + k = _load_rows(k_ptr, first, n_keys, stride_ks, True
 # dv of padding not written
-- _store_rows(dv_ptr, dv, first, n_keys
+- _store_rows(dv_ptr, dv, first, n_j
 + _store_rows(dv_ptr, dv, first, length
 # padding has a gradient
 - dv = tl.where(is_key, dv, 0.0)
@@ -150,8 +150,8 @@ MUTANTS = mutants_in("""
 - ds = tl.where((js >= lowest) & (js <= highest), ds, 0.0)
 + ds = tl.where(js <= highest, ds, 0.0)
 # left and right exchanged in dk and dv
-- (j - right)[:, None], tl.minimum(j + left, n_queries - 1)
-+ (j - left)[:, None], tl.minimum(j + right, n_queries - 1)
+- (j - right)[:, None], tl.minimum(j + left, n_i - 1)
++ (j - left)[:, None], tl.minimum(j + right, n_i - 1)
 # dk and dv of one head of a group
 - head, tile = t // n_tiles, t % n_tiles
 + head, tile = t // n_tiles * 0, t % n_tiles
@@ -174,4 +174,34 @@ MUTANTS = mutants_in("""
 -     @host.once
 -
 +
+# padding on the left counted from the first column
+- left, right = left + first_key, right - first_key
++ left, right = left, right
+# dk of padding on the left in the wrong rows
+- kv_head * stride_dh + (begin if CU else skip) * stride_ds
++ kv_head * stride_dh + (begin if CU else 0) * stride_ds
+# padding on the left has a gradient that nobody wrote
+- grads[1:] = [None if g is None else g.zero_() for g in grads[1:]]
++ grads[1:] = [g for g in grads[1:]]
+# no tile for the end of a sequence that begins in mid-tile
+- return n_rows // block + lengths.shape[-1] if "CU"
++ return host.cdiv(n_rows, block) if "CU"
+# packed: from the bottom right of all tokens, not of each sequence
+- shift = (n_j - n_keys) - (n_i - n_queries)
++ shift = n_i * 0
+# packed: keys where the queries begin
+- keys_ptr = cu_ptr + (CU - 1) * (n_sequences + 1)
++ keys_ptr = cu_ptr
+# packed: what lies behind the last sequence is one more
+- n_j = tl.where(low < n_sequences, n_j, 0)
++ n_j = n_j + 0
+# packed: rows of the next sequence written
+- is_row = i < n_i
++ is_row = i < n_queries
+# packed: by TMA a tile beyond the sequence's end
+- None if CU and MASKED else q_desc, sample
++ q_desc, sample
+# packed: wrong cu_seqlens lead out of memory
+- return tl.minimum(tl.maximum(tl.load(ptr), 0), most).to(tl.int32)
++ return tl.maximum(tl.load(ptr), 0).to(tl.int32)
 """)
