@@ -418,8 +418,9 @@ def bias_gelu_dropout_add_triton(
 
     x, residual: (..., N), any strides; bias: (N,) or None, all on one device. p: share of elements dropped,
     0 to 1, rounded to 1/65536, or none unless training; what is kept is divided by the share kept. seed: None
-    draws one from torch's generator there, without waiting for the GPU; an int or an int64 tensor of one element
-    fixes the mask. Returns y of x's shape, contiguous, in the dtype of the sum (x may have 16 bits and bias 32).
+    draws one from torch's generator there, without waiting for the GPU; an int or an int64 tensor of one
+    element fixes the mask. Returns y of x's shape, contiguous, in the dtype of the sum (x may have 16 bits
+    and bias 32).
     plan: a Plan in place of the one chosen, for tuning; torch.compile leaves it out.
     Works under torch.compile (as the op fused_kernels::bias_gelu_dropout_add), autocast, checkpointing and
     CUDA graphs (each replay drops other elements); not under torch.func, torch.vmap or forward-mode AD, nor
