@@ -393,6 +393,7 @@ LORA_EPILOGUE = Op(
     variants={
         "scale 1/3": (_LORA_SUM, {"scale": 1 / 3, "activation": "silu"}),
         "gelu": (_LORA_SUM, {"scale": _LORA_SCALE, "activation": "gelu"}),
+        "no bias": ({"x": "... N", "delta": "... N"}, {"scale": 0.3, "activation": "silu"}),
     },
     plans={
         "two strips of several tiles": (
@@ -472,6 +473,12 @@ BIAS_GELU_DROPOUT_ADD = Op(
     variants={
         f"p = {p}": ({"x": "... N", "bias": "N", "residual": "... N"}, {"p": p, "seed": 2**62 + 5})
         for p in (0.0, 0.999, 1.0)
+    }
+    | {
+        "no bias": (
+            {"x": "... N", "residual": "... N"},
+            {"bias": None, "p": 0.1, "seed": 2**62 + 5},
+        )
     },
     plans={
         "two strips of several tiles": (

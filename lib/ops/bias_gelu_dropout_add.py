@@ -2,7 +2,7 @@
 # Copyright (c) 2026 The Fused Kernels authors; Fused Kernels 0.1.0, lib/ops/bias_gelu_dropout_add.py
 """bias_gelu_dropout_add: y = dropout(gelu_tanh(x + bias), p) + residual, one pass over memory, not four.
 
-Shapes    x, residual, y: (..., N), x and residual with any strides, y contiguous; bias: (N,).
+Shapes    x, residual, y: (..., N), x and residual with any strides, y contiguous; bias: (N,), or None.
 Dtypes    float32, float16 and bfloat16 (computed in float32), also mixed, y then as their sum; and float64.
 Traffic   M rows of N elements of s bytes. Forward: fused 3MNs; eager 9MNs and a mask.
           Backward: fused 3MNs (dy, x, dx); the gradient of residual is dy itself, nothing is moved for it.
@@ -42,10 +42,10 @@ class Plan(NamedTuple):
 
 
 def bias_gelu_dropout_add_eager(
-    x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, p: float = 0.1,
+    x: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor, p: float = 0.1,
     seed: int | torch.Tensor | None = None, training: bool = True,
 ) -> torch.Tensor:  # fmt: skip
-    z = F.gelu(x + bias, approximate="tanh")
+    z = F.gelu(x if bias is None else x + bias, approximate="tanh")
     if seed is None or not training:
         return F.dropout(z, p, training) + residual
     keep = keep_mask(z.shape, p, seed, z.device)
@@ -151,7 +151,9 @@ def _bias_gelu_dropout_add_fwd_tile(
     BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     x, residual = tl.load(x_ptrs, mask=mask), tl.load(residual_ptrs, mask=mask)
-    z = x.to(COMPUTE) + bias.to(COMPUTE)[None, :]
+    z = x.to(COMPUTE)
+    if bias is not None:
+        z += bias.to(COMPUTE)[None, :]
     y = _gelu_fast(z)
     # y * 0 and not 0, as in torch: NaN stays NaN, dropped or not; so in the backward pass
     if ALL_DROPPED:
@@ -187,7 +189,9 @@ def _bias_gelu_dropout_add_fwd_kernel(
 
     x_ptrs = x_ptr + rows[:, None] * stride_xm + cols[None, :] * stride_xn
     residual_ptrs = residual_ptr + rows[:, None] * stride_rm + cols[None, :] * stride_rn
-    bias = tl.load(bias_ptr + bias_cols, mask=cols < n_cols)
+    bias = None
+    if bias_ptr is not None:
+        bias = tl.load(bias_ptr + bias_cols, mask=cols < n_cols)
     _bias_gelu_dropout_add_fwd_tile(
         x_ptrs, bias, residual_ptrs, y_ptr + offsets, mask, seed_ptr, rows, first_col, n_cols, first, threshold,
         SOME_DROPPED, ALL_DROPPED, EIGHTS, COMPUTE, BLOCK_N,
@@ -214,7 +218,9 @@ def _bias_gelu_dropout_add_bwd_tile(
         scale = 65536.0 / (65536 - threshold).to(COMPUTE)
         keep = _keep_tile(seed_ptr, threshold, rows, first_col, n_cols, first, EIGHTS, BLOCK_N)
         dy *= tl.where(keep, scale, 0.0)
-    dx = dy * _gelu_slope(x + bias[None, :])
+    if bias is not None:
+        x += bias[None, :]
+    dx = dy * _gelu_slope(x)
     if dx_ptr is not None:
         tl.store(dx_ptr + offsets, dx, mask=mask)
     return dx  # 0 outside: dy is
@@ -238,7 +244,9 @@ def _bias_gelu_dropout_add_bwd_kernel(
     if FOLD > 1:
         whole, last, behind = device.fold_ends(n_rows, n_cols, cols, FOLD)
         bias_cols = cols.to(tl.int32) % (n_cols // FOLD)
-    bias = tl.load(bias_ptr + bias_cols, mask=cols < n_cols).to(COMPUTE)
+    bias = None
+    if bias_ptr is not None:
+        bias = tl.load(bias_ptr + bias_cols, mask=cols < n_cols).to(COMPUTE)
 
     for start in tl.range(0, rows_per_program, BLOCK_M, num_stages=NUM_STAGES):
         rows = pid_m.to(tl.int64) * rows_per_program + start + tl.arange(0, BLOCK_M)
@@ -324,7 +332,7 @@ def _launch_backward(plan, dy, x, dx, bias, p, seed, dtype, first=0):
 
 def _empty(x, bias, residual, p, seed):
     """y, before it is written."""
-    dtype = host.dtype_of_sum(x.dtype, bias.dtype, residual.dtype)
+    dtype = host.dtype_of_sum(x.dtype, (x if bias is None else bias).dtype, residual.dtype)
     return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
 
 
@@ -334,7 +342,8 @@ def _forward(x, bias, residual, p, seed, plan=None):
         return y
     matrices = host.rows_of(x), host.rows_of(residual), host.rows_of(y)
     fold = host.fold_of(*matrices)
-    _launch(plan or _plan(x.shape[-1] * fold), fold, bias.contiguous(), *matrices, p, seed)
+    bias = bias if bias is None else bias.contiguous()
+    _launch(plan or _plan(x.shape[-1] * fold), fold, bias, *matrices, p, seed)
     return y
 
 
@@ -352,7 +361,8 @@ def _backward(dy, x, bias, p, seed, needs_grad=(True, True), plan=None):
     dtype = bias.dtype if has_dbias else None
     # y.sum().backward() sends a dy of strides 0, which is read as it is
     matrices = host.rows_of(dy), host.rows_of(x), host.rows_of(dx)
-    partial = _launch_backward(plan, *matrices, bias.contiguous(), p, seed, dtype)
+    bias = None if bias is None else bias.contiguous()
+    partial = _launch_backward(plan, *matrices, bias, p, seed, dtype)
     return dx, host.sum_rows(partial, dtype) if has_dbias else None
 
 
@@ -381,7 +391,8 @@ def _check(name, x, bias, residual, p):
     if isinstance(p, bool) or not isinstance(p, host.NUMBERS) or not 0 <= p <= 1:
         raise ValueError(f"{name}: p must be a number from 0 to 1, the share to drop, got {p!r}")
     host.check_same_shape(name, "residual", residual, x)
-    sizes = {"x": (x, "... N"), "bias": (bias, "N"), "residual": (residual, "... N")}
+    columns = {} if bias is None else {"bias": (bias, "N")}
+    sizes = {"x": (x, "... N"), **columns, "residual": (residual, "... N")}
     host.check_tensors(name, "bias_gelu_dropout_add_eager", host.MIXED, **sizes)
 
 
@@ -400,15 +411,16 @@ def _seed_tensor(name, seed, device):
 
 
 def bias_gelu_dropout_add_triton(
-    x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, p: float = 0.1,
+    x: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor, p: float = 0.1,
     seed: int | torch.Tensor | None = None, training: bool = True, *, plan: Plan | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """dropout(gelu_tanh(x + bias), p) + residual in one Triton kernel, with gradients for all three tensors.
 
-    x, residual: (..., N), any strides; bias: (N,), all on one device. p: share of elements dropped, 0 to 1,
-    rounded to 1/65536, or none unless training; what is kept is divided by the share kept. seed: None draws one
-    from torch's generator there, without waiting for the GPU; an int or an int64 tensor of one element fixes
-    the mask. Returns y of x's shape, contiguous, in the dtype of the sum (x may have 16 bits and bias 32).
+    x, residual: (..., N), any strides; bias: (N,) or None, all on one device. p: share of elements dropped,
+    0 to 1, rounded to 1/65536, or none unless training; what is kept is divided by the share kept. seed: None
+    draws one from torch's generator there, without waiting for the GPU; an int or an int64 tensor of one
+    element fixes the mask. Returns y of x's shape, contiguous, in the dtype of the sum (x may have 16 bits
+    and bias 32).
     plan: a Plan in place of the one chosen, for tuning; torch.compile leaves it out.
     Works under torch.compile (as the op fused_kernels::bias_gelu_dropout_add), autocast, checkpointing and
     CUDA graphs (each replay drops other elements); not under torch.func, torch.vmap or forward-mode AD, nor
@@ -429,7 +441,7 @@ def bias_gelu_dropout_add_triton(
 
 @host.custom_op("fused_kernels::bias_gelu_dropout_add")
 def bias_gelu_dropout_add_op(
-    x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, p: float, seed: torch.Tensor
+    x: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor, p: float, seed: torch.Tensor
 ) -> torch.Tensor:
     """For torch.compile and torch.export: one node of the graph, which nothing looks into."""
     _check("bias_gelu_dropout_add_op", x, bias, residual, p)
@@ -438,19 +450,23 @@ def bias_gelu_dropout_add_op(
 
 @host.custom_op("fused_kernels::bias_gelu_dropout_add_backward")
 def _bias_gelu_dropout_add_backward_op(
-    dy: torch.Tensor, x: torch.Tensor, bias: torch.Tensor, p: float, seed: torch.Tensor
+    dy: torch.Tensor, x: torch.Tensor, bias: torch.Tensor | None, p: float, seed: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    return _backward(dy, x, bias, p, seed)
+    return host.none_as_empty(x, _backward(dy, x, bias, p, seed, (True, bias is not None)))
 
 
 def _op_backward(ctx, dy):
     x, bias, seed = ctx.saved_tensors
-    return *_bias_gelu_dropout_add_backward_op(dy, x, bias, ctx.p, seed), dy, None, None
+    dx, dbias = _bias_gelu_dropout_add_backward_op(dy, x, bias, ctx.p, seed)
+    return dx, None if bias is None else dbias, dy, None, None
 
 
 bias_gelu_dropout_add_op.register_fake(_empty)
 _bias_gelu_dropout_add_backward_op.register_fake(
-    lambda dy, x, bias, p, seed: (x.new_empty(x.shape), torch.empty_like(bias))
+    lambda dy, x, bias, p, seed: (
+        x.new_empty(x.shape),
+        x.new_empty(0) if bias is None else torch.empty_like(bias),
+    )
 )
 bias_gelu_dropout_add_op.register_autograd(
     _op_backward, setup_context=lambda ctx, inputs, output: _save(ctx, *inputs)
@@ -458,21 +474,29 @@ bias_gelu_dropout_add_op.register_autograd(
 
 
 class BiasGELUDropoutAdd(torch.nn.Module):
-    """dropout(gelu_tanh(x + bias), p) + residual, the bias being a parameter; nothing is dropped in eval()."""
+    """dropout(gelu_tanh(x + bias), p) + residual, the bias being a parameter; nothing is dropped in eval().
+
+    bias=False: without one.
+    """
 
     def __init__(
         self, features: int, p: float = 0.1,
-        device: torch.device | str | None = None, dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None, dtype: torch.dtype | None = None, bias: bool = True,
     ):  # fmt: skip
         super().__init__()
-        self.p, self.bias = p, torch.nn.Parameter(torch.empty(features, device=device, dtype=dtype))
+        self.features, self.p = features, p
+        made = (
+            torch.nn.Parameter(torch.empty(features, device=device, dtype=dtype)) if bias else None
+        )
+        self.register_parameter("bias", made)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        torch.nn.init.zeros_(self.bias)
+        if self.bias is not None:
+            torch.nn.init.zeros_(self.bias)
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         return bias_gelu_dropout_add_triton(x, self.bias, residual, self.p, training=self.training)
 
     def extra_repr(self):
-        return f"{len(self.bias)}, p={self.p}"
+        return f"{self.features}, p={self.p}" + (", bias=False" if self.bias is None else "")

@@ -2,7 +2,7 @@
 # Copyright (c) 2026 The Fused Kernels authors; Fused Kernels 0.1.0, lib/ops/lora_epilogue.py
 """lora_epilogue: y = act(x + scale·delta + bias), what follows the products of a LoRA layer, in one pass.
 
-Shapes    x, delta, y: (..., N), with any strides, y contiguous; bias: (N,); scale: a Python float.
+Shapes    x, delta, y: (..., N), with any strides, y contiguous; bias: (N,), or None; scale: a Python float.
           x is what the frozen linear layer gives without its bias, delta the low-rank product (h A) B.
 Act       identity, relu, gelu (erf), gelu_tanh, silu or sigmoid.
 Dtypes    float32, float16 and bfloat16 (computed in float32), also mixed, y then as their sum; and float64.
@@ -42,10 +42,11 @@ class Plan(NamedTuple):
 
 
 def lora_epilogue_eager(
-    x: torch.Tensor, delta: torch.Tensor, bias: torch.Tensor, scale: float = 1.0,
+    x: torch.Tensor, delta: torch.Tensor, bias: torch.Tensor | None = None, scale: float = 1.0,
     activation: str = "identity",
 ) -> torch.Tensor:  # fmt: skip
-    return host.ACTIVATIONS[activation](x + scale * delta + bias)
+    z = x + scale * delta
+    return host.ACTIVATIONS[activation](z if bias is None else z + bias)
 
 
 @triton.jit
@@ -53,7 +54,9 @@ def _sum_of(x, delta, bias, scale, COMPUTE: tl.constexpr):
     # z = x + scale·delta + bias, the same in the forward and in the backward pass, rounding included.
     # scale is no Python number but float64 in the kernel: every product with it would be float64 too.
     z = x.to(COMPUTE) + tl.cast(scale, COMPUTE) * delta.to(COMPUTE)
-    return z + bias.to(COMPUTE)
+    if bias is not None:
+        z += bias.to(COMPUTE)
+    return z
 
 
 @triton.jit
@@ -92,9 +95,13 @@ def _lora_epilogue_fwd_kernel(
     x_ptrs = x_ptr + rows[:, None] * stride_xm + cols[None, :] * stride_xn
     delta_ptrs = delta_ptr + rows[:, None] * stride_dm + cols[None, :] * stride_dn
     y_ptrs = y_ptr + rows[:, None] * stride_ym + cols[None, :] * stride_yn
-    bias = tl.load(bias_ptr + bias_cols, mask=cols < n_cols)
+    bias = None
+    wide_bias = None
+    if bias_ptr is not None:
+        bias = tl.load(bias_ptr + bias_cols, mask=cols < n_cols)
+        wide_bias = bias[None, :]
     _lora_epilogue_fwd_tile(
-        x_ptrs, delta_ptrs, bias[None, :], y_ptrs, z_ptr, offsets, mask, scale, ACTIVATION, COMPUTE
+        x_ptrs, delta_ptrs, wide_bias, y_ptrs, z_ptr, offsets, mask, scale, ACTIVATION, COMPUTE
     )
     if FOLD > 1 and pid_m == 0:
         _lora_epilogue_fwd_tile(
@@ -134,11 +141,11 @@ def _lora_epilogue_bwd_kernel(
     n_tiles = tl.cdiv(n_cols, BLOCK_N)
     pid_m, pid_n = tl.program_id(0) // n_tiles, tl.program_id(0) % n_tiles
     cols = pid_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
-    total, bias, bias_cols = tl.zeros((BLOCK_M, BLOCK_N), dtype=COMPUTE), 0.0, cols
+    total, bias, bias_cols = tl.zeros((BLOCK_M, BLOCK_N), dtype=COMPUTE), None, cols
     if FOLD > 1:
         whole, last, behind = device.fold_ends(n_rows, n_cols, cols, FOLD)
         bias_cols = cols.to(tl.int32) % (n_cols // FOLD)
-    if delta_ptr is not None:
+    if delta_ptr is not None and bias_ptr is not None:
         bias = tl.load(bias_ptr + bias_cols, mask=cols < n_cols)[None, :]
 
     for start in tl.range(0, rows_per_program, BLOCK_M, num_stages=NUM_STAGES):
@@ -196,6 +203,7 @@ def _launch(plan, fold, bias, x, delta, y, z, scale, activation):
 
 def _launch_cuda(plan, fold, bias, x, delta, y, z, scale, activation):
     x, delta = (m if m.stride(1) == 1 else m.contiguous() for m in (x, delta))  # 16 adjacent bytes
+    bias = x.new_zeros(x.shape[1]) if bias is None else bias
     x, delta, bias = (t.to(y.dtype) for t in (x, delta, bias))  # which differ under autocast
     number = list(host.ACTIVATIONS).index(activation)  # as lora_epilogue.cu counts them
     for b, (x_rows, delta_rows, y_rows) in host.folded_and_rest(fold, bias, x, delta, y):
@@ -227,9 +235,9 @@ def _launch_backward(plan, dy, saved, delta, dx, ddelta, bias, scale, activation
 # --- forward and backward ------------------------------------------------------------------------------------
 
 
-def _empty(x, delta, bias, scale=1.0, activation="identity"):
+def _empty(x, delta, bias=None, scale=1.0, activation="identity"):
     """y, before it is written."""
-    dtype = host.dtype_of_sum(x.dtype, delta.dtype, bias.dtype)
+    dtype = host.dtype_of_sum(x.dtype, delta.dtype, (x if bias is None else bias).dtype)
     return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
 
 
@@ -242,7 +250,8 @@ def _forward(x, delta, bias, scale, activation, plan=None, launch=_launch, in_pl
     matrices = rows, host.rows_of(delta), rows if in_place else host.rows_of(y), host.rows_of(z)
     fold = host.fold_of(*matrices)
     chosen = plan or _plan(x.shape[-1] * fold, x.dtype, fold)
-    launch(chosen, fold, bias.contiguous(), *matrices, scale, activation)
+    bias = bias if bias is None else bias.contiguous()
+    launch(chosen, fold, bias, *matrices, scale, activation)
     if in_place and rows.data_ptr() != x.data_ptr():
         x.copy_(rows.view_as(x))
     return y
@@ -251,7 +260,7 @@ def _forward(x, delta, bias, scale, activation, plan=None, launch=_launch, in_pl
 def _save(ctx, x, delta, bias, scale, activation, y, z=None, plan=None):
     """What the table at the top says. z: in place, where x is gone."""
     ctx.scale, ctx.activation, ctx.plan = scale, activation, plan
-    ctx.dtypes = x.dtype, delta.dtype, bias.dtype
+    ctx.dtypes = x.dtype, delta.dtype, None if bias is None else bias.dtype
     if activation in ("relu", "sigmoid"):
         ctx.save_for_backward(y)
     elif activation != "identity":
@@ -313,7 +322,9 @@ def _check(name, x, delta, bias, scale, activation):
         raise TypeError(f"{name}: scale must be a Python number, got {type(scale).__name__}")
     host.check_activation(name, activation)
     host.check_same_shape(name, "delta", delta, x)
-    sizes = {"x": (x, "... N"), "delta": (delta, "... N"), "bias": (bias, "N")}
+    sizes = {"x": (x, "... N"), "delta": (delta, "... N")}
+    if bias is not None:
+        sizes["bias"] = bias, "N"
     host.check_tensors(name, "lora_epilogue_eager", host.MIXED, **sizes)
 
 
@@ -324,7 +335,7 @@ def _check_in_place(name, x, delta, bias):
         raise ValueError(f"{name}: {why}; use lora_epilogue_triton or x.clone()")
     storage = x.untyped_storage().data_ptr()
     for label, t in (("delta", delta), ("bias", bias)) if x.numel() else ():
-        if t.untyped_storage().data_ptr() == storage and host.shares_memory(x, t):
+        if t is not None and t.untyped_storage().data_ptr() == storage and host.shares_memory(x, t):
             raise ValueError(f"{name}: {label} shares memory with x; pass {label}.clone()")
     base = x if x._base is None else x._base
     if base.is_leaf and base.requires_grad and torch.is_grad_enabled():
@@ -342,12 +353,12 @@ def _call(name, x, delta, bias, scale, activation, plan=None, launch=_launch):
 
 
 def lora_epilogue_triton(
-    x: torch.Tensor, delta: torch.Tensor, bias: torch.Tensor, scale: float = 1.0,
+    x: torch.Tensor, delta: torch.Tensor, bias: torch.Tensor | None = None, scale: float = 1.0,
     activation: str = "identity", *, plan: Plan | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """act(x + scale·delta + bias) in one Triton kernel, with gradients for x, delta and bias.
 
-    x, delta: (..., N), any strides; bias: (N,), all on one device; scale: a Python number; activation:
+    x, delta: (..., N), any strides; bias: (N,) or None, all on one device; scale: a Python number; activation:
     identity, relu, gelu, gelu_tanh, silu or sigmoid. Returns y of x's shape, contiguous, in the dtype of the
     sum: under autocast x may have 16 bits and bias 32.
     plan: a Plan in place of the one chosen, for tuning; torch.compile leaves it out.
@@ -359,7 +370,7 @@ def lora_epilogue_triton(
 
 
 def lora_epilogue_triton_(
-    x: torch.Tensor, delta: torch.Tensor, bias: torch.Tensor, scale: float = 1.0,
+    x: torch.Tensor, delta: torch.Tensor, bias: torch.Tensor | None = None, scale: float = 1.0,
     activation: str = "identity", *, plan: Plan | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """lora_epilogue_triton written into x, which is returned: no memory for y, the same traffic.
@@ -387,7 +398,7 @@ def lora_epilogue_triton_(
 
 
 def lora_epilogue_cuda(
-    x: torch.Tensor, delta: torch.Tensor, bias: torch.Tensor, scale: float = 1.0,
+    x: torch.Tensor, delta: torch.Tensor, bias: torch.Tensor | None = None, scale: float = 1.0,
     activation: str = "identity",
 ) -> torch.Tensor:  # fmt: skip
     """act(x + scale·delta + bias) in one CUDA kernel; the gradient comes from the Triton kernel.
@@ -399,7 +410,7 @@ def lora_epilogue_cuda(
 
 @host.custom_op("fused_kernels::lora_epilogue")
 def lora_epilogue_op(
-    x: torch.Tensor, delta: torch.Tensor, bias: torch.Tensor,
+    x: torch.Tensor, delta: torch.Tensor, bias: torch.Tensor | None = None,
     scale: float = 1.0, activation: str = "identity",
 ) -> torch.Tensor:  # fmt: skip
     """lora_epilogue for torch.compile and torch.export: one node of the graph, which nothing looks into."""
@@ -409,7 +420,7 @@ def lora_epilogue_op(
 
 @host.custom_op("fused_kernels::lora_epilogue_", mutates=("x",))
 def lora_epilogue_op_(
-    x: torch.Tensor, delta: torch.Tensor, bias: torch.Tensor,
+    x: torch.Tensor, delta: torch.Tensor, bias: torch.Tensor | None = None,
     scale: float = 1.0, activation: str = "identity",
 ) -> None:  # fmt: skip
     """The same written into x, without a gradient."""
@@ -420,22 +431,29 @@ def lora_epilogue_op_(
 
 @host.custom_op("fused_kernels::lora_epilogue_backward")
 def _lora_epilogue_backward_op(
-    dy: torch.Tensor, saved: Sequence[torch.Tensor], scale: float, activation: str
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    dy: torch.Tensor, saved: Sequence[torch.Tensor], scale: float, activation: str, has_bias: bool = True
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     # in dy's dtype; autograd casts them where the inputs are of others
-    dx, ddelta, dbias = _backward(dy, saved, scale, activation, (dy.dtype,) * 3)
-    return (dx.clone() if dx is dy else dx), ddelta, dbias  # an op's result may not be its argument
+    needs = True, True, has_bias
+    dx, *others = _backward(dy, saved, scale, activation, (dy.dtype,) * 3, needs)
+    # an op's result may not be its argument
+    return host.none_as_empty(dy, (dx.clone() if dx is dy else dx, *others))
+
+
+def _op_backward(ctx, dy):
+    saved, has_bias = [t for t in ctx.saved_tensors if t is not None], ctx.dtypes[2] is not None
+    how = saved, ctx.scale, ctx.activation, has_bias
+    dx, ddelta, dbias = _lora_epilogue_backward_op(dy, *how)
+    return dx, ddelta, dbias if has_bias else None, None, None
 
 
 lora_epilogue_op.register_fake(_empty)
 _lora_epilogue_backward_op.register_fake(
-    lambda dy, saved, scale, activation: (
-        dy.new_empty(dy.shape), dy.new_empty(dy.shape), dy.new_empty(dy.shape[-1])
+    lambda dy, saved, scale, activation, has_bias=True: (
+        dy.new_empty(dy.shape), dy.new_empty(dy.shape), dy.new_empty(dy.shape[-1] if has_bias else 0)
     )
 )  # fmt: skip
 lora_epilogue_op.register_autograd(
-    lambda ctx, dy: (
-        *_lora_epilogue_backward_op(dy, list(ctx.saved_tensors), ctx.scale, ctx.activation), None, None
-    ),
+    _op_backward,
     setup_context=lambda ctx, inputs, output: _save(ctx, *inputs, output),
 )  # fmt: skip

@@ -7,8 +7,8 @@ MUTANTS = mutants_in("""
 - z = x.to(COMPUTE) + tl.cast(scale, COMPUTE) * delta.to(COMPUTE)
 + z = tl.cast(scale, COMPUTE) * (x.to(COMPUTE) + delta.to(COMPUTE))
 # rounded to the dtype in between
--     return z + bias.to(COMPUTE)
-+     return z.to(x.dtype).to(COMPUTE) + bias.to(COMPUTE)[None, :]
+-         z += bias.to(COMPUTE)
++         z = z.to(x.dtype).to(COMPUTE) + bias.to(COMPUTE)
 # scale rounded to bfloat16
 - tl.cast(scale, COMPUTE) * delta.to(COMPUTE)
 + tl.cast(scale, tl.bfloat16).to(COMPUTE) * delta.to(COMPUTE)
@@ -67,11 +67,11 @@ MUTANTS = mutants_in("""
 -     return end_a > gap or overlaps_itself([(1, gap + end_b), *rows])
 +     return end_a > gap
 # in place: the halves of one tensor refused
-- if t.untyped_storage().data_ptr() == storage and host.shares_memory(x, t):
+- if t is not None and t.untyped_storage().data_ptr() == storage and host.shares_memory(x, t):
 + if t.untyped_storage().data_ptr() == storage:
 # a strided bias read as if contiguous
-- launch(chosen, fold, bias.contiguous(),
-+ launch(chosen, fold, bias,
+- bias = bias if bias is None else bias.contiguous()
++ bias = bias
 # a strided bias read as if contiguous in the backward pass
 - bias = None if bias is None else bias.contiguous()
 + pass
