@@ -196,7 +196,8 @@ def _living_tensors():
     for thing in gc.get_objects():
         if issubclass(type(thing), torch.Tensor):
             with contextlib.suppress(Exception):  # fake, sparse and other tensors without memory
-                if thing.device.type == "cpu" and thing.untyped_storage().nbytes():
+                storage = thing.untyped_storage()  # of zeros without memory it begins at address 0
+                if thing.device.type == "cpu" and storage.nbytes() and storage.data_ptr():
                     yield _Tensor(f"a tensor of shape {tuple(thing.shape)}", thing)
 
 

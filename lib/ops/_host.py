@@ -28,6 +28,7 @@ ON_CPU = device.interpreted()
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 # These may be mixed: under autocast x has 16 bits, and a bias that is a parameter 32.
 MIXED = DTYPES[:3]
+is_compiling = torch.compiler.is_compiling  # looked up once: each call asks several times
 # Numbers of a call, which torch.export may know by a symbol alone
 INTS = (int, torch.SymInt)
 NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
@@ -345,7 +346,7 @@ def remembered(check):
 
     @functools.wraps(check)
     def run_once(name, *arguments):
-        if torch.compiler.is_compiling():
+        if is_compiling():
             return check(name, *arguments)
         kind = ()
         try:
@@ -443,7 +444,7 @@ def by_op(*tensors):
     FLOP counting, make_fx, fake tensors), and under torch.jit.trace; and for tensors whose memory is not their
     numbers: subclasses, and views with the negative bit, as fft(x).conj().imag is.
     """
-    if torch.compiler.is_compiling() or modes() or traced():
+    if is_compiling() or modes() or traced():
         return True
     for t in tensors:  # noqa: SIM110 - any() of a generator costs as much again
         if t is not None and (type(t) not in PLAIN or t.is_neg()):
@@ -468,16 +469,21 @@ active_transforms = getattr(torch._C._functorch, "peek_interpreter_stack", tuple
 def is_transformed():
     """Whether torch.func or forward-mode AD is at work, neither of which reaches into a kernel."""
     # private: the level, which makes of a silent zero tangent an error. Asking costs 0.1 µs.
-    return getattr(forward_ad, "_current_level", -1) >= 0 or active_transforms()
+    return getattr(forward_ad, "_current_level", -1) >= 0 or bool(active_transforms())
 
 
-def needs_autograd(*tensors):
-    """Whether to go through autograd: also under forward-mode AD and torch.func, so that it raises an error."""
+def wants_gradients(*tensors):
+    """Whether autograd records what is done with these tensors."""
     if torch.is_grad_enabled():
         for t in tensors:
             if t is not None and t.requires_grad:
                 return True
-    return not torch.compiler.is_compiling() and bool(is_transformed())
+    return False
+
+
+def needs_autograd(*tensors):
+    """Whether to go through autograd: also under forward-mode AD and torch.func, so that it raises an error."""
+    return wants_gradients(*tensors) or (not is_compiling() and is_transformed())
 
 
 def call(name, eager, function, forward, tensors, *how):
@@ -487,7 +493,7 @@ def call(name, eager, function, forward, tensors, *how):
     call, because it writes into a tensor.
     """
     try:
-        past_autograd = forward is not None and not needs_autograd(*tensors)
+        past_autograd = forward is not None and not (wants_gradients(*tensors) or is_transformed())
         return (forward if past_autograd else function.apply)(*tensors, *how)
     except RuntimeError as error:
         if not is_transformed():

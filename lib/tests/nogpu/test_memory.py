@@ -188,7 +188,8 @@ def test_out_of_bounds_through_a_table_of_pointers():
     last = r"In a tensor of shape \(16,\), the nearest, it would be element 16 of 16 elements"
     with pytest.raises(OutOfBounds, match=last):
         _table_kernel[(1,)](table, y, 15, HOW="lanes", BLOCK_SIZE=16)
-    table[0] = 0
+    table[0], without_memory = 0, torch._efficientzerotensor((16,))
+    assert without_memory.data_ptr() == 0
     with pytest.raises(OutOfBounds, match="load from a null pointer"):
         _table_kernel[(1,)](table, y, 0, HOW="scalar", BLOCK_SIZE=16)
     del xs[1]
