@@ -1,4 +1,4 @@
-"""What a masked load without `other` gives: anything on a GPU, 0 in the interpreter, and infinities here."""
+"""What a masked load without `other` gives: Triton promises nothing; 0 so far, and infinities here."""
 
 import contextlib
 from unittest import mock
@@ -12,8 +12,8 @@ import triton.language as tl
 from triton.runtime import interpreter as upstream
 
 SHOWN = (
-    "with tl.load(..., mask=...) of no `other`, what is masked off is undefined on a GPU, 0 only here: "
-    "pass an `other`, 0.0 where it enters a sum"
+    "what tl.load(..., mask=...) gives for masked elements without an `other`, Triton does not promise, though "
+    "it is 0 so far: pass an `other`, 0.0 where it enters a sum"
 )
 
 
@@ -45,7 +45,7 @@ def undefined_is_infinite():
 def compare(answer, eager, *inputs, name, **options):
     """check_against_float64, and CheckError where the answer depends on what a masked load leaves undefined.
 
-    With a GPU the kernels run there, and what is undefined is what it happens to be.
+    With a GPU the kernels run there, and what is undefined is what the compiler makes of it.
     """
     if not triton.knobs.runtime.interpret:
         return check_against_float64(answer, eager, *inputs, name=name, **options)
