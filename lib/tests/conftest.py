@@ -184,6 +184,7 @@ NIGHTLY = {
         )
     ],
     "nogpu/test_output_code.py": [one_in(4)],
+    "nogpu/test_output_code_more.py": [one_in(8)],
     "nogpu/test_triton_programs.py": [one_in(4)],
     "test_repository.py": [named("test_the_workflow_to_copy_runs_a_notebook")],
     "profiling/test_trace.py": [named("test_in_a_notebook_the_cell_is_named")],
