@@ -1,4 +1,4 @@
-"""Output code of 35 more functions of models, losses and optimizers: it runs, or a sentence says where it ends."""
+"""Output code of 35 more functions of models, losses and optimizers: it runs, or says where it ends."""
 
 from lib.nogpu.inductor import kernels, output_code
 from lib.tests.nogpu.test_output_code import HAS_GPU, _expect_its_result, _ids, _of
@@ -214,7 +214,7 @@ TABLE = {
 ENDS = "# The text ends here: "
 # What follows in the function is not written, or nothing is, and a sentence says why.
 VALUES = f"{ENDS}what follows depends on a tensor's value"
-TOLD = {
+ENDING = {
     **dict.fromkeys(
         ["counts of experts", "chosen", "nonzero", "unique", "branch on a value", "item"], VALUES
     ),
@@ -235,7 +235,8 @@ def test_the_text_runs_or_says_where_it_ends(name):
             output_code(function, *inputs)
         return
     code = output_code(function, *inputs)
-    assert any(k.kind != "extern" for k in kernels(code))
-    assert (ENDS in code) == (name in TOLD) and TOLD.get(name, "") in code
-    if name not in TOLD:
+    # complex numbers go by calls of PyTorch
+    assert name == "complex rotary" or any(k.kind != "extern" for k in kernels(code))
+    assert (ENDS in code) == (name in ENDING) and ENDING.get(name, "") in code
+    if name not in ENDING:
         _expect_its_result(function, inputs, code)
