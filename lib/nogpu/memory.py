@@ -89,7 +89,10 @@ class _Tensor:
         return self.low <= first and last + width <= self.high
 
     def element(self, address):
-        return (int(address) - self.base) // self.itemsize
+        address = int(address)
+        if address >= 2**63:  # before address 0, where memory may begin that is not far from it
+            address -= 2**64
+        return (address - self.base) // self.itemsize
 
     def size(self):
         """Its number of elements, in words. An expanded tensor has fewer in memory."""

@@ -1,8 +1,10 @@
 """Loads and stores of interpreted kernels: errors that name the place, and exact byte counts."""
 
 from lib import machine
+from lib.nogpu import memory
 from lib.nogpu.memory import OutOfBounds, count_traffic
 
+import numpy as np
 import pytest
 import torch
 import triton
@@ -215,6 +217,13 @@ def test_the_argument_named_is_the_one_read_and_not_the_nearest():
             _rows_kernel[(1,)](x, y, distance, 1, 4, BLOCK_SIZE=4)  # lands in y
     with pytest.raises(OutOfBounds, match=r"\(the address lies in y_ptr\); in program"):
         _rows_kernel[(1,)](x, y, distance, 1, 4, BLOCK_SIZE=4)
+
+
+def test_elements_before_address_0_are_negative():
+    """A program whose memory begins at low addresses comes there by an int32 that wrapped: NumPy's is unsigned."""
+    tensor = memory._Tensor("x", torch.zeros(64))
+    tensor.base = 2**20
+    assert tensor.element(np.uint64(2**64 - 2**31 + 2**20)) == -(2**29)
 
 
 @pytest.mark.skipif(machine.HAS_GPU, reason="about the interpreter")
