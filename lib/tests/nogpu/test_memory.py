@@ -220,7 +220,7 @@ def test_the_argument_named_is_the_one_read_and_not_the_nearest():
 
 
 def test_elements_before_address_0_are_negative():
-    """A program whose memory begins at low addresses comes there by an int32 that wrapped: NumPy's is unsigned."""
+    """Where memory begins at low addresses, an int32 that wrapped leads there; NumPy's is unsigned."""
     tensor = memory._Tensor("x", torch.zeros(64))
     tensor.base = 2**20
     assert tensor.element(np.uint64(2**64 - 2**31 + 2**20)) == -(2**29)
