@@ -63,8 +63,8 @@ MUTANTS = mutants_in("""
 - return dx, torch.zeros_like(bias) if has_dbias else None
 + return dx, None
 # no gradient for bias alone
-- not needs_autograd(*tensors)
-+ not needs_autograd(tensors[0])
+- not (wants_gradients(*tensors) or is_transformed())
++ not (wants_gradients(tensors[0]) or is_transformed())
 # a second derivative that is wrong in silence
 -     @host.once
 +     @staticmethod

@@ -218,9 +218,9 @@ MUTANTS = mutants_in("""
 + torch.nn.init.normal_(self.lora_b)
 # merged twice
 -         if not self.merged:
--             a, b
+-             a, b = (
 +         if True:
-+             a, b
++             a, b = (
 # unmerged twice
 -         if self.merged:
 -             self._add
