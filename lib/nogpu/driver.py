@@ -165,8 +165,12 @@ def _make_cuda_tensors_on_the_cpu():
     # A guard says which device is meant by "cuda" without a number: the CPU's says "cpu".
     guards = _device_guards()
     guards[_CUDA_SLOT] = guards[_CPU_SLOT]
-    _library.impl("empty.memory_format", _on_cpu(torch.ops.aten.empty.memory_format), "CUDA")
-    _library.impl("empty_strided", _on_cpu(torch.ops.aten.empty_strided.default), "CUDA")
+    with warnings.catch_warnings():
+        warnings.simplefilter(
+            "ignore"
+        )  # a build for CUDA has these, and says that they are replaced
+        _library.impl("empty.memory_format", _on_cpu(torch.ops.aten.empty.memory_format), "CUDA")
+        _library.impl("empty_strided", _on_cpu(torch.ops.aten.empty_strided.default), "CUDA")
 
 
 _library = torch.library.Library("aten", "IMPL")  # its registrations live as long as it does

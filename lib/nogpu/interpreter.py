@@ -240,14 +240,15 @@ _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])  # the 4 bits of a number without
 
 def _repair_dot_scaled():
     """tl.dot_scaled before Triton 3.9, which has it: numbers of 4 to 16 bits times a power of 2 per group."""
-    builder, semantic = upstream.InterpreterBuilder, upstream.interpreter_semantic
+    # the class: Triton 3.6 has an instance for each kernel
+    builder, semantic = upstream.InterpreterBuilder, type(upstream.interpreter_semantic)
     if hasattr(builder, "create_dot_scaled"):
         return
     dot_scaled, packed = semantic.dot_scaled, upstream._ir.ScaleDotElemTypeTY.E2M1
 
-    def with_constexprs(a, a_scale, a_format, b, b_scale, b_format, *rest):
+    def with_constexprs(self, a, a_scale, a_format, b, b_scale, b_format, *rest):
         names = [tl.constexpr(getattr(f, "value", f)) for f in (a_format, b_format)]
-        return dot_scaled(a, a_scale, names[0], b, b_scale, names[1], *rest)
+        return dot_scaled(self, a, a_scale, names[0], b, b_scale, names[1], *rest)
 
     def scaled(x, scale, kind, k_axis, packed_along_k):
         if kind == packed:  # two in a byte, the lower bits first
