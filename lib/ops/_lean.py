@@ -5,8 +5,8 @@
 Values and gradients are those of the full form. What it lacks: launches that find their compiled kernel
 themselves (by Triton's look-up each costs the host 9 µs more, beside an H200), calls past autograd where no
 gradient is wanted, sentences that say what is wrong with an argument and what to do, errors under torch.func
-and forward-mode AD, an error where a second copy takes the op's name, and what torch.utils.flop_counter
-counts.
+and forward-mode AD, an error where a second copy takes the op's name, what torch.utils.flop_counter counts,
+and gradients from above that are views with the negative bit or a collective's.
 """
 
 import torch
