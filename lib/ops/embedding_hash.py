@@ -257,8 +257,8 @@ def _check(name, ids, weight, num_rows):
 
 
 @torch.compiler.disable(reason="torch.compile has no sparse gradients; use sparse=False")
-def _between_graphs(*arguments):
-    return _EmbeddingHash.apply(*arguments)
+def _between_graphs(ids, weight, *how):
+    return _EmbeddingHash.apply(host.in_memory(ids), host.in_memory(weight), *how)
 
 
 def embedding_hash_triton(

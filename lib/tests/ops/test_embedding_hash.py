@@ -277,6 +277,20 @@ def test_tables_with_rules_of_their_own_are_refused(module):
         module.EmbeddingHash.from_tables([torch.nn.Embedding(3, 4, padding_idx=0)])
 
 
+def test_a_sparse_gradient_of_a_weight_with_the_negative_bit(module):
+    """It has no registered op, and its memory holds other numbers than it."""
+    plain = torch.randn(12, 8, device=machine.device())
+    ids, weights = torch.arange(6, device=plain.device).view(3, 2), (plain, torch._neg_view(-plain))
+    (want, of_plain), (got, of_view) = (
+        (module.embedding_hash_triton(ids, w, (5, 7), sparse=True), w)
+        for w in (w.detach().requires_grad_() for w in weights)
+    )
+    assert of_view.is_neg()
+    assert torch.equal(got, want)
+    grads = torch.autograd.grad(want.sum(), of_plain), torch.autograd.grad(got.sum(), of_view)
+    assert torch.equal(*(g.to_dense() for (g,) in grads))
+
+
 def test_frozen_tables_stay_frozen(module):
     frozen = torch.nn.Embedding.from_pretrained(torch.randn(4, 8))
     trained = torch.nn.Embedding(5, 8)
