@@ -118,10 +118,8 @@ def _judge(exercise, answer):
         return Verdict(exercise.id, "skipped", f"skipped: {reason}")
     except (Wrong, CheckError, TimeUp) as difference:
         return Verdict(exercise.id, "wrong", _one_line(str(difference)))
-    except (
-        Exception,
-        SystemExit,
-    ) as error:  # the reader's code may raise anything; the verdict shows it
+    # the reader's code may raise anything; the verdict shows it
+    except (Exception, SystemExit) as error:
         if is_stub(error):
             return Verdict(exercise.id, "open", "not attempted yet")
         return Verdict(exercise.id, "wrong", _one_line(_raised(error)))

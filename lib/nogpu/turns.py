@@ -66,16 +66,12 @@ class Turns:
 
     def __init__(self, kernel, name):
         self.kernel, self.name = kernel, name
-        self.begun, self.waiting = (
-            set(),
-            {},
-        )  # waiting: program -> the _Program on a thread of its own
+        # waiting: program -> its _Program, on a thread of its own
+        self.begun, self.waiting = set(), {}
         self.on_thread = None  # the _Program that runs now, if it is not the main thread's
         self.n_changes = 0  # of memory, by all programs
-        self.place, self.certain = (
-            "",
-            True,
-        )  # where the main thread's program waits, and whether surely
+        # where the main thread's program waits, and whether surely
+        self.place, self.certain = "", True
         self._rest = None
         self._look_afresh()
         self._time_of_change()
