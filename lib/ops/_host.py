@@ -341,22 +341,29 @@ def shares_memory(a, b):
 
 
 def remembered(check):
-    """`check`, run for the first call of its kind: of these dtypes, devices, shapes and options."""
+    """`check`, run for the first call of its kind: of these dtypes, devices, shapes and options.
+
+    It returns whether the call goes by the registered op, as by_op does of all its tensors.
+    """
     passed, labels = set(), [*inspect.signature(check).parameters][1:]
 
     @functools.wraps(check)
     def run_once(name, *arguments):
         if is_compiling():
-            return check(name, *arguments)
-        kind = ()
+            check(name, *arguments)
+            return True
+        kind, is_watched = (), modes() or traced()
         try:
             for a in arguments:
-                is_plain = type(a) in PLAIN
-                kind += (a.dtype, a.device, a.layout, a.shape) if is_plain else (type(a), a)
-                if type(a) is tuple:
-                    kind += (*map(type, a),)  # (5.0, 4) equals (5, 4)
+                if type(a) in PLAIN:
+                    kind += (a.dtype, a.device, a.layout, a.shape)
+                    is_watched = is_watched or a.is_neg()
+                else:
+                    kind += (type(a), a)
+                    if type(a) is tuple:
+                        kind += (*map(type, a),)  # (5.0, 4) equals (5, 4)
             if kind in passed:
-                return None
+                return is_watched  # by_op would say the same, and look at each tensor again
         except (TypeError, RuntimeError):
             kind = None  # a list, a nested tensor: an error, and check has the words
         check_memory(name, zip(labels, arguments))
@@ -364,8 +371,9 @@ def remembered(check):
         if len(passed) >= 4096:
             passed.clear()  # sizes that never come again
         tensors = [a for a in arguments if isinstance(a, torch.Tensor)]
-        # a set would keep one of another type alive
-        return passed.add(kind) if kind and {*map(type, tensors)} <= PLAIN else None
+        if kind and {*map(type, tensors)} <= PLAIN:  # a set would keep one of another type alive
+            passed.add(kind)
+        return by_op(*tensors)
 
     return run_once
 

@@ -27,8 +27,13 @@ def run(kernel, grid, tensors, *sizes, **options):
 
 
 def remembered(check):
-    """`check` as it is, run at every call."""
-    return check
+    """`check`, run at every call; then whether the call goes by the registered op."""
+
+    def run_always(name, *arguments):
+        check(name, *arguments)
+        return host.by_op(*[a for a in arguments if isinstance(a, torch.Tensor)])
+
+    return run_always
 
 
 def check_tensors(name, eager, mixed=(), **expected):

@@ -229,8 +229,8 @@ def _check(name, x, bias):
 
 
 def _call(name, x, bias, plan=None, launch=_launch):
-    _check(name, x, bias)
-    if host.by_op(x, bias):
+    goes_by_op = _check(name, x, bias)
+    if goes_by_op:
         return add_relu_op(x, bias)
     return host.call(name, "add_relu_eager", _AddReLU, _forward, (x, bias), plan, launch)
 

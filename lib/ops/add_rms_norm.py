@@ -324,8 +324,8 @@ def add_rms_norm_triton(
     Raises TypeError for a wrong dtype, ValueError for a wrong shape, device or eps.
     """
     tensors, name = (x, residual, weight), "add_rms_norm_triton"
-    _check(name, *tensors, eps, plus_one)
-    if host.by_op(*tensors):
+    goes_by_op = _check(name, *tensors, eps, plus_one)
+    if goes_by_op:
         y, h = add_rms_norm_op(*tensors, eps, plus_one)
     else:
         how = eps, plus_one, plan

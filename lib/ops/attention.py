@@ -857,8 +857,8 @@ def _check_integers(name, q, label, t, shapes, want):
         raise ValueError(f"{name}: {where}; move both to one device")
 
 
-def _call(name, q, k, v, lengths, how, plan):
-    if host.by_op(q, k, v, lengths):
+def _call(name, goes_by_op, q, k, v, lengths, how, plan):
+    if goes_by_op:
         return attention_op(q, k, v, lengths, *how)[0]
     return host.call(
         name, name.replace("triton", "eager"), _Attention, lambda *how: _forward(*how)[0],
@@ -889,9 +889,9 @@ def attention_triton(
     """
     q, k, v = host.autocast(q, k, v)
     _check("attention_triton", window, align)
-    _check_padded("attention_triton", q, k, v, lengths, scale)
+    goes_by_op = _check_padded("attention_triton", q, k, v, lengths, scale)
     how = is_causal, window, scale, align, None
-    return _call("attention_triton", q, k, v, lengths, how, plan)
+    return _call("attention_triton", goes_by_op, q, k, v, lengths, how, plan)
 
 
 def attention_varlen_eager(
@@ -930,13 +930,13 @@ def attention_varlen_triton(
     name, cu = "attention_varlen_triton", (cu_seqlens_q, cu_seqlens_k)
     q, k, v = host.autocast(q, k, v)
     _check(name, window, align)
-    _check_packed(name, q, k, v, *cu, max_seqlen_q, max_seqlen_k, scale)
+    goes_by_op = _check_packed(name, q, k, v, *cu, max_seqlen_q, max_seqlen_k, scale)
     if is_flat := q.dim() == 3:
         q, k, v = (t.transpose(0, 1)[None] for t in (q, k, v))
     longest = max_seqlen_q or q.shape[2], max_seqlen_k or k.shape[2]
     cu = cu_seqlens_q if cu[1] is None or cu[1] is cu[0] else torch.stack(cu)
     plan = plan and plan._replace(n_parts=1)
-    o = _call(name, q, k, v, cu, (is_causal, window, scale, align, longest), plan)
+    o = _call(name, goes_by_op, q, k, v, cu, (is_causal, window, scale, align, longest), plan)
     return o[0].transpose(0, 1) if is_flat else o
 
 

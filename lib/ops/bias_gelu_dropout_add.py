@@ -428,12 +428,12 @@ def bias_gelu_dropout_add_triton(
     Raises TypeError for a wrong dtype, ValueError for a wrong shape, device, p or seed.
     """
     tensors, name = (x, bias, residual), "bias_gelu_dropout_add_triton"
-    _check(name, *tensors, p)
+    goes_by_op = _check(name, *tensors, p)
     if not isinstance(training, bool):
         raise TypeError(f"{name}: training must be True or False, got {training!r}")
     p = p if training else 0.0
     seed = _seed_tensor(name, seed, x.device)
-    if host.by_op(*tensors):
+    if goes_by_op:
         return bias_gelu_dropout_add_op(*tensors, p, seed)
     eager, how = "bias_gelu_dropout_add_eager", (p, seed, plan)
     return host.call(name, eager, _BiasGeluDropoutAdd, _forward, tensors, *how)

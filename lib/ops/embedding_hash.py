@@ -281,9 +281,9 @@ def embedding_hash_triton(
     name = "embedding_hash_triton"
     if isinstance(num_rows, list) and _are_sizes(num_rows):
         num_rows = tuple(num_rows)  # a list is not remembered
-    _check(name, ids, weight, num_rows)
+    goes_by_op = _check(name, ids, weight, num_rows)
     how = num_rows, sparse, deterministic, plan
-    if host.by_op(ids, weight):
+    if goes_by_op:
         if sparse and torch.is_grad_enabled() and weight.requires_grad:
             return _between_graphs(ids, weight, *how)
         return embedding_hash_op(ids, weight, num_rows, deterministic)

@@ -464,8 +464,8 @@ def _check(name, x, weight1, bias1, weight2, bias2, final):
 
 def _call(name, x, weight1, bias1, weight2, bias2, final, allow_tf32, plan):
     tensors = host.autocast(x, weight1, bias1, weight2, bias2)
-    _check(name, *tensors, final)
-    if host.by_op(*tensors):
+    goes_by_op = _check(name, *tensors, final)
+    if goes_by_op:
         # By the weights alone: a choice by rows would make a graph for any number of them one for some
         kind, (n_cols, n_hidden) = host.kind_of(tensors[0].dtype, allow_tf32), weight2.shape
         if torch.compiler.is_compiling() and _is_wide(weight1.shape[1], n_hidden, n_cols, kind):

@@ -187,8 +187,8 @@ def _check(name, x, approximate):
 
 
 def _call(name, x, approximate, plan=None, launch=_launch):
-    _check(name, x, approximate)
-    if host.by_op(x):
+    goes_by_op = _check(name, x, approximate)
+    if goes_by_op:
         return gelu_op(x, approximate)
     return host.call(name, "gelu_eager", _GELU, _forward, (x,), approximate, plan, launch)
 

@@ -402,8 +402,8 @@ def interaction_triton(
     Raises TypeError for a wrong dtype, ValueError for a wrong shape or device.
     """
     tensors, name = (dense, embeddings), "interaction_triton"
-    _check(name, *tensors)
-    if host.by_op(*tensors):
+    goes_by_op = _check(name, *tensors)
+    if goes_by_op:
         return interaction_op(*tensors)
     return host.call(name, "interaction_eager", _Interaction, _forward, tensors, plan)
 

@@ -466,11 +466,14 @@ def _check_frozen(name, class_weight):
 
 def _call(name, x, weight, labels, bias, class_weight, options, plan):
     x, weight, bias = host.autocast(x, weight, bias)
-    _check(name, x, weight, labels, tuple(options))  # a plain one: 5.0 and 5 are told apart
+    goes_by_op = _check(
+        name, x, weight, labels, tuple(options)
+    )  # a plain one: 5.0 and 5 are told apart
     if bias is not None or class_weight is not None:
-        _check_columns(name, x, weight, bias, class_weight, options.label_smoothing)
+        columns = bias, class_weight, options.label_smoothing
+        goes_by_op = _check_columns(name, x, weight, *columns) or goes_by_op
         _check_frozen(name, class_weight)
-    if host.by_op(x, weight, labels, bias, class_weight):
+    if goes_by_op:
         computes = torch.is_grad_enabled() and options.reduction != "none"
         has_grads = [t is not None and computes and t.requires_grad for t in (x, weight, bias)]
         how = *options, *has_grads[:2], bias, class_weight, has_grads[2]

@@ -518,9 +518,9 @@ def _check(name, x, weight, bias, activation, gate):
 
 def _call(name, x, weight, bias, gating, recompute, allow_tf32, plan):
     tensors = host.autocast(x, weight, bias)
-    _check(name, *tensors, *gating)
+    goes_by_op = _check(name, *tensors, *gating)
     save_h = not recompute and host.needs_autograd(*tensors)
-    if host.by_op(*tensors):
+    if goes_by_op:
         return linear_glu_op(*tensors, *gating, save_h, allow_tf32)[0]
     how = gating, allow_tf32, save_h, plan
     return host.call(name, "linear_glu_eager", _LinearGLU, _forward, tensors, *how)[0]

@@ -345,8 +345,8 @@ def _check_in_place(name, x, delta, bias):
 
 
 def _call(name, x, delta, bias, scale, activation, plan=None, launch=_launch):
-    _check(name, x, delta, bias, scale, activation)
-    if host.by_op(x, delta, bias):
+    goes_by_op = _check(name, x, delta, bias, scale, activation)
+    if goes_by_op:
         return lora_epilogue_op(x, delta, bias, scale, activation)
     tensors, how = (x, delta, bias), (scale, activation, plan, launch)
     return host.call(name, "lora_epilogue_eager", _LoRAEpilogue, _forward, tensors, *how)
@@ -380,11 +380,11 @@ def lora_epilogue_triton_(
     bias in memory, or is a leaf that requires grad.
     """
     tensors, name = (x, delta, bias), "lora_epilogue_triton_"
-    _check(name, *tensors, scale, activation)
+    goes_by_op = _check(name, *tensors, scale, activation)
     needs_grad = host.needs_autograd(*tensors)
     # their slope is taken from z, and x is gone; that of relu and sigmoid from y
     save_z = needs_grad and activation in host.OF_Z
-    if host.by_op(*tensors):
+    if goes_by_op:
         if torch.compiler.is_compiling() and not needs_grad:
             lora_epilogue_op_(*tensors, scale, activation)
             return x

@@ -454,8 +454,8 @@ def _trains(weight):
 
 def _call(name, tensors, scale, activation, allow_tf32, plan):
     tensors = host.autocast(*tensors)
-    _check(name, *tensors, scale, activation, _trains(tensors[1]))
-    if host.by_op(*tensors):
+    goes_by_op = _check(name, *tensors, scale, activation, _trains(tensors[1]))
+    if goes_by_op:
         save_z = activation in host.OF_Z and host.needs_autograd(*tensors)
         return lora_linear_op(*tensors, scale, activation, allow_tf32, save_z)[0]
     how = scale, activation, allow_tf32, plan

@@ -450,8 +450,8 @@ def _call(name, a, b, bias, activation, allow_tf32, plan=None, launch=_launch):
         y = _call(name, a.flatten(0, -2), b, bias, activation, allow_tf32, plan, launch)
         return y.unflatten(0, a.shape[:-1])
     a, b, bias = host.autocast(a, b, bias)
-    _check(name, a, b, bias, activation)
-    if host.by_op(a, b, bias):
+    goes_by_op = _check(name, a, b, bias, activation)
+    if goes_by_op:
         save_z = activation in host.OF_Z and host.needs_autograd(a, b, bias)
         return matmul_op(a, b, bias, activation, allow_tf32, save_z)[0]
     how = activation, allow_tf32, plan, launch

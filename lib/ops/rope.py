@@ -344,9 +344,9 @@ def _call(name, q, k, cos, sin, how, positions, plan, in_place):
     are_tensors = isinstance(q, torch.Tensor) and isinstance(cos, torch.Tensor)
     if are_tensors and q.dim() == 4 and cos.dim() > 0 and cos.shape[-1] == q.shape[3]:
         cos, sin, positions = _first_halves(q, cos, sin, positions, layout)
-    _check(name, q, k, cos, sin, layout)
+    goes_by_op = _check(name, q, k, cos, sin, layout)
     _check_positions(name, q, cos, sin, how, positions)
-    if host.by_op(q, k, cos, sin, positions):
+    if goes_by_op or positions is not None and host.by_op(positions):
         if in_place and torch.compiler.is_compiling() and not host.needs_autograd(q, k):
             rope_op_(q, k, cos, sin, *how, positions)  # which checks strides and memory
             return q, k

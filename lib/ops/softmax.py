@@ -614,11 +614,11 @@ def _check(name, x, dim, scale, causal):
 
 
 def _call(name, x, dim, scale=1.0, causal=False, plan=None, launch=_launch):
-    _check(name, x, dim, scale, causal)
+    goes_by_op = _check(name, x, dim, scale, causal)
     if dim != -1 and dim != x.dim() - 1:
         turned = x.transpose(dim, -1)
         return _call(name, turned, -1, scale, causal, plan, launch).transpose(dim, -1)
-    if host.by_op(x):
+    if goes_by_op:
         return softmax_op(x, float(scale), causal)
     return host.call(name, "softmax_eager", _Softmax, _forward, (x,), scale, causal, plan, launch)
 

@@ -136,12 +136,15 @@ MUTANTS = mutants_in("""
 - else m[top:] for m in
 + else m[: n_rows - top] for m in
 # a view with the negative bit: its memory read as it lies there
--         if t is not None and (type(t) not in PLAIN or t.is_neg()):
-+         if t is not None and type(t) not in PLAIN:
+- is_watched = is_watched or a.is_neg()
++ pass
 # an incoming gradient with the negative bit, or of zeros without memory
 -         dys = [in_memory(dy) for dy in dys]
 +
 # selective checkpointing does not see the call
+- (), modes() or traced()
++ (), traced()
+# the first call of its kind does not see them
 - is_compiling() or modes() or traced()
 + is_compiling() or traced()
 # a sparse tensor taken for a dense one of the same sizes
