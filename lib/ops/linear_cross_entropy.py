@@ -466,9 +466,8 @@ def _check_frozen(name, class_weight):
 
 def _call(name, x, weight, labels, bias, class_weight, options, plan):
     x, weight, bias = host.autocast(x, weight, bias)
-    goes_by_op = _check(
-        name, x, weight, labels, tuple(options)
-    )  # a plain one: 5.0 and 5 are told apart
+    plain = tuple(options)  # in which 5.0 and 5 are told apart
+    goes_by_op = _check(name, x, weight, labels, plain)
     if bias is not None or class_weight is not None:
         columns = bias, class_weight, options.label_smoothing
         goes_by_op = _check_columns(name, x, weight, *columns) or goes_by_op

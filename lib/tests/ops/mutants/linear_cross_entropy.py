@@ -133,6 +133,6 @@ MUTANTS = mutants_in("""
 - dz = tl.where(ignored | (cols >= n_cols), 0.0, dz * scale)
 + dz = tl.where(ignored, 0.0, dz * scale)
 # 2.0 taken for 2, which it equals
-- _check(name, x, weight, labels, tuple(options))
-+ _check(name, x, weight, labels, options)
+- plain = tuple(options)
++ plain = options
 """)
