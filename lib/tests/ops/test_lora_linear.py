@@ -424,7 +424,7 @@ def test_cublas_adds_and_activates_in_place(activation):
     m, _, n, r = SMALL
     for bias, saves in itertools.product((True, False), (True, False)):
         *tensors, last = inputs() if saves else detached()
-        with _Log() as log:
+        with battery.looking_inside(lora_linear), _Log() as log:
             lora_linear.lora_linear_cublas(*tensors, last if bias else None, 0.5, activation)
         names = [name for name, _ in log.entries]
         assert log.products() == [(m, r), (m, n), (m, n)]
