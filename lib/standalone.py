@@ -49,7 +49,7 @@ def standalone(name, read=read, lean=False):
     if lean:
         head[2:2] = [f"# {line}".rstrip() for line in _parsed(read("_lean")).docstring.splitlines()]
     imports = op.imports.union(*(file.imports for file in shared.values()))
-    parts = [*head, "", *_import_lines(imports), *lines[op.start : place]]
+    parts = [*head, "", *_import_lines(imports), *(lines[op.start : place] or [""])]
     for stem, file in shared.items():
         band = f"{BAND}shared by the ops, in lib/ops/{stem}.py ".ljust(111, "-")
         parts += [band, "", "", *file.body, "", ""]

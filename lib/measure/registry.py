@@ -28,6 +28,7 @@ from lib.ops import (
     rope,
     softmax,
 )
+from lib.ops._host import RowTiles
 
 import torch
 
@@ -405,7 +406,7 @@ LORA_EPILOGUE = Op(
 )
 
 # reads its whole row if another part is not there at the first look
-_IMPATIENT = softmax.Plan("parts", 1, 16, 4, tiles=3, patience=0)
+_IMPATIENT = softmax.Plan("parts", 1, 16, 3, 4, patience=0)
 SOFTMAX = Op(
     name="softmax",
     title="softmax(x)",
@@ -433,6 +434,7 @@ SOFTMAX = Op(
         (1027, 3),
         (64, 128),
         (123, 781),
+        (35, 187),
         (67, 4099),
         (9, 32761),
         (5, 70001),
@@ -440,19 +442,19 @@ SOFTMAX = Op(
     # longer rows are launched in these ways, with larger tiles; these are for rows of up to 113
     plans={
         "several rows": (
-            softmax.Plan("tile", 4, 128, 4, True, backward=softmax.Plan("tile", 2, 128, 4, True)),
+            softmax.Plan("rows", 4, 32, 4, 4, 8, backward=softmax.Plan("rows", 2, 16, 8, 4, 4)),
             [(1, 1), (7, 40), (8, 97), (9, 100)],
         ),
         "parts": (
-            softmax.Plan("parts", 1, 16, 4, tiles=2, backward=softmax.Plan("parts", 1, 32, 4)),
+            softmax.Plan("parts", 1, 16, 2, 4, backward=softmax.Plan("parts", 1, 32, 1, 4)),
             [(1, 1), (3, 32), (9, 75), (2, 112)],
         ),
         "parts without patience": (
-            softmax.Plan("parts", 1, 32, 4, tiles=1, patience=0, backward=_IMPATIENT),
+            softmax.Plan("parts", 1, 32, 1, 4, patience=0, backward=_IMPATIENT),
             [(3, 32), (9, 75)],
         ),
         "eager": (
-            softmax.Plan("eager", 1, 1, 4, backward=softmax.Plan("eager", 1, 1, 4)),
+            softmax.Plan("eager", 1, 1, 1, 4, backward=softmax.Plan("eager", 1, 1, 1, 4)),
             [(9, 75)],
         ),
     },
@@ -526,10 +528,20 @@ ADD_RMS_NORM = Op(
     traffic_shape=(24, 640),
     small_shape=(65, 781),
     # from 8,193 columns on, rows are read twice backward
-    odd_shapes=((1, 1), (5, 7), (17, 33), (1027, 3), (64, 128), (123, 781), (257, 4096), (2, 8193)),
+    odd_shapes=(
+        (1, 1),
+        (5, 7),
+        (17, 33),
+        (1027, 3),
+        (64, 128),
+        (35, 187),
+        (123, 781),
+        (257, 4096),
+        (2, 8193),
+    ),  # fmt: skip
     plans={
         "two strips of several rows": (
-            add_rms_norm.Plan(2, 1, (4, 1, 2)),
+            add_rms_norm.Plan(RowTiles(2, 16, 3, 1, 4), (4, 1, 2)),
             [(1, 1), (9, 11), (64, 16), (33, 40)],
         )
     },

@@ -45,6 +45,58 @@ def fold_ends(n_rows, n_cols, cols, FOLD: tl.constexpr):
     return whole, last, (last >= whole) & (last < end) & (cols < n_cols)
 
 
+# Rows of any length, held in tiles: BLOCK_M rows a program, TILES tiles of BLOCK_N columns, V elements a load.
+# UNIT is what rows are known to begin at a multiple of. Where that is less than V, columns count from the last
+# multiple of V before the row; whole pieces of V are moved as such, and what is left at its two ends by itself.
+
+
+@triton.jit
+def held_rows(n_cols, UNIT: tl.constexpr, V: tl.constexpr, BLOCK_M: tl.constexpr):
+    # The rows of a program, (BLOCK_M, 1), and how far into a piece they begin: all at the same place, as they
+    # lie V apart. int64: row * stride passes 2**31 from 4 GiB of 16 bits on.
+    APART: tl.constexpr = V if V > UNIT else 1
+    group, lane = tl.program_id(0) // APART, tl.program_id(0) % APART
+    rows = group.to(tl.int64) * (APART * BLOCK_M) + lane + APART * tl.arange(0, BLOCK_M)
+    shift = (lane * n_cols) % V if V > UNIT else 0
+    return rows[:, None], shift
+
+
+@triton.jit
+def begin(rows, stride, shift, V: tl.constexpr):
+    # Where the first piece of each row begins: a multiple of V, which the compiler sees
+    return (rows * stride - shift) // V * V
+
+
+@triton.jit
+def tile_cols(t: tl.constexpr, BLOCK_N: tl.constexpr):
+    return t * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+
+
+@triton.jit
+def in_tile(
+    t: tl.constexpr, cols, inside, shift, n_cols,
+    UNIT: tl.constexpr, V: tl.constexpr, TILES: tl.constexpr,
+):  # fmt: skip
+    # The mask of tile t, for whole pieces: those after the last tile are ends
+    mask = inside
+    if V > UNIT and t == 0:
+        mask = mask & (cols // V >= (shift + V - 1) // V)
+    if t == TILES - 1:
+        mask = mask & ((cols // V < (shift + n_cols) // V) if V > UNIT else (cols < n_cols))
+    return mask
+
+
+@triton.jit
+def row_ends(inside, shift, n_cols, V: tl.constexpr):
+    # The columns that are left at the two ends of a row, (1, 2V), and their mask
+    lane, end = tl.arange(0, 2 * V)[None, :], shift + n_cols
+    first, behind = (shift + V - 1) // V, end // V
+    cols = tl.where(lane < V, lane, behind * V + lane - V)
+    at_start = (lane >= shift) & (lane < tl.minimum(first * V, end))
+    at_end = (cols < end) & (behind >= first)
+    return cols, tl.where(lane < V, at_start, at_end) & inside
+
+
 # --- matrix products -----------------------------------------------------------------------------------------
 
 

@@ -11,6 +11,7 @@ import inspect
 import math
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -159,6 +160,62 @@ def sum_rows(partial, dtype):
 def rows_of(t):
     """t as (M, N): itself, a view, or a copy where strides allow none. None stays None."""
     return t if t is None or t.dim() == 2 else t.reshape(-1, t.shape[-1])
+
+
+class RowTiles(NamedTuple):
+    """How rows are held: block_m of them a program, in tiles of block_n columns, v elements to a load."""
+
+    block_m: int
+    block_n: int
+    tiles: int
+    num_warps: int
+    v: int
+
+    @property
+    def per_thread(self):
+        """How many elements of one matrix a thread holds."""
+        return self.block_m * self.block_n * self.tiles // (32 * self.num_warps)
+
+
+@functools.cache
+def row_tiles(n_cols, itemsize, cut=8):
+    """The RowTiles of contiguous rows of any length.
+
+    A load takes 16 bytes, from wherever rows begin: what is left at their ends is moved by itself. Rows under
+    1 KB have ends too often: there it takes what all rows begin at a multiple of, if that is 4 bytes or more.
+    The shortest, under 128 bytes, are moved element by element if they have to be.
+    A row is cut into tiles of a power of two, `cut` of them or fewer, and more than half as many: the more,
+    the less is padding. Only the last one needs a mask.
+    Of each tile a thread takes 16 bytes; of tiles under 1 KB 4 elements, so that more threads load at once.
+    Short rows share a program of 4 warps, 2·cut at most, or as many as make 1024 elements: a GPU starts blocks
+    at no more than a certain rate. A longer one has as many warps as tiles have loads.
+    """
+    full = 16 // itemsize
+    unit = math.gcd(n_cols, full)
+    by_unit = unit * itemsize >= 4 and n_cols * itemsize < 1024 or n_cols * itemsize < 128
+    v = unit if by_unit else full
+    block_n = max(128, power_of_2(n_cols)) // cut
+    if block_n * itemsize >= 1024:
+        return RowTiles(1, block_n, cdiv(n_cols, block_n), min(16, block_n // (32 * v)), v)
+    tiles = cdiv(n_cols, block_n)
+    block_m = max(
+        min(2 * cut, 128 * min(v, 4) // block_n), power_of_2(1024 // (tiles * block_n) + 1) // 2, 1
+    )
+    return RowTiles(block_m, block_n, tiles, 4, v)
+
+
+def grid_of_rows(tiles, *matrices):
+    """The grid, and the constants, of a kernel that holds rows of these (M, N) matrices; None is left out."""
+    matrices = [m for m in matrices if m is not None]
+    (n_rows, n_cols), v = matrices[0].shape, tiles.v
+    if not all([m.is_contiguous() for m in matrices]):
+        v = math.gcd(v, n_cols, *[m.stride(0) for m in matrices])  # no ends
+    unit = math.gcd(v, n_cols)
+    apart = v if v > unit else 1
+    return (cdiv(n_rows, tiles.block_m * apart) * apart,), {
+        "UNIT": unit, "V": v, "BLOCK_M": tiles.block_m, "BLOCK_N": tiles.block_n,
+        "TILES": cdiv(n_cols, tiles.block_n),  # a kernel looks for the end of a row in the last one alone
+    }  # fmt: skip
 
 
 @functools.cache

@@ -24,19 +24,20 @@ import triton
 import triton.language as tl
 
 if __package__:  # shared by the ops: `device` in kernels, `host` around them
+    from . import _device as device
     from . import _host as host
 else:  # the same, in a plain folder
+    import _device as device
     import _host as host
 
 
 class Plan(NamedTuple):
-    """How one call is launched: rows a program holds at a time, and its warps.
+    """How one call is launched: how forward holds rows.
 
     backward: (block_m, num_warps, strips), strips of rows, one a program; or None to have it chosen.
     """
 
-    block_m: int
-    num_warps: int
+    rows: host.RowTiles
     backward: tuple[int, int, int] | None = None
 
 
@@ -63,33 +64,88 @@ def _weight(weight_ptr, cols, n_cols, PLUS_ONE: tl.constexpr, COMPUTE: tl.conste
     return weight
 
 
+@triton.jit
+def _factor(weight_ptr, cols, n_cols):
+    # Of columns that may begin before the row
+    return tl.load(weight_ptr + cols, mask=(cols >= 0) & (cols < n_cols), other=0.0)
+
+
+@triton.jit
+def _h(x, residual, h_ptrs, mask, COMPUTE: tl.constexpr):
+    # Rounded as it is stored: the norm is that of the h which everybody else sees
+    if residual is not None:
+        h = (x.to(COMPUTE) + residual.to(COMPUTE)).to(h_ptrs.dtype.element_ty)
+        tl.store(h_ptrs, h, mask=mask)
+    else:
+        h = x
+    return h
+
+
+@triton.jit
+def _normed(h, root, factor, PLUS_ONE: tl.constexpr, COMPUTE: tl.constexpr):
+    factor = factor.to(COMPUTE)
+    if PLUS_ONE:
+        factor += 1.0
+    return h.to(COMPUTE) * root * factor
+
+
 @triton.jit(do_not_specialize=["n_rows", "eps"])
 def _add_rms_norm_fwd_kernel(
     x_ptr, residual_ptr, weight_ptr, h_ptr, y_ptr, n_rows, n_cols, eps,
-    stride_xm, stride_xn, stride_rm, stride_rn, PLUS_ONE: tl.constexpr,
-    COMPUTE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    stride_xm, stride_xn, stride_rm, stride_rn, PLUS_ONE: tl.constexpr, LATE: tl.constexpr,
+    COMPUTE: tl.constexpr, UNIT: tl.constexpr, V: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
-    # One program handles BLOCK_M whole rows, padded to BLOCK_N.
-    # int64: row * stride passes 2**31 from 8 GiB of float32 on
-    rows = (tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M))[:, None]
-    cols = tl.arange(0, BLOCK_N)[None, :]
-    mask = (rows < n_rows) & (cols < n_cols)
-    x = tl.load(x_ptr + rows * stride_xm + cols * stride_xn, mask=mask, other=0.0)
-    if residual_ptr is not None:
-        residual_ptrs = residual_ptr + rows * stride_rm + cols * stride_rn
-        residual = tl.load(residual_ptrs, mask=mask, other=0.0)
-    weight = _weight(weight_ptr, cols, n_cols, PLUS_ONE, COMPUTE)
-    if residual_ptr is not None:
-        # rounded as it is stored: the norm is that of the h which everybody else sees
-        rounded = (x.to(COMPUTE) + residual.to(COMPUTE)).to(h_ptr.dtype.element_ty)
-        tl.store(h_ptr + rows * n_cols + cols, rounded, mask=mask)
-        h = rounded.to(COMPUTE)
-    else:
-        h = x.to(COMPUTE)
-    # masked-off columns contribute 0
-    root = tl.rsqrt(tl.sum(h * h, axis=1)[:, None] / n_cols + eps)
-    y = h * root * weight
-    tl.store(y_ptr + rows * n_cols + cols, y, mask=mask)
+    # One program holds BLOCK_M whole rows, in TILES tiles of BLOCK_N columns. LATE: weight is read when it is
+    # needed, as there are no registers for it.
+    n_cols, stride_xm = n_cols // UNIT * UNIT, stride_xm // UNIT * UNIT
+    stride_rm = stride_rm // UNIT * UNIT
+    rows, shift = device.held_rows(n_cols, UNIT, V, BLOCK_M)
+    inside = rows < n_rows
+    x_rows = x_ptr + device.begin(rows, stride_xm, shift, V)
+    residual_at = device.begin(rows, stride_rm, shift, V)
+    start = device.begin(rows, n_cols, shift, V)
+    h_rows, y_rows = (y_ptr if residual_ptr is None else h_ptr) + start, y_ptr + start
+    end_residual, residual = None, None
+    if V > UNIT:
+        end_cols, at_ends = device.row_ends(inside, shift, n_cols, V)
+        end_x = tl.load(x_rows + end_cols, mask=at_ends, other=0.0)
+        if residual_ptr is not None:
+            end_residual = tl.load(residual_ptr + residual_at + end_cols, mask=at_ends, other=0.0)
+        end_factor = _factor(weight_ptr, end_cols - shift, n_cols)
+    xs, residuals, factors, hs = (), (), (), ()
+    for t in tl.static_range(TILES):
+        cols = device.tile_cols(t, BLOCK_N)
+        mask = device.in_tile(t, cols, inside, shift, n_cols, UNIT, V, TILES)
+        xs = xs + (tl.load(x_rows + cols * stride_xn, mask=mask, other=0.0),)
+        if residual_ptr is not None:
+            residual_ptrs = residual_ptr + residual_at + cols * stride_rn
+            residuals = residuals + (tl.load(residual_ptrs, mask=mask, other=0.0),)
+        if not LATE:
+            factors = factors + (_factor(weight_ptr, cols - shift, n_cols),)
+
+    squares = tl.zeros((BLOCK_M, BLOCK_N), COMPUTE)
+    for t in tl.static_range(TILES):
+        cols = device.tile_cols(t, BLOCK_N)
+        mask = device.in_tile(t, cols, inside, shift, n_cols, UNIT, V, TILES)
+        if residual_ptr is not None:
+            residual = residuals[t]
+        h = _h(xs[t], residual, h_rows + cols, mask, COMPUTE)
+        hs = hs + (h,)
+        squares += h.to(COMPUTE) * h.to(COMPUTE)
+    total = tl.sum(squares, axis=1)[:, None]  # masked-off columns contribute 0
+    if V > UNIT:
+        end_h = _h(end_x, end_residual, h_rows + end_cols, at_ends, COMPUTE)
+        total += tl.sum(end_h.to(COMPUTE) * end_h.to(COMPUTE), axis=1)[:, None]
+    root = tl.rsqrt(total / n_cols + eps)
+    if V > UNIT:
+        end_y = _normed(end_h, root, end_factor, PLUS_ONE, COMPUTE)
+        tl.store(y_rows + end_cols, end_y, mask=at_ends)
+    for t in tl.static_range(TILES):
+        cols = device.tile_cols(t, BLOCK_N)
+        mask = device.in_tile(t, cols, inside, shift, n_cols, UNIT, V, TILES)
+        factor = _factor(weight_ptr, cols - shift, n_cols) if LATE else factors[t]
+        tl.store(y_rows + cols, _normed(hs[t], root, factor, PLUS_ONE, COMPUTE), mask=mask)
 
 
 @triton.jit(do_not_specialize=["n_rows", "eps", "rows_per_program"])
@@ -171,16 +227,16 @@ def _add_rms_norm_bwd_wide_kernel(
 
 _WIDEST = 32768  # a row lies in the registers of one program
 _LEAST_EPS = 2.0**-126  # below it eps is 0 in the kernel, or may be taken for it
+_LATE_ABOVE = (
+    48  # of a thread that holds more elements of a row no registers are left for the weight
+)
 _READ_AGAIN_ABOVE = 8192  # backward there are three rows and a sum to hold
 
 
 @functools.cache
 def _plan(n_cols, itemsize):
-    """A warp for 1024 elements of a row; of 16 bits in rows that begin anywhere, four warps for 2048."""
-    block_n = host.power_of_2(n_cols)
-    if itemsize == 2 and n_cols % 8:
-        return Plan(max(1, 2048 // block_n), max(4, min(block_n // 512, 16)))
-    return Plan(max(1, 1024 // block_n), max(1, min(block_n // 1024, 16)))
+    """Of short rows, for which there is little to compute, fewer tiles and fewer rows a program."""
+    return Plan(host.row_tiles(n_cols, itemsize, 4 if n_cols < 2048 else 8))
 
 
 @functools.cache
@@ -203,11 +259,11 @@ def _num_stages(n_cols, itemsize, block_m):
 def _launch(plan, x, residual, weight, h, y, eps, plus_one):
     n_rows, n_cols = x.shape
     residual_strides = (0, 0) if residual is None else residual.stride()
+    grid, constants = host.grid_of_rows(plan.rows, x, residual)
     host.run(
-        _add_rms_norm_fwd_kernel, (host.cdiv(n_rows, plan.block_m),), (x, residual, weight, h, y),
-        n_rows, n_cols, eps, *x.stride(), *residual_strides, PLUS_ONE=plus_one,
-        COMPUTE=host.compute_dtype(x.dtype), BLOCK_M=plan.block_m,
-        BLOCK_N=host.power_of_2(n_cols), num_warps=plan.num_warps,
+        _add_rms_norm_fwd_kernel, grid, (x, residual, weight, h, y), n_rows, n_cols, eps,
+        *x.stride(), *residual_strides, PLUS_ONE=plus_one, LATE=plan.rows.per_thread > _LATE_ABOVE,
+        COMPUTE=host.compute_dtype(x.dtype), num_warps=plan.rows.num_warps, **constants,
     )  # fmt: skip
 
 

@@ -12,8 +12,8 @@ Design    A row that fits into a program stays in registers between its sum and 
           Longer rows are cut into parts, each held by a program of its own; the parts of a row exchange maximum
           and sum through memory and wait for each other (a grid barrier), so they too are read once. A program
           that waits in vain reads its whole row itself: no order in which programs start can make a call hang.
-          Rows that do not begin on a 16-byte boundary are read in whole 16-byte pieces, and at their two ends
-          element by element.
+          Rows of any length are held in 5 to 8 tiles; where they do not begin on a 16-byte boundary, they are
+          read in whole 16-byte pieces, and at their two ends element by element.
 Backward  dx = scale · y · (dy - sum(y · dy)). Saves y only.
 Copy it   by `make copy OP=softmax TO=folder`, or with _host.py, _device.py and its .cu beside it. MIT licence.
 """
@@ -37,9 +37,9 @@ else:  # the same, in a plain folder
 class Plan(NamedTuple):
     """How one call is launched.
 
-    way: "tile", block_m whole rows a program, padded to block_n columns;
-    "parts", of one row, `tiles` tiles of block_n columns a program; "eager", for rows that no GPU could hold.
-    whole_pieces: rows of a contiguous x move in 16-byte pieces even where they begin off a 16-byte boundary.
+    way: "rows", block_m whole rows a program; "parts", a part of one; both in `tiles` tiles of block_n
+    columns. "eager", for rows that no GPU could hold.
+    v: how many elements a load of whole rows takes; those of parts take 16 bytes.
     patience: how often a program looks for the other parts of its row before it reads them itself.
     backward: the Plan of the backward pass, or None to have it chosen.
     """
@@ -47,9 +47,9 @@ class Plan(NamedTuple):
     way: str
     block_m: int
     block_n: int
+    tiles: int
     num_warps: int
-    whole_pieces: bool = False
-    tiles: int = 1
+    v: int = 1
     patience: int = 4096
     backward: "Plan | None" = None
 
@@ -82,26 +82,6 @@ def _row_sum(x):
 
 
 @triton.jit
-def _pieces(starts, inside, n_cols, V: tl.constexpr):
-    # For rows that begin anywhere; columns count from the last 16-byte boundary before a row. Returns where the
-    # whole pieces of V elements, 16 bytes, begin and end (one load takes each: its mask is the same for all V),
-    # and the columns that are left at the row's two ends, (BLOCK_M, 32), with their mask.
-    shift = (starts % V).to(tl.int32)
-    end = tl.where(inside, shift + n_cols, 0)
-    first, behind = (shift + V - 1) // V, end // V
-    lane = tl.arange(0, 32)[None, :]
-    end_cols = tl.where(lane < V, lane, behind * V + lane - V)
-    at_start = (lane >= shift) & (lane < tl.minimum(first * V, end))
-    at_end = (lane < 2 * V) & (end_cols < end) & (behind >= first)
-    return (first, behind, shift), end_cols, tl.where(lane < V, at_start, at_end)
-
-
-@triton.jit
-def _whole(cols, pieces, V: tl.constexpr):
-    return (cols // V >= pieces[0]) & (cols // V < pieces[1])
-
-
-@triton.jit
 def _scored_grad(dx, row, col, n_seq, SCALE: tl.constexpr):
     # 0 where a column was left out, in a row of NaN too
     if SCALE is not None:
@@ -124,76 +104,86 @@ def _scored(x, row, col, mask, n_seq, SCALE: tl.constexpr):
 
 @triton.jit(do_not_specialize=["n_rows", "n_seq"])
 def _softmax_fwd_kernel(
-    x_ptr, y_ptr, n_rows, n_cols, stride_xm, WHOLE_PIECES: tl.constexpr,
-    COMPUTE: tl.constexpr, V: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    x_ptr, y_ptr, n_rows, n_cols, stride_xm, UNIT: tl.constexpr, V: tl.constexpr, COMPUTE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TILES: tl.constexpr,
     n_seq=None, SCALE: tl.constexpr = None,
 ):  # fmt: skip
-    # One program handles BLOCK_M whole rows, padded to BLOCK_N.
-    first_row = tl.program_id(0).to(tl.int64) * BLOCK_M
-    rows = (first_row + tl.arange(0, BLOCK_M).to(tl.int64))[:, None]
+    # One program holds BLOCK_M whole rows, in TILES tiles of BLOCK_N columns.
+    n_cols, stride_xm = n_cols // UNIT * UNIT, stride_xm // UNIT * UNIT
+    rows, shift = device.held_rows(n_cols, UNIT, V, BLOCK_M)
     inside = rows < n_rows
-    cols = tl.arange(0, BLOCK_N)[None, :]
-    if WHOLE_PIECES:
-        base = rows * n_cols // V * V
-        pieces, end_cols, at_ends = _pieces(rows * n_cols, inside, n_cols, V)
-        mask = _whole(cols, pieces, V)
-        x_offsets, y_offsets = base + cols, base + cols
-        ends = tl.load(x_ptr + base + end_cols, mask=at_ends, other=-float("inf")).to(COMPUTE)
-        first_col = pieces[2]
-        ends = _scored(ends, rows, end_cols - first_col, at_ends, n_seq, SCALE)
-    else:
-        mask = inside & (cols < n_cols)
-        x_offsets, y_offsets = rows * stride_xm + cols, rows * n_cols + cols
-        first_col = 0
-    x = tl.load(x_ptr + x_offsets, mask=mask, other=-float("inf")).to(COMPUTE)
-    x = _scored(x, rows, cols - first_col, mask, n_seq, SCALE)
-    top = _row_max(x)
-    if WHOLE_PIECES:
+    x_rows = x_ptr + device.begin(rows, stride_xm, shift, V)
+    y_rows = y_ptr + device.begin(rows, n_cols, shift, V)
+    if V > UNIT:
+        end_cols, at_ends = device.row_ends(inside, shift, n_cols, V)
+        ends = tl.load(x_rows + end_cols, mask=at_ends, other=-float("inf")).to(COMPUTE)
+        ends = _scored(ends, rows, end_cols - shift, at_ends, n_seq, SCALE)
+    held = ()
+    for t in tl.static_range(TILES):
+        cols = device.tile_cols(t, BLOCK_N)
+        mask = device.in_tile(t, cols, inside, shift, n_cols, UNIT, V, TILES)
+        x = tl.load(x_rows + cols, mask=mask, other=-float("inf")).to(COMPUTE)
+        held = held + (_scored(x, rows, cols - shift, mask, n_seq, SCALE),)
+    tops = held[0]
+    for t in tl.static_range(1, TILES):
+        tops = tl.maximum(tops, held[t])
+    top = _row_max(tops)
+    if V > UNIT:
         top = tl.maximum(top, _row_max(ends))
     # NaN, +inf, a row of -inf: x - top is NaN somewhere, so the sum is, so the whole row is, as in torch
-    numerator = device.fast_exp(x - top)
-    total = _row_sum(numerator)
-    if WHOLE_PIECES:
+    numerators, sums = (), tl.zeros((BLOCK_M, BLOCK_N), COMPUTE)
+    for t in tl.static_range(TILES):
+        numerator = device.fast_exp(held[t] - top)
+        sums += numerator
+        numerators = numerators + (numerator,)
+    total = _row_sum(sums)
+    if V > UNIT:
         end_numerator = device.fast_exp(ends - top)
         total += _row_sum(end_numerator)
-        tl.store(y_ptr + base + end_cols, end_numerator * (1.0 / total), mask=at_ends)
-    tl.store(y_ptr + y_offsets, numerator * (1.0 / total), mask=mask)
+        tl.store(y_rows + end_cols, end_numerator * (1.0 / total), mask=at_ends)
+    for t in tl.static_range(TILES):
+        cols = device.tile_cols(t, BLOCK_N)
+        mask = device.in_tile(t, cols, inside, shift, n_cols, UNIT, V, TILES)
+        tl.store(y_rows + cols, numerators[t] * (1.0 / total), mask=mask)
 
 
 @triton.jit(do_not_specialize=["n_rows", "n_seq"])
 def _softmax_bwd_kernel(
-    dy_ptr, y_ptr, dx_ptr, n_rows, n_cols, stride_dym, WHOLE_PIECES: tl.constexpr,
-    COMPUTE: tl.constexpr, V: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    dy_ptr, y_ptr, dx_ptr, n_rows, n_cols, stride_dym, UNIT: tl.constexpr, V: tl.constexpr,
+    COMPUTE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TILES: tl.constexpr,
     n_seq=None, SCALE: tl.constexpr = None,
 ):  # fmt: skip
-    # One program handles BLOCK_M whole rows, padded to BLOCK_N.
-    first_row = tl.program_id(0).to(tl.int64) * BLOCK_M
-    rows = (first_row + tl.arange(0, BLOCK_M).to(tl.int64))[:, None]
+    # One program holds BLOCK_M whole rows, as forward.
+    n_cols, stride_dym = n_cols // UNIT * UNIT, stride_dym // UNIT * UNIT
+    rows, shift = device.held_rows(n_cols, UNIT, V, BLOCK_M)
     inside = rows < n_rows
-    cols = tl.arange(0, BLOCK_N)[None, :]
-    if WHOLE_PIECES:
-        base = rows * n_cols // V * V
-        pieces, end_cols, at_ends = _pieces(rows * n_cols, inside, n_cols, V)
-        mask = _whole(cols, pieces, V)
-        dy_offsets, y_offsets = base + cols, base + cols
-        first_col = pieces[2]
-        end_dy = tl.load(dy_ptr + base + end_cols, mask=at_ends, other=0.0).to(COMPUTE)
-        end_y = tl.load(y_ptr + base + end_cols, mask=at_ends, other=0.0).to(COMPUTE)
-    else:
-        mask = inside & (cols < n_cols)
-        dy_offsets, y_offsets = rows * stride_dym + cols, rows * n_cols + cols
-        first_col = 0
-    dy = tl.load(dy_ptr + dy_offsets, mask=mask, other=0.0).to(COMPUTE)
-    y = tl.load(y_ptr + y_offsets, mask=mask, other=0.0).to(COMPUTE)
-    total = _row_sum(y * dy)
-    if WHOLE_PIECES:
+    dy_rows = dy_ptr + device.begin(rows, stride_dym, shift, V)
+    start = device.begin(rows, n_cols, shift, V)
+    y_rows, dx_rows = y_ptr + start, dx_ptr + start
+    if V > UNIT:
+        end_cols, at_ends = device.row_ends(inside, shift, n_cols, V)
+        end_dy = tl.load(dy_rows + end_cols, mask=at_ends, other=0.0).to(COMPUTE)
+        end_y = tl.load(y_rows + end_cols, mask=at_ends, other=0.0).to(COMPUTE)
+    dys, ys = (), ()
+    for t in tl.static_range(TILES):
+        cols = device.tile_cols(t, BLOCK_N)
+        mask = device.in_tile(t, cols, inside, shift, n_cols, UNIT, V, TILES)
+        dys = dys + (tl.load(dy_rows + cols, mask=mask, other=0.0),)
+        ys = ys + (tl.load(y_rows + cols, mask=mask, other=0.0),)
+    sums = tl.zeros((BLOCK_M, BLOCK_N), COMPUTE)
+    for t in tl.static_range(TILES):
+        sums += ys[t].to(COMPUTE) * dys[t].to(COMPUTE)
+    total = _row_sum(sums)
+    if V > UNIT:
         total += _row_sum(end_y * end_dy)
-        end_dx_ptrs, cols_of_row = dx_ptr + base + end_cols, end_cols - first_col
-        end_dx = _scored_grad(end_y * (end_dy - total), rows, cols_of_row, n_seq, SCALE)
-        tl.store(end_dx_ptrs, end_dx, mask=at_ends)
-    dx_ptrs = dx_ptr + y_offsets
-    dx = _scored_grad(y * (dy - total), rows, cols - first_col, n_seq, SCALE)
-    tl.store(dx_ptrs, dx, mask=mask)
+        end_dx = _scored_grad(end_y * (end_dy - total), rows, end_cols - shift, n_seq, SCALE)
+        tl.store(dx_rows + end_cols, end_dx, mask=at_ends)
+    for t in tl.static_range(TILES):
+        cols = device.tile_cols(t, BLOCK_N)
+        mask = device.in_tile(t, cols, inside, shift, n_cols, UNIT, V, TILES)
+        dx = ys[t].to(COMPUTE) * (dys[t].to(COMPUTE) - total)
+        dx = _scored_grad(dx, rows, cols - shift, n_seq, SCALE)
+        tl.store(dx_rows + cols, dx, mask=mask)
 
 
 # --- rows too long for one program: a grid barrier -----------------------------------------------------------
@@ -203,6 +193,20 @@ def _softmax_bwd_kernel(
 # have done so. Such a grid barrier hangs where a program waits for one that cannot start, and a GPU promises no
 # order of start. So none waits for ever: out of patience, after some milliseconds, it reads the whole row
 # itself and goes on. That ends in any order, however few programs run at once: in the interpreter, one.
+
+
+@triton.jit
+def _pieces(row, n_cols, V: tl.constexpr):
+    # Where the whole pieces of a row begin and end, and where in its first one the row does; and its ends
+    shift = (row * n_cols % V).to(tl.int32)
+    pieces = (shift + V - 1) // V, (shift + n_cols) // V, shift
+    end_cols, at_ends = device.row_ends(n_cols > 0, shift, n_cols, V)
+    return pieces, end_cols, at_ends
+
+
+@triton.jit
+def _whole(cols, pieces, V: tl.constexpr):
+    return (cols // V >= pieces[0]) & (cols // V < pieces[1])
 
 
 @triton.jit
@@ -292,7 +296,7 @@ def _softmax_parts_fwd_kernel(
     row, part = (tl.program_id(0) // n_parts).to(tl.int64), tl.program_id(0) % n_parts
     DTYPE: tl.constexpr = x_ptr.dtype.element_ty
     x_row, y_row = x_ptr + row * stride_xm // V * V, y_ptr + row * n_cols // V * V
-    pieces, end_cols, at_ends = _pieces(row * n_cols, True, n_cols, V)
+    pieces, end_cols, at_ends = _pieces(row, n_cols, V)
     if WHOLE_PIECES:  # all programs of a row see its ends, and the first stores them
         ends = tl.load(x_row + end_cols, mask=at_ends, other=-float("inf")).to(COMPUTE)
         ends = _scored(ends, row, end_cols - pieces[2], at_ends, n_seq, SCALE)
@@ -361,7 +365,7 @@ def _softmax_parts_bwd_kernel(
     DTYPE: tl.constexpr = y_ptr.dtype.element_ty
     start = row * n_cols // V * V
     dy_row, y_row, dx_row = dy_ptr + row * stride_dym // V * V, y_ptr + start, dx_ptr + start
-    pieces, end_cols, at_ends = _pieces(row * n_cols, True, n_cols, V)
+    pieces, end_cols, at_ends = _pieces(row, n_cols, V)
     if WHOLE_PIECES:
         end_dy = tl.load(dy_row + end_cols, mask=at_ends, other=0.0).to(COMPUTE)
         end_y = tl.load(y_row + end_cols, mask=at_ends, other=0.0).to(COMPUTE)
@@ -404,9 +408,6 @@ _MINUS_INF = {torch.bfloat16: -0x007F0080, torch.float16: -0x03FF0400}
 _MAX = {torch.bfloat16: "max.bf16x2 $0, $1, $2;", torch.float16: "max.f16x2 $0, $1, $2;"}
 
 # What is tuned, on an H200; on other GPUs it is correct, not tuned.
-_SHORT, _SHARED = 512, 1024  # rows as short as that share a program, so many elements together
-_MIDDLE = 2048  # up to here few warps: then a row's sum needs no shared memory, or little
-_WARP_BYTES = 1024  # of a longer row: two loads a thread
 # Elements of a row in one program, by their bytes; backward there are two tensors to hold.
 _LONGEST, _LONGEST_BACKWARD = {2: 16384, 4: 32768, 8: 32768}, {2: 16384, 4: 16384, 8: 8192}
 # How many tiles, of 16 bytes a thread, a program of a longer row holds; backward so many of each tensor.
@@ -414,41 +415,26 @@ _TILES, _TILES_BACKWARD = {2: 16, 4: 16, 8: 8}, {2: 5, 4: 8, 8: 4}
 _MOST_PARTS = 3  # of a row, on each SM: all have to run at once, or they wait in vain
 
 
-def _plan_tile(n_cols, itemsize, contiguous):
-    """The Plan of whole rows of any length."""
-    v = 16 // itemsize
-    # 16 elements rather than 16 bytes: Triton knows that a mask leaves loads whole only where n_cols is a
-    # multiple of 16
-    whole_pieces = n_cols % 16 != 0 and contiguous and n_cols > 2 * v
-    width = host.power_of_2(n_cols + (v - 1 if whole_pieces else 0))
-    block_m = max(1, _SHARED // width) if width <= _SHORT else 1
-    if width <= _SHORT:
-        num_warps = 4
-    elif width <= _MIDDLE:
-        num_warps = 4 if itemsize >= 4 else 1 if whole_pieces else 2
-    else:
-        num_warps = min(32, max(4, width * itemsize // _WARP_BYTES))
-    return Plan("tile", block_m, width, num_warps, whole_pieces)
-
-
 def _plan_parts(n_cols, itemsize, gpu, tiles):
     block_n = 4 * 32 * 16 // itemsize  # 16 bytes a thread
     most = max(64, _MOST_PARTS * host.n_multiprocessors(gpu)) * tiles * block_n
-    return Plan("parts" if n_cols <= most else "eager", 1, block_n, 4, tiles=tiles)
+    return Plan("parts" if n_cols <= most else "eager", 1, block_n, tiles, 4)
 
 
 @functools.cache
-def _plan(n_cols, itemsize, contiguous, gpu):
-    plan = _plan_tile(n_cols, itemsize, contiguous)
-    long = plan.block_n > _LONGEST[itemsize]
-    return _plan_parts(n_cols, itemsize, gpu, _TILES[itemsize]) if long else plan
+def _plan(n_cols, itemsize, gpu):
+    tiles = host.row_tiles(n_cols, itemsize)
+    if tiles.tiles * tiles.block_n > _LONGEST[itemsize]:
+        return _plan_parts(n_cols, itemsize, gpu, _TILES[itemsize])
+    return Plan("rows", *tiles)
 
 
 @functools.cache
-def _plan_backward(n_cols, itemsize, contiguous, gpu):
-    plan = _plan_tile(n_cols, itemsize, contiguous)
-    long = plan.block_n > _LONGEST_BACKWARD[itemsize]
-    return _plan_parts(n_cols, itemsize, gpu, _TILES_BACKWARD[itemsize]) if long else plan
+def _plan_backward(n_cols, itemsize, gpu):
+    tiles = host.row_tiles(n_cols, itemsize)
+    if tiles.tiles * tiles.block_n > _LONGEST_BACKWARD[itemsize]:
+        return _plan_parts(n_cols, itemsize, gpu, _TILES_BACKWARD[itemsize])
+    return Plan("rows", *tiles)
 
 
 def _has_pairs(gpu):
@@ -502,11 +488,10 @@ def _launch(plan, x, y, scale=1.0, n_seq=None):
             **constants, **options,
         )  # fmt: skip
         return
+    grid, constants = host.grid_of_rows(plan, x)
     host.run(
-        _softmax_fwd_kernel, (host.cdiv(n_rows, plan.block_m),), (x, y), n_rows, n_cols, x.stride(0),
-        WHOLE_PIECES=plan.whole_pieces and x.is_contiguous(), COMPUTE=host.compute_dtype(x.dtype),
-        V=16 // x.itemsize, BLOCK_M=plan.block_m, BLOCK_N=plan.block_n, **options,
-        num_warps=plan.num_warps,
+        _softmax_fwd_kernel, grid, (x, y), n_rows, n_cols, x.stride(0),
+        COMPUTE=host.compute_dtype(x.dtype), num_warps=plan.num_warps, **constants, **options,
     )  # fmt: skip
 
 
@@ -530,11 +515,10 @@ def _launch_backward(plan, dy, y, dx, scale, n_seq):
             **constants, **options,
         )  # fmt: skip
         return
+    grid, constants = host.grid_of_rows(plan, dy)
     host.run(
-        _softmax_bwd_kernel, (host.cdiv(n_rows, plan.block_m),), (dy, y, dx), n_rows, n_cols,
-        dy.stride(0), WHOLE_PIECES=plan.whole_pieces and dy.is_contiguous(),
-        COMPUTE=host.compute_dtype(y.dtype), V=16 // y.itemsize, BLOCK_M=plan.block_m,
-        BLOCK_N=plan.block_n, **options, num_warps=plan.num_warps,
+        _softmax_bwd_kernel, grid, (dy, y, dx), n_rows, n_cols, dy.stride(0),
+        COMPUTE=host.compute_dtype(y.dtype), num_warps=plan.num_warps, **constants, **options,
     )  # fmt: skip
 
 
@@ -556,7 +540,7 @@ def _forward(x, scale=1.0, causal=False, plan=None, launch=_launch):
     if y.numel() > 0:
         n_cols, n_seq = x.shape[-1], _n_seq(x) if causal else None
         x = _rows_side_by_side(host.rows_of(x))
-        chosen = plan or _plan(n_cols, x.itemsize, x.is_contiguous(), x.device)
+        chosen = plan or _plan(n_cols, x.itemsize, x.device)
         launch(chosen, x, y, scale, n_seq)
     return y
 
@@ -572,7 +556,7 @@ def _backward(dy, y, scale, causal, plan=None):
         n_cols = y.shape[-1]
         # y.sum().backward() sends a dy of strides 0: copied, as rows are read side by side
         dy = _rows_side_by_side(host.rows_of(dy))
-        chosen = _plan_backward(n_cols, y.itemsize, dy.is_contiguous(), y.device)
+        chosen = _plan_backward(n_cols, y.itemsize, y.device)
         plan, n_seq = plan and plan.backward or chosen, _n_seq(y) if causal else None
         _launch_backward(plan, dy, host.rows_of(y), host.rows_of(dx), scale, n_seq)
     return dx

@@ -10,6 +10,7 @@ from lib.measure.check import check_against_float64
 from lib.nogpu import cuda
 from lib.nogpu.compile_only import compile_for, instruction_mix, signature_of
 from lib.nogpu.memory import count_traffic
+from lib.ops import _host as host
 from lib.ops import softmax
 from lib.tests.ops import battery
 
@@ -313,20 +314,20 @@ def test_compiled_along_another_dimension(module):
 @pytest.mark.parametrize(
     ("n_cols", "itemsize", "ways"),
     [
-        (16384, 2, ("tile", "tile")),
+        (16384, 2, ("rows", "rows")),
         (16385, 2, ("parts", "parts")),
-        (16383, 2, ("parts", "parts")),  # with room for the pieces at both ends
-        (16384, 4, ("tile", "tile")),
-        (16385, 4, ("tile", "parts")),
-        (32768, 4, ("tile", "parts")),
+        (16383, 2, ("rows", "rows")),  # what does not fit of its pieces is an end
+        (16384, 4, ("rows", "rows")),
+        (16385, 4, ("rows", "parts")),
+        (32768, 4, ("rows", "parts")),
         (32769, 4, ("parts", "parts")),
         (2**24, 2, ("eager", "eager")),
     ],
 )
 def test_long_rows_are_launched_in_other_ways(n_cols, itemsize, ways):
     device = machine.device()
-    forward = softmax._plan(n_cols, itemsize, True, device)
-    backward = softmax._plan_backward(n_cols, itemsize, True, device)
+    forward = softmax._plan(n_cols, itemsize, device)
+    backward = softmax._plan_backward(n_cols, itemsize, device)
     assert (forward.way, backward.way) == ways
 
 
@@ -335,7 +336,7 @@ def test_no_more_parts_than_run_at_once(module):
     most = max(64, 3 * battery.host_of(module).n_multiprocessors(machine.device()))
     for n_cols, itemsize in ((40000, 4), (2**20, 2), (2**22, 2), (2**22 + 1, 4), (2**24, 8)):
         for chosen in (module._plan, module._plan_backward):
-            plan = chosen(n_cols, itemsize, True, machine.device())
+            plan = chosen(n_cols, itemsize, machine.device())
             n_parts = n_cols / (plan.tiles * plan.block_n)
             assert plan.way == "eager" or n_parts <= most
 
@@ -360,7 +361,7 @@ def test_parts_tell_each_other(module, n_cols, backward, dtype):
     if machine.HAS_GPU:
         pytest.skip("programs of a GPU wait")
     x, y, out = torch.randn(3, 4, n_cols).to(dtype).unbind()
-    plan = module.Plan("parts", 1, 16, 4, tiles=2)
+    plan = module.Plan("parts", 1, 16, 2, 4)
     grid, words, sizes, constants = module._parts(plan, x, 1 if backward else 2)
     inputs, kernel = (x, y), module._softmax_parts_bwd_kernel
     if not backward:
@@ -412,8 +413,8 @@ def test_programs_that_wait_for_each_other_end(dtype):
 def test_programs_without_patience_read_the_row_alone():
     device = machine.device()
     for patience in (0, 1, 100):
-        back = softmax._plan_backward(50257, 2, True, device)._replace(patience=patience)
-        plan = softmax._plan(50257, 2, True, device)._replace(patience=patience, backward=back)
+        back = softmax._plan_backward(50257, 2, device)._replace(patience=patience)
+        plan = softmax._plan(50257, 2, device)._replace(patience=patience, backward=back)
         call = functools.partial(softmax.softmax_triton, plan=plan)
         check(call, rows((64, 50257), torch.bfloat16))
 
@@ -424,34 +425,28 @@ def test_programs_without_patience_read_the_row_alone():
 def _compiled(n_cols, dtype, gradient):
     """The kernel compiled as the op launches it for contiguous rows of n_cols."""
     x = torch.empty(64, n_cols, dtype=dtype)
+    choose, kernel, n_tensors = softmax._plan, softmax._softmax_fwd_kernel, 2
     if gradient:
-        plan = softmax._plan_backward(n_cols, x.itemsize, True, x.device)
-        kernel = softmax._softmax_bwd_kernel
-        arguments = x, x, x, *x.shape, n_cols
-    else:
-        plan, kernel = (
-            softmax._plan(n_cols, x.itemsize, True, x.device),
-            softmax._softmax_fwd_kernel,
-        )
-        arguments = x, x, *x.shape, n_cols
-    signature = signature_of(
-        kernel, *arguments, WHOLE_PIECES=plan.whole_pieces, COMPUTE=tl.float32,
-        V=16 // x.itemsize, BLOCK_M=plan.block_m, BLOCK_N=plan.block_n,
-    )  # fmt: skip
+        choose, kernel, n_tensors = softmax._plan_backward, softmax._softmax_bwd_kernel, 3
+    plan = choose(n_cols, x.itemsize, x.device)
+    _, constants = host.grid_of_rows(plan, x)
+    arguments = *[x] * n_tensors, *x.shape, n_cols
+    signature = signature_of(kernel, *arguments, COMPUTE=tl.float32, **constants)
     return compile_for(kernel, signature, arch=90, num_warps=plan.num_warps)
 
 
 @both_dtypes
 @pytest.mark.parametrize("gradient", [False, True], ids=["forward", "backward"])
-@pytest.mark.parametrize("n_cols", [1024, 781, 8192])
-def test_loads_and_stores_are_sixteen_bytes_wide(n_cols, gradient, dtype):
-    """At an odd width too: there only the ends of rows are moved element by element."""
+@pytest.mark.parametrize("n_cols", [1024, 781, 8192, 4099])
+def test_loads_and_stores_are_wide(n_cols, gradient, dtype):
+    """16 bytes, 8 of short rows, at an odd width too: there only the ends are moved element by element."""
     compiled = _compiled(n_cols, dtype, gradient)
     mix = instruction_mix(compiled)
     moves = {op: n for op, n in mix.items() if op.startswith(("LDG", "STG"))}
-    wide_bytes = 16 * sum(n for op, n in moves.items() if op.endswith("128"))
-    narrow = sum(n for op, n in moves.items() if not op.endswith("128"))
-    assert {"LDG.E.128", "STG.E.128"} <= set(moves)
+    width = 64 if n_cols < 4096 and dtype.itemsize == 2 else 128
+    wide_bytes = sum(n * width / 8 for op, n in moves.items() if op.endswith(f"{width}"))
+    narrow = sum(n for op, n in moves.items() if not op.endswith(f"{width}"))
+    assert {f"LDG.E.{width}", f"STG.E.{width}"} <= set(moves)
     # 6 % of a row of 781 bfloat16; whoever has none of its elements skips them
     assert narrow * dtype.itemsize <= (0 if n_cols % 16 == 0 else wide_bytes / 2), moves
     assert compiled.spills == 0
@@ -464,10 +459,10 @@ def test_parts_are_held_in_registers(n_cols, dtype, gradient):
     """As they come from memory, two numbers of 16 bits in one; and all threads wait together, or none."""
     x = torch.empty(2, n_cols, dtype=dtype, device=machine.device())
     if gradient:
-        plan = softmax._plan_backward(n_cols, x.itemsize, True, x.device)
+        plan = softmax._plan_backward(n_cols, x.itemsize, x.device)
         kernel, inputs, extra = softmax._softmax_parts_bwd_kernel, (x, x, x), {}
     else:
-        plan = softmax._plan(n_cols, x.itemsize, True, x.device)
+        plan = softmax._plan(n_cols, x.itemsize, x.device)
         kernel, inputs = softmax._softmax_parts_fwd_kernel, (x, x)
         extra = {
             "EMPTY": softmax._MINUS_INF.get(dtype, -INF),

@@ -4,11 +4,11 @@ from lib.measure.mutants import mutants_in
 
 MUTANTS = mutants_in("""
 # the mean of a padded row
-- [:, None] / n_cols + eps)
-+ [:, None] / h.shape[1] + eps)
+- root = tl.rsqrt(total / n_cols + eps)
++ root = tl.rsqrt(total / (TILES * BLOCK_N) + eps)
 # eps forgotten
-- [:, None] / n_cols + eps)
-+ [:, None] / n_cols)
+- root = tl.rsqrt(total / n_cols + eps)
++ root = tl.rsqrt(total / n_cols)
 # eps squared backward
 - squares / n_cols + eps)[
 + squares / n_cols + eps * eps)[
@@ -21,14 +21,15 @@ MUTANTS = mutants_in("""
 + compiler
 +             dy = tl.load(h_ptrs
 # the norm of h before it is rounded
-- h = rounded.to(COMPUTE)
-+ h = x.to(COMPUTE) + residual.to(COMPUTE)
+- tl.store(h_ptrs, h, mask=mask)
++ tl.store(h_ptrs, h, mask=mask)
++         h = x.to(COMPUTE) + residual.to(COMPUTE)
 # the weight forgotten
-- y = h * root * weight
-+ y = h * root
+- return h.to(COMPUTE) * root * factor
++ return h.to(COMPUTE) * root
 # int32 rows of x
-- rows = (tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M))[:, None]
-+ rows = (tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M))[:, None]
+- rows = group.to(tl.int64) * (APART * BLOCK_M)
++ rows = group * (APART * BLOCK_M)
 # int32 rows of dy
 - first_row = tl.program_id(0).to(tl.int64) * rows_per_program + start
 + first_row = tl.program_id(0) * rows_per_program + start
@@ -39,8 +40,29 @@ MUTANTS = mutants_in("""
 - cross / n_cols))
 + cross / BLOCK_N))
 # residual read by the strides of x
-- residual_ptr + rows * stride_rm + cols * stride_rn
-+ residual_ptr + rows * stride_xm + cols * stride_xn
+- residual_at = device.begin(rows, stride_rm, shift, V)
++ residual_at = device.begin(rows, stride_xm, shift, V)
+# columns of residual taken side by side
+- residual_at + cols * stride_rn
++ residual_at + cols
+# the mean without the ends
+- total += tl.sum(end_h.to(COMPUTE) * end_h.to(COMPUTE), axis=1)[:, None]
++ pass
+# the weight counted from the boundary on
+- _factor(weight_ptr, cols - shift, n_cols) if LATE else factors[t]
++ _factor(weight_ptr, cols, n_cols)
+# the weight of the ends counted from the boundary on
+- end_factor = _factor(weight_ptr, end_cols - shift, n_cols)
++ end_factor = _factor(weight_ptr, end_cols, n_cols)
+# the ends of h not written
+- end_h = _h(end_x, end_residual, h_rows + end_cols, at_ends, COMPUTE)
++ end_h = _h(end_x, end_residual, h_rows + end_cols, at_ends & (shift < 0), COMPUTE)
+# the ends without residual
+- end_residual = tl.load(residual_ptr + residual_at + end_cols, mask=at_ends, other=0.0)
++ end_residual = tl.load(residual_ptr + residual_at + end_cols, mask=at_ends & (shift < 0), other=0.0)
+# rows of another length read as if contiguous
+- if not all([m.is_contiguous() for m in matrices]):
++ if not matrices[0].is_contiguous():
 # dy read as if contiguous: a gradient of strides 0
 - dy_ptr + rows * stride_dym + cols * stride_dyn
 + dy_ptr + rows * n_cols + cols
@@ -82,6 +104,9 @@ MUTANTS = mutants_in("""
 # the 1 forgotten
 - weight += 1.0
 + weight += 0.0
+# the 1 forgotten forward
+- factor += 1.0
++ factor += 0.0
 # without the 1 backward
 - kernel, how = _add_rms_norm_bwd_wide_kernel, {"PLUS_ONE": plus_one}
 + kernel, how = _add_rms_norm_bwd_wide_kernel, {"PLUS_ONE": False}

@@ -4,29 +4,29 @@ from lib.measure.mutants import mutants_in
 
 MUTANTS = mutants_in("""
 # the padding counted in the sum
-- x = tl.load(x_ptr + x_offsets, mask=mask, other=-float("inf")).to(COMPUTE)
-+ x = tl.load(x_ptr + x_offsets, mask=mask, other=0.0).to(COMPUTE)
+- x = tl.load(x_rows + cols, mask=mask, other=-float("inf")).to(COMPUTE)
++ x = tl.load(x_rows + cols, mask=mask, other=0.0).to(COMPUTE)
 # computed in bfloat16
-- x = tl.load(x_ptr + x_offsets, mask=mask, other=-float("inf")).to(COMPUTE)
-+ x = tl.load(x_ptr + x_offsets, mask=mask, other=-float("inf")).to(tl.bfloat16)
+- x = tl.load(x_rows + cols, mask=mask, other=-float("inf")).to(COMPUTE)
++ x = tl.load(x_rows + cols, mask=mask, other=-float("inf")).to(tl.bfloat16)
 # the maximum not taken off
-- numerator = device.fast_exp(x - top)
-+ numerator = device.fast_exp(x)
+- numerator = device.fast_exp(held[t] - top)
++ numerator = device.fast_exp(held[t])
 # not divided by the sum
-- tl.store(y_ptr + y_offsets, numerator * (1.0 / total), mask=mask)
-+ tl.store(y_ptr + y_offsets, numerator, mask=mask)
+- tl.store(y_rows + cols, numerators[t] * (1.0 / total), mask=mask)
++ tl.store(y_rows + cols, numerators[t], mask=mask)
 # zeros for a row of -inf
-- tl.store(y_ptr + y_offsets, numerator * (1.0 / total), mask=mask)
-+ tl.store(y_ptr + y_offsets, tl.where(total != total, 0.0, numerator / total), mask=mask)
+- tl.store(y_rows + cols, numerators[t] * (1.0 / total), mask=mask)
++ tl.store(y_rows + cols, tl.where(total != total, 0.0, numerators[t] / total), mask=mask)
 # the row stride of x forgotten
-- x_offsets, y_offsets = rows * stride_xm + cols, rows * n_cols + cols
-+ x_offsets, y_offsets = rows * n_cols + cols, rows * n_cols + cols
+- x_rows = x_ptr + device.begin(rows, stride_xm, shift, V)
++ x_rows = x_ptr + device.begin(rows, n_cols, shift, V)
 # int32 rows
-- x_offsets, y_offsets = rows * stride_xm + cols, rows * n_cols + cols
-+ x_offsets, y_offsets = rows.to(tl.int32) * stride_xm + cols, rows * n_cols + cols
+- rows = group.to(tl.int64) * (APART * BLOCK_M)
++ rows = group * (APART * BLOCK_M)
 # the mask of the columns dropped from the store
-- tl.store(y_ptr + y_offsets, numerator * (1.0 / total), mask=mask)
-+ tl.store(y_ptr + y_offsets, numerator * (1.0 / total), mask=inside)
+- tl.store(y_rows + cols, numerators[t] * (1.0 / total), mask=mask)
++ tl.store(y_rows + cols, numerators[t] * (1.0 / total), mask=inside)
 # the maximum without the ends
 - top = tl.maximum(top, _row_max(ends))
 + top = top
@@ -34,35 +34,50 @@ MUTANTS = mutants_in("""
 - total += _row_sum(end_numerator)
 + total = total
 # the ends not divided by the sum
-- tl.store(y_ptr + base + end_cols, end_numerator * (1.0 / total)
-+ tl.store(y_ptr + base + end_cols, end_numerator
+- tl.store(y_rows + end_cols, end_numerator * (1.0 / total)
++ tl.store(y_rows + end_cols, end_numerator
 # in parts: the ends not divided by the sum
 - tl.store(y_row + end_cols, end_numerator * (1.0 / total)
 + tl.store(y_row + end_cols, end_numerator
 # rows behind the last one read and written
-- end = tl.where(inside, shift + n_cols, 0)
-+ end = shift + n_cols
+- return cols, tl.where(lane < V, at_start, at_end) & inside
++ return cols, tl.where(lane < V, at_start, at_end)
 # the ends counted twice
 - at_start = (lane >= shift) & (lane < tl.minimum(first * V, end))
 + at_start = (lane >= shift) & (lane < end)
 # the first elements of the next row counted in
-- first, behind = (shift + V - 1) // V, end // V
-+ first, behind = (shift + V - 1) // V, (end + V - 1) // V
+- cols // V < (shift + n_cols) // V
++ cols // V < (shift + n_cols + V - 1) // V
+# the last elements of the row before counted in
+- cols // V >= (shift + V - 1) // V
++ cols // V >= shift // V
+# rows side by side begin at different places of a piece
+- lane + APART * tl.arange(0, BLOCK_M)
++ lane + tl.arange(0, BLOCK_M)
+# the place in a piece where a row begins forgotten
+- shift = (lane * n_cols) % V if V > UNIT else 0
++ shift = 0
+# fewer programs than there are groups of rows
+- cdiv(n_rows, tiles.block_m * apart) * apart
++ cdiv(n_rows, tiles.block_m * apart)
+# the last tile forgotten
+- "TILES": cdiv(n_cols, tiles.block_n)
++ "TILES": max(1, n_cols // tiles.block_n)
 # sliced rows read as if contiguous
-- WHOLE_PIECES=plan.whole_pieces and x.is_contiguous()
-+ WHOLE_PIECES=plan.whole_pieces
+- if not all([m.is_contiguous() for m in matrices]):
++ if False:
 # dy summed without y
-- total = _row_sum(y * dy)
-+ total = _row_sum(dy)
+- sums += ys[t].to(COMPUTE) * dys[t].to(COMPUTE)
++ sums += dys[t].to(COMPUTE)
 # the gradient's sum without the ends
 - total += _row_sum(end_y * end_dy)
 + total = total
 # a wrong sign in the gradient
-- dx = _scored_grad(y * (dy - total)
-+ dx = _scored_grad(y * (dy + total)
+- dx = ys[t].to(COMPUTE) * (dys[t].to(COMPUTE) - total)
++ dx = ys[t].to(COMPUTE) * (dys[t].to(COMPUTE) + total)
 # the sum not multiplied by y
-- dx = _scored_grad(y * (dy - total)
-+ dx = _scored_grad((y * dy - total)
+- dx = ys[t].to(COMPUTE) * (dys[t].to(COMPUTE) - total)
++ dx = ys[t].to(COMPUTE) * dys[t].to(COMPUTE) - total
 # the gradient of the ends without the sum
 - end_y * (end_dy - total), rows
 + end_y * end_dy, rows
@@ -70,14 +85,11 @@ MUTANTS = mutants_in("""
 - end_y * (end_dy - total), row,
 + end_y * end_dy, row,
 # the row stride of dy forgotten
-- dy_offsets, y_offsets = rows * stride_dym + cols, rows * n_cols + cols
-+ dy_offsets, y_offsets = rows * n_cols + cols, rows * n_cols + cols
-# int32 rows of dy
-- dy_offsets, y_offsets = rows * stride_dym + cols, rows * n_cols + cols
-+ dy_offsets, y_offsets = rows.to(tl.int32) * stride_dym + cols, rows * n_cols + cols
+- dy_rows = dy_ptr + device.begin(rows, stride_dym, shift, V)
++ dy_rows = dy_ptr + device.begin(rows, n_cols, shift, V)
 # a sliced dy read as if contiguous
-- WHOLE_PIECES=plan.whole_pieces and dy.is_contiguous()
-+ WHOLE_PIECES=plan.whole_pieces
+- grid, constants = host.grid_of_rows(plan, dy)
++ grid, constants = host.grid_of_rows(plan, y)
 # a gradient of strides 0
 - dy = _rows_side_by_side(host.rows_of(dy))
 + dy = host.rows_of(dy)
@@ -88,8 +100,8 @@ MUTANTS = mutants_in("""
 - inputs, output: _save(ctx, output, *inputs[1:])
 + inputs, output: _save(ctx, *inputs)
 # a row inside one piece counted twice
-- (end_cols < end) & (behind >= first)
-+ (end_cols < end)
+- (cols < end) & (behind >= first)
++ (cols < end)
 # in parts: the padding counted
 - EMPTY=_MINUS_INF.get(x.dtype, -math.inf)
 + EMPTY=0
@@ -210,13 +222,14 @@ MUTANTS = mutants_in("""
 -     x = tl.where(col <= row % n_seq
 +     x = tl.where(col <= row
 # causal: from the boundary on
--         first_col = pieces[2]
--         ends
-+         first_col = 0
-+         ends
+- (_scored(x, rows, cols - shift, mask
++ (_scored(x, rows, cols, mask
+# causal: the gradient from the boundary on
+- dx = _scored_grad(dx, rows, cols - shift
++ dx = _scored_grad(dx, rows, cols
 # causal: ends from the boundary on
-- end_cols - first_col, at_ends
-+ end_cols, at_ends
+- ends = _scored(ends, rows, end_cols - shift, at_ends
++ ends = _scored(ends, rows, end_cols, at_ends
 # scale: forward only
 - dx = dx * SCALE
 + pass

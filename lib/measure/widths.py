@@ -1,0 +1,164 @@
+"""The row ops at widths that nobody chose: checked on this GPU, then timed beside eager, compile and Liger.
+
+Widths    drawn log-uniformly from 33 to 131,072 with a seed, 2²⁷ elements in all; compiled versions and Liger
+          at every third of them, as compiling takes the time.
+Method    lib.measure.bench.time_us: L2 flushed before each run, the median in µs; its share of the fewest bytes
+          at the copy rate of this GPU. A version that fails the float64 check on a few rows is not timed.
+Saved     data/results/<gpu>/widths.json, with stamp and source hash.
+
+    python -m lib.measure.widths [--op softmax] [--seed 0] [--count 40] [--versions triton eager compiled liger]
+"""
+
+import argparse
+import random
+
+from lib import machine
+from lib.measure import bench, registry, roofline
+from lib.measure.check import CheckError, check_against_float64
+from lib.recorded import results
+
+import pandas as pd
+import torch
+from tqdm import tqdm
+
+NAME = "widths"
+ROW_OPS = (
+    "softmax", "add_rms_norm", "bias_gelu_dropout_add", "gelu", "lora_epilogue", "add_relu",
+)  # fmt: skip
+VERSIONS = ("triton", "eager", "compiled", "liger")
+FEW = ("compiled", "liger")  # timed at every third width
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+ELEMENTS = 2**27
+WIDEST = {"add_rms_norm": 32768}
+
+
+def draw(seed=0, count=40):
+    """`count` widths, log-uniform from 33 to 131,072, ascending."""
+    rng = random.Random(seed)
+    return sorted(round(33 * (131072 / 33) ** rng.random()) for _ in range(count))
+
+
+def liger(name):
+    """Liger's version of an op, or None where it has none or is not installed."""
+    try:
+        from liger_kernel.ops.fused_add_rms_norm import LigerFusedAddRMSNormFunction
+        from liger_kernel.ops.softmax import LigerSoftmaxFunction
+    except ImportError:
+        return None
+    norm = LigerFusedAddRMSNormFunction.apply
+    return {
+        "softmax": LigerSoftmaxFunction.apply,
+        "add_rms_norm": lambda x, r, w: norm(x, r, w, 1e-6, 0.0, "llama", False),
+    }.get(name)
+
+
+def versions_of(op, names=VERSIONS):
+    """{name: version} of those named that there are."""
+    known = {**bench.versions_of(op), "liger": liger(op.name)}
+    return {name: known[name] for name in names if known.get(name)}
+
+
+def run(ops=ROW_OPS, widths=None, dtypes=tuple(DTYPES), versions=VERSIONS):
+    """Rows (dictionaries), one for each op, dtype, width, pass and version. Needs a GPU."""
+    cases = [
+        (registry.find(name), dtype, i, n_cols)
+        for name in ops
+        for dtype in dtypes
+        for i, n_cols in enumerate(widths or draw())
+        if n_cols <= WIDEST.get(name, n_cols)
+    ]
+    rows = []
+    with tqdm(cases, unit="width", desc="widths") as progress:
+        for op, dtype, i, n_cols in progress:
+            progress.set_postfix_str(f"{op.name} {dtype} {n_cols}")
+            names = [name for name in versions if i % 3 == 0 or name not in FEW]
+            rows += _measure(op, names, dtype, n_cols)
+            torch.cuda.empty_cache()
+    return rows
+
+
+def _measure(op, names, dtype, n_cols):
+    """op: with all its configurations; what is random in it is fixed for checks alone."""
+    fixed, free = op.configured(), op.unfixed().configured()
+    shape, device, rows = (max(1, ELEMENTS // n_cols), n_cols), machine.device(), []
+    inputs = free.inputs(shape, DTYPES[dtype], device)
+    few = fixed.checked_inputs((min(shape[0], 35), n_cols), DTYPES[dtype], device)
+    for name, version in versions_of(free, names).items():
+        with bench.really_compiled(op.not_compiled):
+            note = _failure(fixed, name, few)
+            for passes in ("forward", "forward and backward"):
+                row = {"op": op.name, "dtype": dtype, "columns": n_cols, "rows": shape[0]}
+                row |= {"pass": passes, "version": name, "note": note}
+                if not note:
+                    gradients = passes != "forward"
+                    call = bench.call_of(version, inputs, gradients)
+                    timing = bench.time_us(call, rep_ms=20)
+                    least = free.bytes_moved(shape, DTYPES[dtype].itemsize, gradients)
+                    share = roofline.ceilings().attainable_us(least) / timing.median_us
+                    row["time_us"] = round(timing.median_us, 2)
+                    row["share_pct"] = round(100 * share, 1)
+                rows.append(row)
+    return rows
+
+
+def _failure(op, name, inputs):
+    """Why a version is not timed, or ''; compiled code is eager's, and is not compiled for few rows first."""
+    if name == "compiled":
+        return ""
+    version = versions_of(op, (name,))[name]
+    try:
+        check_against_float64(version, op.eager, *inputs, slack=op.slack, name=name)
+    except (CheckError, RuntimeError) as error:  # at some widths kernels of others do not launch
+        return f"✘ not timed: {str(error).splitlines()[0]}"
+    return ""
+
+
+def summary(rows):
+    """A line for each op, dtype, pass and version: lowest and median share, and how many are under 90 %.
+
+    Of ours also which those are, and where another is more than 2 % ahead: (ours, the best of them).
+    """
+    table = pd.DataFrame(rows).dropna(subset=["share_pct"])
+    others = table[table["version"] != "triton"]
+    best = others.groupby(["op", "dtype", "pass", "columns"])["share_pct"].max()
+    lines = []
+    for (*of, version), group in table.groupby(["op", "dtype", "pass", "version"], sort=False):
+        shares = group.set_index("columns")["share_pct"]
+        low = shares[shares < 90].to_dict()
+        line = (
+            f"{' '.join(of)} {version}: lowest {shares.min():.0f}, median {shares.median():.0f}, "
+        )
+        line += f"{len(low)} of {len(shares)} under 90"
+        if version == "triton" and low:
+            ahead = {n: (share, best.get((*of, n), 0.0)) for n, share in low.items()}
+            behind = {n: both for n, both in ahead.items() if both[0] < 0.98 * both[1]}
+            line += f": {low}; behind: {behind or 'nowhere'}"
+        lines.append(line)
+    return lines
+
+
+def main(argv=None):
+    """Run the sweep on this GPU and save it; says so where there is none."""
+    parser = argparse.ArgumentParser(
+        prog="python -m lib.measure.widths", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument("--op", choices=ROW_OPS, nargs="+", default=ROW_OPS)
+    parser.add_argument("--versions", choices=VERSIONS, nargs="+", default=VERSIONS)
+    parser.add_argument("--dtypes", choices=DTYPES, nargs="+", default=tuple(DTYPES))
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--count", type=int, default=40, help="how many widths")
+    options = parser.parse_args(argv)
+    if not machine.HAS_GPU:
+        where = "what was recorded is in data/results"
+        raise SystemExit(f"the sweep needs a GPU, and torch sees none; {where}")
+    print(machine.stamp().line())
+    widths = draw(options.seed, options.count)
+    rows = run(options.op, widths, options.dtypes, options.versions)
+    print("\n".join(summary(rows)))
+    if options == parser.parse_args([]):  # anything else is a part, or other widths
+        sources = ("lib/measure/widths.py", *[f"lib/ops/{name}.py" for name in ROW_OPS])
+        print("saved", results.save(NAME, rows, sources).relative_to(results.ROOT))
+
+
+if __name__ == "__main__":
+    main()
