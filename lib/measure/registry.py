@@ -425,7 +425,7 @@ SOFTMAX = Op(
     # an exponential and a quotient count as one each
     flops=lambda shape, gradients, **_: (9 if gradients else 5) * _numel(shape),
     bench_shapes=((131072, 1024), (16384, 8192), (4096, 32768), (1024, 131072), (65536, 781)),
-    traffic_shape=(24, 781),
+    traffic_shape=(24, 784),  # of rows that begin anywhere, pieces at the ends are read twice
     small_shape=(65, 781),
     odd_shapes=(
         (1, 1),
@@ -541,9 +541,13 @@ ADD_RMS_NORM = Op(
     ),  # fmt: skip
     plans={
         "two strips of several rows": (
-            add_rms_norm.Plan(RowTiles(2, 16, 3, 1, 4), (4, 1, 2)),
+            add_rms_norm.Plan(RowTiles(2, 16, 3, 1, 4), (RowTiles(4, 16, 3, 1, 4), 2, 1)),
             [(1, 1), (9, 11), (64, 16), (33, 40)],
-        )
+        ),
+        "sums of rows first": (
+            add_rms_norm.Plan(RowTiles(1, 16, 8, 1, 8), (RowTiles(2, 16, 1, 1, 8), 3, 2)),
+            [(9, 19), (64, 32), (33, 83)],
+        ),
     },
     sources=("lib/ops/add_rms_norm.py",),
 )

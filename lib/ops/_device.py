@@ -45,20 +45,33 @@ def fold_ends(n_rows, n_cols, cols, FOLD: tl.constexpr):
     return whole, last, (last >= whole) & (last < end) & (cols < n_cols)
 
 
-# Rows of any length, held in tiles: BLOCK_M rows a program, TILES tiles of BLOCK_N columns, V elements a load.
-# UNIT is what rows are known to begin at a multiple of. Where that is less than V, columns count from the last
-# multiple of V before the row; whole pieces of V are moved as such, and what is left at its two ends by itself.
+# Rows of any length, held in tiles: BLOCK_M rows a program, TILES tiles of BLOCK_N columns; in the first FULL
+# of them no row ends. A load takes V elements. UNIT is what rows are known to begin at a multiple of. Where
+# that is less than V, a row shares its first and last piece of V elements with its neighbours: a shared piece
+# is read whole, and written element by element. Columns then count from where the first piece begins.
 
 
 @triton.jit
-def held_rows(n_cols, UNIT: tl.constexpr, V: tl.constexpr, BLOCK_M: tl.constexpr):
-    # The rows of a program, (BLOCK_M, 1), and how far into a piece they begin: all at the same place, as they
+def first_row(rows_per_program, n_cols, UNIT: tl.constexpr, V: tl.constexpr):
+    # The first row of a program, and where in its first piece it begins: so do all rows of the program, as they
     # lie V apart. int64: row * stride passes 2**31 from 4 GiB of 16 bits on.
     APART: tl.constexpr = V if V > UNIT else 1
     group, lane = tl.program_id(0) // APART, tl.program_id(0) % APART
-    rows = group.to(tl.int64) * (APART * BLOCK_M) + lane + APART * tl.arange(0, BLOCK_M)
     shift = (lane * n_cols) % V if V > UNIT else 0
-    return rows[:, None], shift
+    return group.to(tl.int64) * (APART * rows_per_program) + lane, shift
+
+
+@triton.jit
+def held_rows(
+    first, shift, n_rows, n_cols, UNIT: tl.constexpr, V: tl.constexpr, BLOCK_M: tl.constexpr
+):
+    # BLOCK_M rows from `first` on, (BLOCK_M, 1), and their place: which are there, where columns begin and end,
+    # how many pieces of each are whole in the matrix, and whether the matrix may end here.
+    APART: tl.constexpr = V if V > UNIT else 1
+    rows = (first + APART * tl.arange(0, BLOCK_M))[:, None]
+    end = shift + n_cols
+    there = tl.minimum(end + V - 1, (n_rows - rows) * n_cols + shift) // V
+    return rows, (rows < n_rows, shift, end, there.to(tl.int32), first + APART * BLOCK_M >= n_rows)
 
 
 @triton.jit
@@ -73,28 +86,54 @@ def tile_cols(t: tl.constexpr, BLOCK_N: tl.constexpr):
 
 
 @triton.jit
-def in_tile(
-    t: tl.constexpr, cols, inside, shift, n_cols,
-    UNIT: tl.constexpr, V: tl.constexpr, TILES: tl.constexpr,
-):  # fmt: skip
-    # The mask of tile t, for whole pieces: those after the last tile are ends
-    mask = inside
+def in_row(t: tl.constexpr, cols, place, UNIT: tl.constexpr, V: tl.constexpr, FULL: tl.constexpr):
+    # Which columns of tile t are the row's own
+    mask = cols >= 0
     if V > UNIT and t == 0:
-        mask = mask & (cols // V >= (shift + V - 1) // V)
-    if t == TILES - 1:
-        mask = mask & ((cols // V < (shift + n_cols) // V) if V > UNIT else (cols < n_cols))
+        mask = mask & (cols >= place[1])
+    if t >= FULL:
+        mask = mask & (cols < place[2])
     return mask
 
 
 @triton.jit
-def row_ends(inside, shift, n_cols, V: tl.constexpr):
-    # The columns that are left at the two ends of a row, (1, 2V), and their mask
-    lane, end = tl.arange(0, 2 * V)[None, :], shift + n_cols
-    first, behind = (shift + V - 1) // V, end // V
-    cols = tl.where(lane < V, lane, behind * V + lane - V)
-    at_start = (lane >= shift) & (lane < tl.minimum(first * V, end))
-    at_end = (cols < end) & (behind >= first)
-    return cols, tl.where(lane < V, at_start, at_end) & inside
+def own(
+    x, other, t: tl.constexpr, cols, place, UNIT: tl.constexpr, V: tl.constexpr, FULL: tl.constexpr
+):
+    # x where it is the row's own, else `other`
+    if (V > UNIT and t == 0) or t >= FULL:
+        x = tl.where(in_row(t, cols, place, UNIT, V, FULL), x, other)
+    return x
+
+
+@triton.jit
+def load_tile(
+    ptrs, t: tl.constexpr, cols, place, UNIT: tl.constexpr, V: tl.constexpr, FULL: tl.constexpr
+):
+    # Tile t: 0 where there is nothing, and what the neighbours have where a piece is shared
+    inside, end, there = place[0], place[2], place[3]
+    if t < FULL:
+        x = tl.load(ptrs, mask=inside, other=0.0)
+    elif V == UNIT:
+        x = tl.load(ptrs, mask=inside & (cols < end), other=0.0)
+    else:
+        x = tl.load(ptrs, mask=inside & (cols // V < there), other=0.0)
+        if place[4]:  # of the last piece of the matrix as much as there is
+            x = tl.load(ptrs, mask=inside & (cols // V >= there) & (cols < end), other=x)
+    return x
+
+
+@triton.jit
+def store_tile(
+    ptrs, x, t: tl.constexpr, cols, place, UNIT: tl.constexpr, V: tl.constexpr, FULL: tl.constexpr
+):
+    inside, shift, end = place[0], place[1], place[2]
+    if V > UNIT and (t == 0 or t >= FULL):
+        whole = (cols // V >= (shift + V - 1) // V) & (cols // V < end // V)
+        tl.store(ptrs, x, mask=inside & whole)
+        tl.store(ptrs, x, mask=inside & (cols >= shift) & (cols < end) & ~whole)
+    else:
+        tl.store(ptrs, x, mask=inside & (cols < end) if t >= FULL else inside)
 
 
 # --- matrix products -----------------------------------------------------------------------------------------

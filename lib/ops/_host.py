@@ -125,17 +125,17 @@ def takes(function):
     return [*inspect.signature(function).parameters]
 
 
-def strips_of(matrix, fold, block_m, strips, dtype):
-    """How an (M, N) matrix, `fold` rows of it taken as one, is cut into at most so many strips to sum.
+def strips_of(matrix, fold, block_m, strips, dtype, apart=1):
+    """How an (M, N) matrix, `fold` rows of it taken as one, is cut into about so many strips to sum.
 
-    Returns the rows of a strip, a multiple of block_m; the number of strips; and memory for what each of them
-    adds to the sum, (strips · fold, N), or None without a dtype, the sum's: where there is one alone, it is
-    the sum itself, in this dtype.
+    Rows of a strip lie `apart` from each other. Returns how many they are, a multiple of block_m; the number
+    of strips; and memory for what each of them adds to the sum, (strips · fold, N), or None without a dtype,
+    the sum's: where there is one alone, it is the sum itself, in this dtype.
     """
     n_rows, n_cols = matrix.shape
-    n_rows = cdiv(n_rows, fold)
-    rows_per_program = cdiv(cdiv(n_rows, strips), block_m) * block_m
-    strips = cdiv(n_rows, rows_per_program)
+    n_rows = cdiv(n_rows, fold * apart)
+    rows_per_program = cdiv(cdiv(n_rows, cdiv(strips, apart)), block_m) * block_m
+    strips = cdiv(n_rows, rows_per_program) * apart
     wide = dtype if strips * fold == 1 else sum_dtype(matrix.dtype)
     partial = matrix.new_empty((strips * fold, n_cols), dtype=wide) if dtype else None
     return rows_per_program, strips, partial
@@ -181,11 +181,11 @@ class RowTiles(NamedTuple):
 def row_tiles(n_cols, itemsize, cut=8):
     """The RowTiles of contiguous rows of any length.
 
-    A load takes 16 bytes, from wherever rows begin: what is left at their ends is moved by itself. Rows under
-    1 KB have ends too often: there it takes what all rows begin at a multiple of, if that is 4 bytes or more.
-    The shortest, under 128 bytes, are moved element by element if they have to be.
+    A load takes 16 bytes, from wherever rows begin: pieces at their ends are shared. Rows under 1 KB have ends
+    too often: there it takes what all rows begin at a multiple of, if that is 4 bytes or more. The shortest,
+    under 128 bytes, are moved element by element if they have to be.
     A row is cut into tiles of a power of two, `cut` of them or fewer, and more than half as many: the more,
-    the less is padding. Only the last one needs a mask.
+    the less is padding. Only the first and the last need masks.
     Of each tile a thread takes 16 bytes; of tiles under 1 KB 4 elements, so that more threads load at once.
     Short rows share a program of 4 warps, 2·cut at most, or as many as make 1024 elements: a GPU starts blocks
     at no more than a certain rate. A longer one has as many warps as tiles have loads.
@@ -204,18 +204,24 @@ def row_tiles(n_cols, itemsize, cut=8):
     return RowTiles(block_m, block_n, tiles, 4, v)
 
 
-def grid_of_rows(tiles, *matrices):
-    """The grid, and the constants, of a kernel that holds rows of these (M, N) matrices; None is left out."""
+def constants_of_rows(tiles, *matrices):
+    """How kernels hold rows of these (M, N) matrices, and how far apart the rows of one program lie."""
     matrices = [m for m in matrices if m is not None]
-    (n_rows, n_cols), v = matrices[0].shape, tiles.v
+    n_cols, v = matrices[0].shape[1], tiles.v
     if not all([m.is_contiguous() for m in matrices]):
-        v = math.gcd(v, n_cols, *[m.stride(0) for m in matrices])  # no ends
+        v = math.gcd(v, n_cols, *[m.stride(0) for m in matrices])  # no piece is shared
     unit = math.gcd(v, n_cols)
-    apart = v if v > unit else 1
-    return (cdiv(n_rows, tiles.block_m * apart) * apart,), {
+    constants = {
         "UNIT": unit, "V": v, "BLOCK_M": tiles.block_m, "BLOCK_N": tiles.block_n,
-        "TILES": cdiv(n_cols, tiles.block_n),  # a kernel looks for the end of a row in the last one alone
+        "TILES": cdiv(n_cols + v - unit, tiles.block_n), "FULL": n_cols // tiles.block_n,
     }  # fmt: skip
+    return constants, v if v > unit else 1
+
+
+def grid_of_rows(tiles, *matrices):
+    """The grid, and the constants, of a kernel whose programs hold tiles.block_m rows of these matrices."""
+    constants, apart = constants_of_rows(tiles, *matrices)
+    return (cdiv(matrices[0].shape[0], tiles.block_m * apart) * apart,), constants
 
 
 @functools.cache

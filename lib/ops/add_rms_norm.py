@@ -7,7 +7,8 @@ Shapes    x, residual, h, y: (..., N), N up to 32,768, x and residual with any s
 Dtypes    float32, float16 and bfloat16 (computed in float32), also mixed, h and y then as x + residual is;
           and float64. As in PyTorch, h is rounded to its dtype before its norm is taken.
 Traffic   M rows of N elements of s bytes. Forward 4MNs (x, residual, h, y), in PyTorch 5MNs; backward 4MNs
-          (dy, dh, h, dx), in PyTorch 6MNs; rows of more than 8,192 are read again, from a cache.
+          (dy, dh, h, dx), in PyTorch 6MNs. Where a row and its part of dweight do not fit into a program, from
+          16,385 columns on (float32: 8,193), dy and h are read twice: 6MNs.
 Norm      y = h · r · weight, r = 1 / √(mean(h²) + eps) (Zhang and Sennrich, Root Mean Square Layer
           Normalization, 2019). plus_one: by 1 + weight, added in float32: in bfloat16 it would be rounded.
 Backward  With n = h·r and g = weight·dy: dx = dh + r·(g - n · mean(g·n)), for x and residual alike;
@@ -34,11 +35,12 @@ else:  # the same, in a plain folder
 class Plan(NamedTuple):
     """How one call is launched: how forward holds rows.
 
-    backward: (block_m, num_warps, strips), strips of rows, one a program; or None to have it chosen.
+    backward: how it does, in how many strips of rows, one a program, and num_stages; or None to have it chosen.
+    Tiles that do not make up a row are held alone, and the sums of rows computed before.
     """
 
     rows: host.RowTiles
-    backward: tuple[int, int, int] | None = None
+    backward: tuple[host.RowTiles, int, int] | None = None
 
 
 def add_rms_norm_eager(
@@ -57,36 +59,16 @@ def _add_both(a, b, c, d):
 
 
 @triton.jit
-def _weight(weight_ptr, cols, n_cols, PLUS_ONE: tl.constexpr, COMPUTE: tl.constexpr):
-    weight = tl.load(weight_ptr + cols, mask=cols < n_cols, other=0.0).to(COMPUTE)
-    if PLUS_ONE:
-        weight += 1.0
-    return weight
+def _weight(
+    weight_ptr, t: tl.constexpr, cols, place, UNIT: tl.constexpr, V: tl.constexpr, FULL: tl.constexpr
+):  # fmt: skip
+    mask = device.in_row(t, cols, place, UNIT, V, FULL)
+    return tl.load(weight_ptr + (cols - place[1]), mask=mask, other=0.0)
 
 
 @triton.jit
-def _factor(weight_ptr, cols, n_cols):
-    # Of columns that may begin before the row
-    return tl.load(weight_ptr + cols, mask=(cols >= 0) & (cols < n_cols), other=0.0)
-
-
-@triton.jit
-def _h(x, residual, h_ptrs, mask, COMPUTE: tl.constexpr):
-    # Rounded as it is stored: the norm is that of the h which everybody else sees
-    if residual is not None:
-        h = (x.to(COMPUTE) + residual.to(COMPUTE)).to(h_ptrs.dtype.element_ty)
-        tl.store(h_ptrs, h, mask=mask)
-    else:
-        h = x
-    return h
-
-
-@triton.jit
-def _normed(h, root, factor, PLUS_ONE: tl.constexpr, COMPUTE: tl.constexpr):
-    factor = factor.to(COMPUTE)
-    if PLUS_ONE:
-        factor += 1.0
-    return h.to(COMPUTE) * root * factor
+def _factor(weight, PLUS_ONE: tl.constexpr, COMPUTE: tl.constexpr):
+    return weight.to(COMPUTE) + 1.0 if PLUS_ONE else weight.to(COMPUTE)
 
 
 @triton.jit(do_not_specialize=["n_rows", "eps"])
@@ -94,143 +76,222 @@ def _add_rms_norm_fwd_kernel(
     x_ptr, residual_ptr, weight_ptr, h_ptr, y_ptr, n_rows, n_cols, eps,
     stride_xm, stride_xn, stride_rm, stride_rn, PLUS_ONE: tl.constexpr, LATE: tl.constexpr,
     COMPUTE: tl.constexpr, UNIT: tl.constexpr, V: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TILES: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TILES: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
     # One program holds BLOCK_M whole rows, in TILES tiles of BLOCK_N columns. LATE: weight is read when it is
     # needed, as there are no registers for it.
     n_cols, stride_xm = n_cols // UNIT * UNIT, stride_xm // UNIT * UNIT
     stride_rm = stride_rm // UNIT * UNIT
-    rows, shift = device.held_rows(n_cols, UNIT, V, BLOCK_M)
-    inside = rows < n_rows
+    first, shift = device.first_row(BLOCK_M, n_cols, UNIT, V)
+    rows, place = device.held_rows(first, shift, n_rows, n_cols, UNIT, V, BLOCK_M)
     x_rows = x_ptr + device.begin(rows, stride_xm, shift, V)
     residual_at = device.begin(rows, stride_rm, shift, V)
     start = device.begin(rows, n_cols, shift, V)
-    h_rows, y_rows = (y_ptr if residual_ptr is None else h_ptr) + start, y_ptr + start
-    end_residual, residual = None, None
-    if V > UNIT:
-        end_cols, at_ends = device.row_ends(inside, shift, n_cols, V)
-        end_x = tl.load(x_rows + end_cols, mask=at_ends, other=0.0)
-        if residual_ptr is not None:
-            end_residual = tl.load(residual_ptr + residual_at + end_cols, mask=at_ends, other=0.0)
-        end_factor = _factor(weight_ptr, end_cols - shift, n_cols)
-    xs, residuals, factors, hs = (), (), (), ()
+    xs, residuals, weights, hs = (), (), (), ()
     for t in tl.static_range(TILES):
         cols = device.tile_cols(t, BLOCK_N)
-        mask = device.in_tile(t, cols, inside, shift, n_cols, UNIT, V, TILES)
-        xs = xs + (tl.load(x_rows + cols * stride_xn, mask=mask, other=0.0),)
+        xs = xs + (device.load_tile(x_rows + cols * stride_xn, t, cols, place, UNIT, V, FULL),)
         if residual_ptr is not None:
             residual_ptrs = residual_ptr + residual_at + cols * stride_rn
-            residuals = residuals + (tl.load(residual_ptrs, mask=mask, other=0.0),)
+            residual = device.load_tile(residual_ptrs, t, cols, place, UNIT, V, FULL)
+            residuals = residuals + (residual,)
         if not LATE:
-            factors = factors + (_factor(weight_ptr, cols - shift, n_cols),)
+            weights = weights + (_weight(weight_ptr, t, cols, place, UNIT, V, FULL),)
 
     squares = tl.zeros((BLOCK_M, BLOCK_N), COMPUTE)
     for t in tl.static_range(TILES):
-        cols = device.tile_cols(t, BLOCK_N)
-        mask = device.in_tile(t, cols, inside, shift, n_cols, UNIT, V, TILES)
+        cols, h = device.tile_cols(t, BLOCK_N), xs[t]
         if residual_ptr is not None:
-            residual = residuals[t]
-        h = _h(xs[t], residual, h_rows + cols, mask, COMPUTE)
+            # rounded as it is stored: the norm is that of the h which everybody else sees
+            h = (h.to(COMPUTE) + residuals[t].to(COMPUTE)).to(h_ptr.dtype.element_ty)
+            device.store_tile(h_ptr + start + cols, h, t, cols, place, UNIT, V, FULL)
         hs = hs + (h,)
-        squares += h.to(COMPUTE) * h.to(COMPUTE)
-    total = tl.sum(squares, axis=1)[:, None]  # masked-off columns contribute 0
-    if V > UNIT:
-        end_h = _h(end_x, end_residual, h_rows + end_cols, at_ends, COMPUTE)
-        total += tl.sum(end_h.to(COMPUTE) * end_h.to(COMPUTE), axis=1)[:, None]
-    root = tl.rsqrt(total / n_cols + eps)
-    if V > UNIT:
-        end_y = _normed(end_h, root, end_factor, PLUS_ONE, COMPUTE)
-        tl.store(y_rows + end_cols, end_y, mask=at_ends)
+        h = device.own(h.to(COMPUTE), 0.0, t, cols, place, UNIT, V, FULL)
+        squares += h * h
+    root = tl.rsqrt(tl.sum(squares, axis=1)[:, None] / n_cols + eps)
     for t in tl.static_range(TILES):
         cols = device.tile_cols(t, BLOCK_N)
-        mask = device.in_tile(t, cols, inside, shift, n_cols, UNIT, V, TILES)
-        factor = _factor(weight_ptr, cols - shift, n_cols) if LATE else factors[t]
-        tl.store(y_rows + cols, _normed(hs[t], root, factor, PLUS_ONE, COMPUTE), mask=mask)
+        weight = _weight(weight_ptr, t, cols, place, UNIT, V, FULL) if LATE else weights[t]
+        y = hs[t].to(COMPUTE) * root * _factor(weight, PLUS_ONE, COMPUTE)
+        device.store_tile(y_ptr + start + cols, y, t, cols, place, UNIT, V, FULL)
+
+
+# Of a row, root = 1 / √(mean(h²) + eps); mean(g·n) is root · mean(g·h), so both sums are taken in one go.
+
+
+@triton.jit
+def _root_and_mean(squares, cross, n_cols, eps):
+    squares, cross = tl.reduce((squares, cross), 1, _add_both)
+    root = tl.rsqrt(squares / n_cols + eps)[:, None]
+    return root, root * cross[:, None] / n_cols
+
+
+@triton.jit
+def _grads(dy, h, factor, root, mean, inside, NO_EPS: tl.constexpr):
+    # What a row adds to dx and to dweight
+    normal = h * root
+    if NO_EPS:
+        normal = tl.where(inside, normal, 0.0)  # of a row that is not there 0·inf
+    return root * (dy * factor - normal * mean), dy * normal
 
 
 @triton.jit(do_not_specialize=["n_rows", "eps", "rows_per_program"])
 def _add_rms_norm_bwd_kernel(
     dy_ptr, dh_ptr, h_ptr, weight_ptr, dx_ptr, partial_ptr, n_rows, n_cols, eps,
     stride_dym, stride_dyn, stride_dhm, stride_dhn, stride_hm, stride_hn, rows_per_program,
-    PLUS_ONE: tl.constexpr, NO_EPS: tl.constexpr,
-    NUM_STAGES: tl.constexpr, COMPUTE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    PLUS_ONE: tl.constexpr, NO_EPS: tl.constexpr, LATE: tl.constexpr, NUM_STAGES: tl.constexpr,
+    COMPUTE: tl.constexpr, UNIT: tl.constexpr, V: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TILES: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
-    # One program handles rows_per_program whole rows, BLOCK_M at a time, and adds up on the way: its row of
-    # partial, (programs, n_cols), is its share of dweight.
-    cols = tl.arange(0, BLOCK_N)[None, :]
-    weight = _weight(weight_ptr, cols, n_cols, PLUS_ONE, COMPUTE)
-    total = tl.zeros((BLOCK_M, BLOCK_N), dtype=COMPUTE)
-    for start in tl.range(0, rows_per_program, BLOCK_M, num_stages=NUM_STAGES):
-        first_row = tl.program_id(0).to(tl.int64) * rows_per_program + start
-        rows = (first_row + tl.arange(0, BLOCK_M))[:, None]
-        mask = (rows < n_rows) & (cols < n_cols)
-        dy_ptrs = dy_ptr + rows * stride_dym + cols * stride_dyn
-        dy = tl.load(dy_ptrs, mask=mask, other=0.0).to(COMPUTE)
-        h = tl.load(h_ptr + rows * stride_hm + cols * stride_hn, mask=mask, other=0.0).to(COMPUTE)
-        # both sums of a row in one go, h² and g·h; mean(g·n) is r·mean(g·h)
-        squares, cross = tl.reduce((h * h, dy * weight * h), 1, _add_both)
-        root = tl.rsqrt(squares / n_cols + eps)[:, None]
-        normal = h * root
-        if NO_EPS:
-            normal = tl.where(rows < n_rows, normal, 0.0)  # of a row that is not there 0·inf
-        dx = root * (dy * weight - normal * (root * cross[:, None] / n_cols))
-        if dh_ptr is not None:
-            dh_ptrs = dh_ptr + rows * stride_dhm + cols * stride_dhn
-            dx += tl.load(dh_ptrs, mask=mask, other=0.0).to(COMPUTE)
-        if dx_ptr is not None:
-            tl.store(dx_ptr + rows * n_cols + cols, dx, mask=mask)
-        total += dy * normal  # 0 outside: dy is
-    if partial_ptr is not None:
-        sums = tl.sum(total, axis=0)[None, :]
-        partial_ptrs = partial_ptr + tl.program_id(0).to(tl.int64) * n_cols + cols
-        tl.store(partial_ptrs, sums, mask=cols < n_cols)
-
-
-@triton.jit(do_not_specialize=["n_rows", "eps", "rows_per_program"])
-def _add_rms_norm_bwd_wide_kernel(
-    dy_ptr, dh_ptr, h_ptr, weight_ptr, dx_ptr, partial_ptr, n_rows, n_cols, eps,
-    stride_dym, stride_dyn, stride_dhm, stride_dhn, stride_hm, stride_hn, rows_per_program,
-    PLUS_ONE: tl.constexpr, COMPUTE: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    # The same for a row too wide to stay in registers until its sums are there: it is read again, from a cache.
-    cols = tl.arange(0, BLOCK_N)
-    mask = cols < n_cols
-    total = tl.zeros((BLOCK_N,), dtype=COMPUTE)
-    for k in range(0, rows_per_program):
-        row = tl.program_id(0).to(tl.int64) * rows_per_program + k
-        if row < n_rows:
-            dy_ptrs = dy_ptr + row * stride_dym + cols * stride_dyn
-            h_ptrs = h_ptr + row * stride_hm + cols * stride_hn
-            dy = tl.load(dy_ptrs, mask=mask, other=0.0).to(COMPUTE)
-            h = tl.load(h_ptrs, mask=mask, other=0.0).to(COMPUTE)
-            weight = _weight(weight_ptr, cols, n_cols, PLUS_ONE, COMPUTE)
-            squares, cross = tl.reduce((h * h, dy * weight * h), 0, _add_both)
-            root = tl.rsqrt(squares / n_cols + eps)
-            tl.debug_barrier()  # else these loads are the ones above, for the compiler
-            dy = tl.load(dy_ptrs, mask=mask, other=0.0).to(COMPUTE)
-            h = tl.load(h_ptrs, mask=mask, other=0.0).to(COMPUTE)
-            weight = _weight(weight_ptr, cols, n_cols, PLUS_ONE, COMPUTE)
-            normal = h * root
-            total += dy * normal
-            dx = root * (dy * weight - normal * (root * cross / n_cols))
+    # One program handles rows_per_program whole rows, BLOCK_M at a time, held as forward, and adds up on the
+    # way: its row of partial, (programs, n_cols), is its share of dweight.
+    APART: tl.constexpr = V if V > UNIT else 1
+    n_cols, stride_dym = n_cols // UNIT * UNIT, stride_dym // UNIT * UNIT
+    stride_dhm, stride_hm = stride_dhm // UNIT * UNIT, stride_hm // UNIT * UNIT
+    first, shift = device.first_row(rows_per_program, n_cols, UNIT, V)
+    _, columns = device.held_rows(first, shift, n_rows, n_cols, UNIT, V, BLOCK_M)
+    totals, weights = (), ()
+    for t in tl.static_range(TILES):
+        totals = totals + (tl.zeros((BLOCK_M, BLOCK_N), COMPUTE),)
+        if not LATE:
+            cols = device.tile_cols(t, BLOCK_N)
+            weights = weights + (_weight(weight_ptr, t, cols, columns, UNIT, V, FULL),)
+    for step in tl.range(0, rows_per_program, BLOCK_M, num_stages=NUM_STAGES):
+        rows, place = device.held_rows(
+            first + APART * step, shift, n_rows, n_cols, UNIT, V, BLOCK_M
+        )
+        h_rows = h_ptr + device.begin(rows, stride_hm, shift, V)
+        dy_rows = dy_ptr + device.begin(rows, stride_dym, shift, V)
+        dh_at = device.begin(rows, stride_dhm, shift, V)
+        start = device.begin(rows, n_cols, shift, V)
+        hs, dys, dhs = (), (), ()
+        for t in tl.static_range(TILES):
+            cols = device.tile_cols(t, BLOCK_N)
+            hs = hs + (device.load_tile(h_rows + cols * stride_hn, t, cols, place, UNIT, V, FULL),)
+            dy_ptrs = dy_rows + cols * stride_dyn
+            dys = dys + (device.load_tile(dy_ptrs, t, cols, place, UNIT, V, FULL),)
             if dh_ptr is not None:
-                dh_ptrs = dh_ptr + row * stride_dhm + cols * stride_dhn
-                dx += tl.load(dh_ptrs, mask=mask, other=0.0).to(COMPUTE)
+                dh_ptrs = dh_ptr + dh_at + cols * stride_dhn
+                dhs = dhs + (device.load_tile(dh_ptrs, t, cols, place, UNIT, V, FULL),)
+        squares = tl.zeros((BLOCK_M, BLOCK_N), COMPUTE)
+        cross = squares
+        for t in tl.static_range(TILES):
+            cols = device.tile_cols(t, BLOCK_N)
+            weight = _weight(weight_ptr, t, cols, place, UNIT, V, FULL) if LATE else weights[t]
+            h = device.own(hs[t].to(COMPUTE), 0.0, t, cols, place, UNIT, V, FULL)
+            dy = device.own(dys[t].to(COMPUTE), 0.0, t, cols, place, UNIT, V, FULL)
+            squares += h * h
+            cross += dy * _factor(weight, PLUS_ONE, COMPUTE) * h
+        root, mean = _root_and_mean(squares, cross, n_cols, eps)
+        sums = ()
+        for t in tl.static_range(TILES):
+            cols = device.tile_cols(t, BLOCK_N)
+            weight = _weight(weight_ptr, t, cols, place, UNIT, V, FULL) if LATE else weights[t]
+            factor, h, dy = (
+                _factor(weight, PLUS_ONE, COMPUTE),
+                hs[t].to(COMPUTE),
+                dys[t].to(COMPUTE),
+            )
+            dx, dweight = _grads(dy, h, factor, root, mean, place[0], NO_EPS)
+            if dh_ptr is not None:
+                dx += dhs[t].to(COMPUTE)
             if dx_ptr is not None:
-                tl.store(dx_ptr + row * n_cols + cols, dx, mask=mask)
+                device.store_tile(dx_ptr + start + cols, dx, t, cols, place, UNIT, V, FULL)
+            sums = sums + (totals[t] + dweight,)
+        totals = sums
     if partial_ptr is not None:
-        partial_ptrs = partial_ptr + tl.program_id(0).to(tl.int64) * n_cols + cols
-        tl.store(partial_ptrs, total, mask=mask)
+        partial_ptr += tl.program_id(0).to(tl.int64) * n_cols
+        for t in tl.static_range(TILES):
+            cols, total = device.tile_cols(t, BLOCK_N), tl.sum(totals[t], axis=0)[None, :]
+            mask = device.in_row(t, cols, columns, UNIT, V, FULL)
+            tl.store(partial_ptr + (cols - shift), total, mask=mask)
+
+
+# --- rows too long for that: their sums first ----------------------------------------------------------------
+
+
+@triton.jit(do_not_specialize=["n_rows", "eps"])
+def _add_rms_norm_sums_kernel(
+    dy_ptr, h_ptr, weight_ptr, sums_ptr, n_rows, n_cols, eps,
+    stride_dym, stride_dyn, stride_hm, stride_hn, PLUS_ONE: tl.constexpr,
+    COMPUTE: tl.constexpr, UNIT: tl.constexpr, V: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TILES: tl.constexpr, FULL: tl.constexpr,
+):  # fmt: skip
+    # root and mean of each row, in sums, (n_rows, 2)
+    n_cols, stride_dym = n_cols // UNIT * UNIT, stride_dym // UNIT * UNIT
+    stride_hm = stride_hm // UNIT * UNIT
+    first, shift = device.first_row(BLOCK_M, n_cols, UNIT, V)
+    rows, place = device.held_rows(first, shift, n_rows, n_cols, UNIT, V, BLOCK_M)
+    h_rows = h_ptr + device.begin(rows, stride_hm, shift, V)
+    dy_rows = dy_ptr + device.begin(rows, stride_dym, shift, V)
+    squares = tl.zeros((BLOCK_M, BLOCK_N), COMPUTE)
+    cross = squares
+    for t in tl.static_range(TILES):
+        cols = device.tile_cols(t, BLOCK_N)
+        h = device.load_tile(h_rows + cols * stride_hn, t, cols, place, UNIT, V, FULL).to(COMPUTE)
+        dy = device.load_tile(dy_rows + cols * stride_dyn, t, cols, place, UNIT, V, FULL).to(
+            COMPUTE
+        )
+        weight = _weight(weight_ptr, t, cols, place, UNIT, V, FULL)
+        product = dy * _factor(weight, PLUS_ONE, COMPUTE) * h
+        squares += device.own(h * h, 0.0, t, cols, place, UNIT, V, FULL)
+        cross += device.own(product, 0.0, t, cols, place, UNIT, V, FULL)
+    root, mean = _root_and_mean(squares, cross, n_cols, eps)
+    tl.store(sums_ptr + 2 * rows, root, mask=place[0])
+    tl.store(sums_ptr + 2 * rows + 1, mean, mask=place[0])
+
+
+@triton.jit(do_not_specialize=["n_rows", "rows_per_program"])
+def _add_rms_norm_bwd_wide_kernel(
+    dy_ptr, dh_ptr, h_ptr, weight_ptr, sums_ptr, dx_ptr, partial_ptr, n_rows, n_cols,
+    stride_dym, stride_dyn, stride_dhm, stride_dhn, stride_hm, stride_hn, rows_per_program,
+    PLUS_ONE: tl.constexpr, NUM_STAGES: tl.constexpr, COMPUTE: tl.constexpr,
+    UNIT: tl.constexpr, V: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    # One program handles BLOCK_N columns of rows_per_program rows, whose sums are there.
+    APART: tl.constexpr = V if V > UNIT else 1
+    n_cols, stride_dym = n_cols // UNIT * UNIT, stride_dym // UNIT * UNIT
+    stride_dhm, stride_hm = stride_dhm // UNIT * UNIT, stride_hm // UNIT * UNIT
+    first, shift = device.first_row(rows_per_program, n_cols, UNIT, V)
+    _, columns = device.held_rows(first, shift, n_rows, n_cols, UNIT, V, BLOCK_M)
+    cols = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    factor = _factor(_weight(weight_ptr, 0, cols, columns, UNIT, V, 0), PLUS_ONE, COMPUTE)
+    total = tl.zeros((BLOCK_M, BLOCK_N), COMPUTE)
+    for step in tl.range(0, rows_per_program, BLOCK_M, num_stages=NUM_STAGES):
+        rows, place = device.held_rows(
+            first + APART * step, shift, n_rows, n_cols, UNIT, V, BLOCK_M
+        )
+        root = tl.load(sums_ptr + 2 * rows, mask=place[0], other=0.0)
+        mean = tl.load(sums_ptr + 2 * rows + 1, mask=place[0], other=0.0)
+        h_ptrs = h_ptr + device.begin(rows, stride_hm, shift, V) + cols * stride_hn
+        dy_ptrs = dy_ptr + device.begin(rows, stride_dym, shift, V) + cols * stride_dyn
+        h = device.load_tile(h_ptrs, 0, cols, place, UNIT, V, 0).to(COMPUTE)
+        dy = device.load_tile(dy_ptrs, 0, cols, place, UNIT, V, 0).to(COMPUTE)
+        dx, dweight = _grads(dy, h, factor, root, mean, place[0], False)
+        if dh_ptr is not None:
+            dh_ptrs = dh_ptr + device.begin(rows, stride_dhm, shift, V) + cols * stride_dhn
+            dx += device.load_tile(dh_ptrs, 0, cols, place, UNIT, V, 0).to(COMPUTE)
+        if dx_ptr is not None:
+            dx_ptrs = dx_ptr + device.begin(rows, n_cols, shift, V) + cols
+            device.store_tile(dx_ptrs, dx, 0, cols, place, UNIT, V, 0)
+        total += dweight
+    if partial_ptr is not None:
+        partial_ptr += tl.program_id(0).to(tl.int64) * n_cols
+        mask = device.in_row(0, cols, columns, UNIT, V, 0)
+        tl.store(partial_ptr + (cols - shift), tl.sum(total, axis=0)[None, :], mask=mask)
 
 
 # --- plan (the dispatch heuristic) and launch ----------------------------------------------------------------
 
 _WIDEST = 32768  # a row lies in the registers of one program
 _LEAST_EPS = 2.0**-126  # below it eps is 0 in the kernel, or may be taken for it
-_LATE_ABOVE = (
-    48  # of a thread that holds more elements of a row no registers are left for the weight
-)
-_READ_AGAIN_ABOVE = 8192  # backward there are three rows and a sum to hold
+# Of a thread that holds more elements of a row no registers are left for the weight; backward there are three
+# rows and a sum to hold, and from so many bytes on they do not fit into a program.
+_LATE_ABOVE, _LATE_ABOVE_BACKWARD = 48, 24
+_HELD = {2: 16384, 4: 8192, 8: 4096}
+_AHEAD = (
+    96 * 1024
+)  # bytes of the next two rows that are copied while one is computed, where they fit
 
 
 @functools.cache
@@ -240,20 +301,24 @@ def _plan(n_cols, itemsize):
 
 
 @functools.cache
-def _plan_backward(n_cols):
-    """(block_m, num_warps, strips): sixteen warps for each of an H200's 132 SMs, or one program."""
-    block_n = host.power_of_2(n_cols)
-    num_warps = max(1, block_n // 1024) if block_n <= _READ_AGAIN_ABOVE else 32
-    # each further program adds a row to the last sum
-    return max(1, 1024 // block_n), num_warps, 132 * max(1, 16 // num_warps)
+def _plan_backward(n_cols, itemsize):
+    """(tiles, strips, num_stages): 32 warps for each of an H200's 132 SMs.
 
-
-@functools.cache
-def _num_stages(n_cols, itemsize, block_m):
-    """1 + the steps whose rows are under way while these are computed, where any GPU has memory for them."""
-    if n_cols * itemsize % 16:
-        return 1  # rows that begin anywhere are not copied ahead
-    return min(3, 1 + 32768 // (block_m * n_cols * itemsize))
+    Tiles are as wide as can be with an eighth of padding; of those under 1024 columns a thread takes 4.
+    """
+    block_m, block_n, tiles, num_warps, v = host.row_tiles(n_cols, itemsize)
+    if tiles * block_n > _HELD[itemsize]:
+        return host.RowTiles(4, 512, 1, 4, v), 8 * 132 * 512 // n_cols, 2
+    if block_n * itemsize < 1024:
+        block_m, num_warps = max(1, block_m // 2), 2
+    else:
+        while block_n < n_cols and host.cdiv(n_cols, 2 * block_n) * 2 * block_n <= 1.125 * n_cols:
+            block_n *= 2
+        tiles = host.cdiv(n_cols, block_n)
+        num_warps = min(16, block_n // (32 * (8 if block_n >= 1024 else 4)))
+    ahead = itemsize == 2 and 6 * block_m * tiles * block_n * itemsize <= _AHEAD
+    rows = host.RowTiles(block_m, block_n, tiles, num_warps, v)
+    return rows, 132 * max(1, 32 // num_warps), 3 if ahead else 1
 
 
 def _launch(plan, x, residual, weight, h, y, eps, plus_one):
@@ -273,17 +338,32 @@ def _launch_backward(plan, dy, dh, h, weight, dx, eps, plus_one, dtype):
     dtype: that of dweight, None where it is not needed. Of one strip that is dweight itself, in this dtype.
     """
     n_rows, n_cols = h.shape
-    block_m, num_warps, strips = plan and plan.backward or _plan_backward(n_cols)
-    rows_per_program, strips, partial = host.strips_of(h, 1, block_m, strips, dtype)
-    kernel, how = _add_rms_norm_bwd_wide_kernel, {"PLUS_ONE": plus_one}
-    if n_cols <= _READ_AGAIN_ABOVE:
-        stages = _num_stages(n_cols, h.element_size(), block_m)
-        how |= {"NO_EPS": eps < _LEAST_EPS, "NUM_STAGES": stages, "BLOCK_M": block_m}
-        kernel = _add_rms_norm_bwd_kernel
+    tiles, strips, num_stages = plan and plan.backward or _plan_backward(n_cols, h.itemsize)
+    constants, apart = host.constants_of_rows(tiles, dy, dh, h)
+    rows_per_program, strips, partial = host.strips_of(h, 1, tiles.block_m, strips, dtype, apart)
+    dy_strides, dh_strides = dy.stride(), (0, 0) if dh is None else dh.stride()
+    how = {"PLUS_ONE": plus_one, "COMPUTE": host.compute_dtype(h.dtype)}
+    stages = {"NUM_STAGES": num_stages, "num_warps": tiles.num_warps}
+    if tiles.tiles * tiles.block_n >= n_cols:
+        late = tiles.per_thread > _LATE_ABOVE_BACKWARD
+        host.run(
+            _add_rms_norm_bwd_kernel, (strips,), (dy, dh, h, weight, dx, partial), n_rows, n_cols, eps,
+            *dy_strides, *dh_strides, *h.stride(), rows_per_program,
+            NO_EPS=eps < _LEAST_EPS, LATE=late, **how, **stages, **constants,
+        )  # fmt: skip
+        return partial
+    sums = torch.empty(n_rows, 2, dtype=host.sum_dtype(h.dtype), device=h.device)
+    held = host.row_tiles(n_cols, h.itemsize)
+    grid, held_constants = host.grid_of_rows(held, dy, h)
     host.run(
-        kernel, (strips,), (dy, dh, h, weight, dx, partial), n_rows, n_cols, eps,
-        *dy.stride(), *((0, 0) if dh is None else dh.stride()), *h.stride(), rows_per_program,
-        COMPUTE=host.compute_dtype(h.dtype), BLOCK_N=host.power_of_2(n_cols), num_warps=num_warps, **how,
+        _add_rms_norm_sums_kernel, grid, (dy, h, weight, sums), n_rows, n_cols, eps, *dy_strides, *h.stride(),
+        num_warps=held.num_warps, **how, **held_constants,
+    )  # fmt: skip
+    grid = strips, constants.pop("TILES")
+    del constants["FULL"]
+    host.run(
+        _add_rms_norm_bwd_wide_kernel, grid, (dy, dh, h, weight, sums, dx, partial), n_rows, n_cols,
+        *dy_strides, *dh_strides, *h.stride(), rows_per_program, **how, **stages, **constants,
     )  # fmt: skip
     return partial
 

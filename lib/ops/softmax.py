@@ -12,8 +12,8 @@ Design    A row that fits into a program stays in registers between its sum and 
           Longer rows are cut into parts, each held by a program of its own; the parts of a row exchange maximum
           and sum through memory and wait for each other (a grid barrier), so they too are read once. A program
           that waits in vain reads its whole row itself: no order in which programs start can make a call hang.
-          Rows of any length are held in 5 to 8 tiles; where they do not begin on a 16-byte boundary, they are
-          read in whole 16-byte pieces, and at their two ends element by element.
+          Rows of any length are held in 5 to 9 tiles. Where they do not begin on a 16-byte boundary they are
+          read in whole 16-byte pieces all the same: the first and last of a row are its neighbours' too.
 Backward  dx = scale · y · (dy - sum(y · dy)). Saves y only.
 Copy it   by `make copy OP=softmax TO=folder`, or with _host.py, _device.py and its .cu beside it. MIT licence.
 """
@@ -71,17 +71,6 @@ def _n_seq(x):
 
 
 @triton.jit
-def _row_max(x):
-    # Of one row a scalar, which the ends of the row can use as they lie, in other threads than its middle.
-    return tl.max(x) if x.shape[0] == 1 else tl.max(x, axis=1)[:, None]
-
-
-@triton.jit
-def _row_sum(x):
-    return tl.sum(x) if x.shape[0] == 1 else tl.sum(x, axis=1)[:, None]
-
-
-@triton.jit
 def _scored_grad(dx, row, col, n_seq, SCALE: tl.constexpr):
     # 0 where a column was left out, in a row of NaN too
     if SCALE is not None:
@@ -96,7 +85,7 @@ def _scored(x, row, col, mask, n_seq, SCALE: tl.constexpr):
     # scale·x, -inf where the mask leaves a column out; with an n_seq, as long as a matrix is high, causal too.
     # -inf comes after the product: scale may be negative.
     if SCALE is not None:
-        x = tl.where(mask, x * SCALE, -float("inf"))
+        x = x * SCALE if mask is None else tl.where(mask, x * SCALE, -float("inf"))
     if n_seq is not None:
         x = tl.where(col <= row % n_seq, x, -float("inf"))
     return x
@@ -105,85 +94,62 @@ def _scored(x, row, col, mask, n_seq, SCALE: tl.constexpr):
 @triton.jit(do_not_specialize=["n_rows", "n_seq"])
 def _softmax_fwd_kernel(
     x_ptr, y_ptr, n_rows, n_cols, stride_xm, UNIT: tl.constexpr, V: tl.constexpr, COMPUTE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TILES: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TILES: tl.constexpr, FULL: tl.constexpr,
     n_seq=None, SCALE: tl.constexpr = None,
 ):  # fmt: skip
     # One program holds BLOCK_M whole rows, in TILES tiles of BLOCK_N columns.
     n_cols, stride_xm = n_cols // UNIT * UNIT, stride_xm // UNIT * UNIT
-    rows, shift = device.held_rows(n_cols, UNIT, V, BLOCK_M)
-    inside = rows < n_rows
+    first, shift = device.first_row(BLOCK_M, n_cols, UNIT, V)
+    rows, place = device.held_rows(first, shift, n_rows, n_cols, UNIT, V, BLOCK_M)
     x_rows = x_ptr + device.begin(rows, stride_xm, shift, V)
     y_rows = y_ptr + device.begin(rows, n_cols, shift, V)
-    if V > UNIT:
-        end_cols, at_ends = device.row_ends(inside, shift, n_cols, V)
-        ends = tl.load(x_rows + end_cols, mask=at_ends, other=-float("inf")).to(COMPUTE)
-        ends = _scored(ends, rows, end_cols - shift, at_ends, n_seq, SCALE)
     held = ()
     for t in tl.static_range(TILES):
         cols = device.tile_cols(t, BLOCK_N)
-        mask = device.in_tile(t, cols, inside, shift, n_cols, UNIT, V, TILES)
-        x = tl.load(x_rows + cols, mask=mask, other=-float("inf")).to(COMPUTE)
-        held = held + (_scored(x, rows, cols - shift, mask, n_seq, SCALE),)
+        x = device.load_tile(x_rows + cols, t, cols, place, UNIT, V, FULL).to(COMPUTE)
+        x = _scored(x, rows, cols - shift, None, n_seq, SCALE)
+        held = held + (device.own(x, -float("inf"), t, cols, place, UNIT, V, FULL),)
     tops = held[0]
     for t in tl.static_range(1, TILES):
         tops = tl.maximum(tops, held[t])
-    top = _row_max(tops)
-    if V > UNIT:
-        top = tl.maximum(top, _row_max(ends))
+    top = tl.max(tops, axis=1)[:, None]
     # NaN, +inf, a row of -inf: x - top is NaN somewhere, so the sum is, so the whole row is, as in torch
     numerators, sums = (), tl.zeros((BLOCK_M, BLOCK_N), COMPUTE)
     for t in tl.static_range(TILES):
         numerator = device.fast_exp(held[t] - top)
         sums += numerator
         numerators = numerators + (numerator,)
-    total = _row_sum(sums)
-    if V > UNIT:
-        end_numerator = device.fast_exp(ends - top)
-        total += _row_sum(end_numerator)
-        tl.store(y_rows + end_cols, end_numerator * (1.0 / total), mask=at_ends)
+    total = tl.sum(sums, axis=1)[:, None]
     for t in tl.static_range(TILES):
-        cols = device.tile_cols(t, BLOCK_N)
-        mask = device.in_tile(t, cols, inside, shift, n_cols, UNIT, V, TILES)
-        tl.store(y_rows + cols, numerators[t] * (1.0 / total), mask=mask)
+        cols, y = device.tile_cols(t, BLOCK_N), numerators[t] * (1.0 / total)
+        device.store_tile(y_rows + cols, y, t, cols, place, UNIT, V, FULL)
 
 
 @triton.jit(do_not_specialize=["n_rows", "n_seq"])
 def _softmax_bwd_kernel(
     dy_ptr, y_ptr, dx_ptr, n_rows, n_cols, stride_dym, UNIT: tl.constexpr, V: tl.constexpr,
     COMPUTE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TILES: tl.constexpr,
-    n_seq=None, SCALE: tl.constexpr = None,
+    FULL: tl.constexpr, n_seq=None, SCALE: tl.constexpr = None,
 ):  # fmt: skip
     # One program holds BLOCK_M whole rows, as forward.
     n_cols, stride_dym = n_cols // UNIT * UNIT, stride_dym // UNIT * UNIT
-    rows, shift = device.held_rows(n_cols, UNIT, V, BLOCK_M)
-    inside = rows < n_rows
+    first, shift = device.first_row(BLOCK_M, n_cols, UNIT, V)
+    rows, place = device.held_rows(first, shift, n_rows, n_cols, UNIT, V, BLOCK_M)
     dy_rows = dy_ptr + device.begin(rows, stride_dym, shift, V)
     start = device.begin(rows, n_cols, shift, V)
-    y_rows, dx_rows = y_ptr + start, dx_ptr + start
-    if V > UNIT:
-        end_cols, at_ends = device.row_ends(inside, shift, n_cols, V)
-        end_dy = tl.load(dy_rows + end_cols, mask=at_ends, other=0.0).to(COMPUTE)
-        end_y = tl.load(y_rows + end_cols, mask=at_ends, other=0.0).to(COMPUTE)
-    dys, ys = (), ()
+    dys, ys, sums = (), (), tl.zeros((BLOCK_M, BLOCK_N), COMPUTE)
     for t in tl.static_range(TILES):
         cols = device.tile_cols(t, BLOCK_N)
-        mask = device.in_tile(t, cols, inside, shift, n_cols, UNIT, V, TILES)
-        dys = dys + (tl.load(dy_rows + cols, mask=mask, other=0.0),)
-        ys = ys + (tl.load(y_rows + cols, mask=mask, other=0.0),)
-    sums = tl.zeros((BLOCK_M, BLOCK_N), COMPUTE)
+        dys = dys + (device.load_tile(dy_rows + cols, t, cols, place, UNIT, V, FULL),)
+        ys = ys + (device.load_tile(y_ptr + start + cols, t, cols, place, UNIT, V, FULL),)
     for t in tl.static_range(TILES):
-        sums += ys[t].to(COMPUTE) * dys[t].to(COMPUTE)
-    total = _row_sum(sums)
-    if V > UNIT:
-        total += _row_sum(end_y * end_dy)
-        end_dx = _scored_grad(end_y * (end_dy - total), rows, end_cols - shift, n_seq, SCALE)
-        tl.store(dx_rows + end_cols, end_dx, mask=at_ends)
+        product = ys[t].to(COMPUTE) * dys[t].to(COMPUTE)
+        sums += device.own(product, 0.0, t, device.tile_cols(t, BLOCK_N), place, UNIT, V, FULL)
+    total = tl.sum(sums, axis=1)[:, None]
     for t in tl.static_range(TILES):
-        cols = device.tile_cols(t, BLOCK_N)
-        mask = device.in_tile(t, cols, inside, shift, n_cols, UNIT, V, TILES)
-        dx = ys[t].to(COMPUTE) * (dys[t].to(COMPUTE) - total)
+        cols, dx = device.tile_cols(t, BLOCK_N), ys[t].to(COMPUTE) * (dys[t].to(COMPUTE) - total)
         dx = _scored_grad(dx, rows, cols - shift, n_seq, SCALE)
-        tl.store(dx_rows + cols, dx, mask=mask)
+        device.store_tile(dx_ptr + start + cols, dx, t, cols, place, UNIT, V, FULL)
 
 
 # --- rows too long for one program: a grid barrier -----------------------------------------------------------
@@ -196,11 +162,22 @@ def _softmax_bwd_kernel(
 
 
 @triton.jit
+def _row_ends(inside, shift, n_cols, V: tl.constexpr):
+    # The columns that are left at the two ends of a row, (1, 2V), and their mask
+    lane, end = tl.arange(0, 2 * V)[None, :], shift + n_cols
+    first, behind = (shift + V - 1) // V, end // V
+    cols = tl.where(lane < V, lane, behind * V + lane - V)
+    at_start = (lane >= shift) & (lane < tl.minimum(first * V, end))
+    at_end = (cols < end) & (behind >= first)
+    return cols, tl.where(lane < V, at_start, at_end) & inside
+
+
+@triton.jit
 def _pieces(row, n_cols, V: tl.constexpr):
     # Where the whole pieces of a row begin and end, and where in its first one the row does; and its ends
     shift = (row * n_cols % V).to(tl.int32)
     pieces = (shift + V - 1) // V, (shift + n_cols) // V, shift
-    end_cols, at_ends = device.row_ends(n_cols > 0, shift, n_cols, V)
+    end_cols, at_ends = _row_ends(n_cols > 0, shift, n_cols, V)
     return pieces, end_cols, at_ends
 
 
