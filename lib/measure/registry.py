@@ -527,7 +527,7 @@ ADD_RMS_NORM = Op(
     bench_shapes=((16384, 4096), (65536, 1024), (8192, 8192), (4096, 16384), (131072, 781)),
     traffic_shape=(24, 640),
     small_shape=(65, 781),
-    # from 8,193 columns on, rows are read twice backward
+    # backward rows are read again from 8,193 columns on, and do without the sum from 16,385 on
     odd_shapes=(
         (1, 1),
         (5, 7),
@@ -538,15 +538,16 @@ ADD_RMS_NORM = Op(
         (123, 781),
         (257, 4096),
         (2, 8193),
+        (3, 16385),
     ),  # fmt: skip
     plans={
         "two strips of several rows": (
             add_rms_norm.Plan(RowTiles(2, 16, 3, 1, 4), (RowTiles(4, 16, 3, 1, 4), 2, 1)),
             [(1, 1), (9, 11), (64, 16), (33, 40)],
         ),
-        "sums of rows first": (
-            add_rms_norm.Plan(RowTiles(1, 16, 8, 1, 8), (RowTiles(2, 16, 1, 1, 8), 3, 2)),
-            [(9, 19), (64, 32), (33, 83)],
+        "dweight by itself": (
+            add_rms_norm.Plan(RowTiles(1, 128, 1, 1, 8), (RowTiles(1, 128, 1, 1, 8), 0, 1)),
+            [(1, 1), (9, 119), (64, 256), (33, 181)],
         ),
     },
     sources=("lib/ops/add_rms_norm.py",),

@@ -4,12 +4,17 @@ Widths    drawn log-uniformly from 33 to 131,072 with a seed, 2²⁷ elements in
           at every third of them, as compiling takes the time.
 Method    lib.measure.bench.time_us: L2 flushed before each run, the median in µs; its share of the fewest bytes
           at the copy rate of this GPU. A version that fails the float64 check on a few rows is not timed.
+Compiles  first, in as many processes as there are cores, which takes most of the time.
 Saved     data/results/<gpu>/widths.json, with stamp and source hash.
 
     python -m lib.measure.widths [--op softmax] [--seed 0] [--count 40] [--versions triton eager compiled liger]
 """
 
 import argparse
+import concurrent.futures
+import contextlib
+import multiprocessing
+import os
 import random
 
 from lib import machine
@@ -67,6 +72,7 @@ def run(ops=ROW_OPS, widths=None, dtypes=tuple(DTYPES), versions=VERSIONS):
         for i, n_cols in enumerate(widths or draw())
         if n_cols <= WIDEST.get(name, n_cols)
     ]
+    compile_all(cases, versions)
     rows = []
     with tqdm(cases, unit="width", desc="widths") as progress:
         for op, dtype, i, n_cols in progress:
@@ -75,6 +81,33 @@ def run(ops=ROW_OPS, widths=None, dtypes=tuple(DTYPES), versions=VERSIONS):
             rows += _measure(op, names, dtype, n_cols)
             torch.cuda.empty_cache()
     return rows
+
+
+def compile_all(cases, versions):
+    """Triton's kernels of these cases, into its cache: each case once, on a few rows."""
+    workers = min(os.cpu_count(), 16)
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(workers, mp_context=context) as pool:
+        futures = [
+            pool.submit(_compile, op.name, dtype, n_cols, set(versions) & {"triton", "liger"})
+            for op, dtype, _, n_cols in cases
+        ]
+        for done in tqdm(
+            concurrent.futures.as_completed(futures), total=len(futures), desc="compile"
+        ):
+            done.result()
+
+
+def _compile(name, dtype, n_cols, versions):
+    op = registry.find(name).unfixed().configured()
+    inputs = op.inputs(
+        (min(max(1, ELEMENTS // n_cols), 2048), n_cols), DTYPES[dtype], machine.device()
+    )
+    for version in versions_of(op, versions).values():
+        for gradients in (False, True):
+            with contextlib.suppress(RuntimeError):  # told where it is timed
+                bench.call_of(version, inputs, gradients)()
+    torch.cuda.synchronize()
 
 
 def _measure(op, names, dtype, n_cols):

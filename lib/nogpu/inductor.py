@@ -322,14 +322,16 @@ _BACKWARD = (
     "the function calls backward(); return the loss in its place. Where an input requires grad, the text holds "
     "the backward graph too"
 )
+_FROM_OUTSIDE = (
+    "the function uses a tensor from outside, as of a module or an optimizer, which is on the CPU; pass "
+    "the module itself, as output_code(module, x), or its tensors as inputs"
+)
 # words of an error of PyTorch's: what to do
 _WHY = {
     "DataDependentOutputException": _VALUES,
     "DynamicOutputShapeException": _VALUES,
-    "Tensor device mismatch": (
-        "the function uses a tensor from outside, as of a module or an optimizer, which is on the CPU; pass "
-        "the module itself, as output_code(module, x), or its tensors as inputs"
-    ),
+    "Tensor device mismatch": _FROM_OUTSIDE,
+    "found two different devices": _FROM_OUTSIDE,  # torch 2.11
     "Cannot access accelerator device": _BACKWARD,
     "hasPrimaryContext": _BACKWARD,
 }

@@ -124,6 +124,18 @@ def load_tile(
 
 
 @triton.jit
+def load_tiles(
+    ptrs, stride_n, place, UNIT: tl.constexpr, V: tl.constexpr,
+    BLOCK_N: tl.constexpr, TILES: tl.constexpr, FULL: tl.constexpr,
+):  # fmt: skip
+    tiles = ()
+    for t in tl.static_range(TILES):
+        cols = tile_cols(t, BLOCK_N)
+        tiles = tiles + (load_tile(ptrs + cols * stride_n, t, cols, place, UNIT, V, FULL),)
+    return tiles
+
+
+@triton.jit
 def store_tile(
     ptrs, x, t: tl.constexpr, cols, place, UNIT: tl.constexpr, V: tl.constexpr, FULL: tl.constexpr
 ):

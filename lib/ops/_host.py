@@ -66,6 +66,13 @@ def n_multiprocessors(gpu):
 
 
 @functools.cache
+def shared_memory(gpu):
+    """Bytes that a thread block can have: 227 KB on Hopper, 99 KB on Ada."""
+    properties = None if ON_CPU else torch.cuda.get_device_properties(gpu)
+    return getattr(properties, "shared_memory_per_block_optin", 64 * 1024)
+
+
+@functools.cache
 def generation(gpu):
     """The major number of the compute capability: 7 is Turing, 8 Ampere and Ada, 9 Hopper, 10 Blackwell."""
     return 9 if ON_CPU else torch.cuda.get_device_capability(gpu)[0]
@@ -126,7 +133,7 @@ def takes(function):
 
 
 def strips_of(matrix, fold, block_m, strips, dtype, apart=1):
-    """How an (M, N) matrix, `fold` rows of it taken as one, is cut into about so many strips to sum.
+    """How an (M, N) matrix, `fold` rows of it taken as one, is cut into at most so many strips to sum.
 
     Rows of a strip lie `apart` from each other. Returns how many they are, a multiple of block_m; the number
     of strips; and memory for what each of them adds to the sum, (strips · fold, N), or None without a dtype,
@@ -134,7 +141,7 @@ def strips_of(matrix, fold, block_m, strips, dtype, apart=1):
     """
     n_rows, n_cols = matrix.shape
     n_rows = cdiv(n_rows, fold * apart)
-    rows_per_program = cdiv(cdiv(n_rows, cdiv(strips, apart)), block_m) * block_m
+    rows_per_program = cdiv(cdiv(n_rows, max(1, strips // apart)), block_m) * block_m
     strips = cdiv(n_rows, rows_per_program) * apart
     wide = dtype if strips * fold == 1 else sum_dtype(matrix.dtype)
     partial = matrix.new_empty((strips * fold, n_cols), dtype=wide) if dtype else None
@@ -178,30 +185,30 @@ class RowTiles(NamedTuple):
 
 
 @functools.cache
-def row_tiles(n_cols, itemsize, cut=8):
+def row_tiles(n_cols, itemsize):
     """The RowTiles of contiguous rows of any length.
 
     A load takes 16 bytes, from wherever rows begin: pieces at their ends are shared. Rows under 1 KB have ends
     too often: there it takes what all rows begin at a multiple of, if that is 4 bytes or more. The shortest,
     under 128 bytes, are moved element by element if they have to be.
-    A row is cut into tiles of a power of two, `cut` of them or fewer, and more than half as many: the more,
-    the less is padding. Only the first and the last need masks.
-    Of each tile a thread takes 16 bytes; of tiles under 1 KB 4 elements, so that more threads load at once.
-    Short rows share a program of 4 warps, 2·cut at most, or as many as make 1024 elements: a GPU starts blocks
-    at no more than a certain rate. A longer one has as many warps as tiles have loads.
+    A row is cut into 5 to 8 tiles of a power of two, so that little is padding. Of each a thread takes 4
+    elements, so that many threads load at once; of those over 1024 columns 8.
+    Short rows share a program of 4 warps, 16 at most, or as many as make 1024 elements: a GPU starts blocks at
+    no more than a certain rate.
     """
     full = 16 // itemsize
     unit = math.gcd(n_cols, full)
     by_unit = unit * itemsize >= 4 and n_cols * itemsize < 1024 or n_cols * itemsize < 128
     v = unit if by_unit else full
-    block_n = max(128, power_of_2(n_cols)) // cut
-    if block_n * itemsize >= 1024:
-        return RowTiles(1, block_n, cdiv(n_cols, block_n), min(16, block_n // (32 * v)), v)
+    block_n = max(128, power_of_2(n_cols)) // 8
     tiles = cdiv(n_cols, block_n)
-    block_m = max(
-        min(2 * cut, 128 * min(v, 4) // block_n), power_of_2(1024 // (tiles * block_n) + 1) // 2, 1
+    if block_n >= 128:
+        num_warps = min(16, max(2, block_n // (128 if block_n <= 1024 else 256)))
+        return RowTiles(max(1, 256 // block_n), block_n, tiles, num_warps, v)
+    block_m = min(16, 128 * min(v, 4) // block_n)
+    return RowTiles(
+        max(block_m, power_of_2(1024 // (tiles * block_n) + 1) // 2, 1), block_n, tiles, 4, v
     )
-    return RowTiles(block_m, block_n, tiles, 4, v)
 
 
 def constants_of_rows(tiles, *matrices):

@@ -7,8 +7,7 @@ Shapes    x, residual, h, y: (..., N), N up to 32,768, x and residual with any s
 Dtypes    float32, float16 and bfloat16 (computed in float32), also mixed, h and y then as x + residual is;
           and float64. As in PyTorch, h is rounded to its dtype before its norm is taken.
 Traffic   M rows of N elements of s bytes. Forward 4MNs (x, residual, h, y), in PyTorch 5MNs; backward 4MNs
-          (dy, dh, h, dx), in PyTorch 6MNs. Where a row and its part of dweight do not fit into a program, from
-          16,385 columns on (float32: 8,193), dy and h are read twice: 6MNs.
+          (dy, dh, h, dx), in PyTorch 6MNs; of more than 16,384 columns fused 6MNs too.
 Norm      y = h · r · weight, r = 1 / √(mean(h²) + eps) (Zhang and Sennrich, Root Mean Square Layer
           Normalization, 2019). plus_one: by 1 + weight, added in float32: in bfloat16 it would be rounded.
 Backward  With n = h·r and g = weight·dy: dx = dh + r·(g - n · mean(g·n)), for x and residual alike;
@@ -36,7 +35,7 @@ class Plan(NamedTuple):
     """How one call is launched: how forward holds rows.
 
     backward: how it does, in how many strips of rows, one a program, and num_stages; or None to have it chosen.
-    Tiles that do not make up a row are held alone, and the sums of rows computed before.
+    In 0 strips, programs hold rows as forward, and dweight is summed by a kernel of its own.
     """
 
     rows: host.RowTiles
@@ -85,17 +84,15 @@ def _add_rms_norm_fwd_kernel(
     first, shift = device.first_row(BLOCK_M, n_cols, UNIT, V)
     rows, place = device.held_rows(first, shift, n_rows, n_cols, UNIT, V, BLOCK_M)
     x_rows = x_ptr + device.begin(rows, stride_xm, shift, V)
-    residual_at = device.begin(rows, stride_rm, shift, V)
     start = device.begin(rows, n_cols, shift, V)
-    xs, residuals, weights, hs = (), (), (), ()
-    for t in tl.static_range(TILES):
-        cols = device.tile_cols(t, BLOCK_N)
-        xs = xs + (device.load_tile(x_rows + cols * stride_xn, t, cols, place, UNIT, V, FULL),)
-        if residual_ptr is not None:
-            residual_ptrs = residual_ptr + residual_at + cols * stride_rn
-            residual = device.load_tile(residual_ptrs, t, cols, place, UNIT, V, FULL)
-            residuals = residuals + (residual,)
-        if not LATE:
+    xs = device.load_tiles(x_rows, stride_xn, place, UNIT, V, BLOCK_N, TILES, FULL)
+    if residual_ptr is not None:
+        r_rows = residual_ptr + device.begin(rows, stride_rm, shift, V)
+        residuals = device.load_tiles(r_rows, stride_rn, place, UNIT, V, BLOCK_N, TILES, FULL)
+    weights, hs = (), ()
+    if not LATE:
+        for t in tl.static_range(TILES):
+            cols = device.tile_cols(t, BLOCK_N)
             weights = weights + (_weight(weight_ptr, t, cols, place, UNIT, V, FULL),)
 
     squares = tl.zeros((BLOCK_M, BLOCK_N), COMPUTE)
@@ -116,35 +113,17 @@ def _add_rms_norm_fwd_kernel(
         device.store_tile(y_ptr + start + cols, y, t, cols, place, UNIT, V, FULL)
 
 
-# Of a row, root = 1 / √(mean(h²) + eps); mean(g·n) is root · mean(g·h), so both sums are taken in one go.
-
-
-@triton.jit
-def _root_and_mean(squares, cross, n_cols, eps):
-    squares, cross = tl.reduce((squares, cross), 1, _add_both)
-    root = tl.rsqrt(squares / n_cols + eps)[:, None]
-    return root, root * cross[:, None] / n_cols
-
-
-@triton.jit
-def _grads(dy, h, factor, root, mean, inside, NO_EPS: tl.constexpr):
-    # What a row adds to dx and to dweight
-    normal = h * root
-    if NO_EPS:
-        normal = tl.where(inside, normal, 0.0)  # of a row that is not there 0·inf
-    return root * (dy * factor - normal * mean), dy * normal
-
-
 @triton.jit(do_not_specialize=["n_rows", "eps", "rows_per_program"])
 def _add_rms_norm_bwd_kernel(
-    dy_ptr, dh_ptr, h_ptr, weight_ptr, dx_ptr, partial_ptr, n_rows, n_cols, eps,
+    dy_ptr, dh_ptr, h_ptr, weight_ptr, dx_ptr, partial_ptr, roots_ptr, n_rows, n_cols, eps,
     stride_dym, stride_dyn, stride_dhm, stride_dhn, stride_hm, stride_hn, rows_per_program,
-    PLUS_ONE: tl.constexpr, NO_EPS: tl.constexpr, LATE: tl.constexpr, NUM_STAGES: tl.constexpr,
-    COMPUTE: tl.constexpr, UNIT: tl.constexpr, V: tl.constexpr,
+    PLUS_ONE: tl.constexpr, NO_EPS: tl.constexpr, LATE: tl.constexpr, AGAIN: tl.constexpr,
+    NUM_STAGES: tl.constexpr, COMPUTE: tl.constexpr, UNIT: tl.constexpr, V: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TILES: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
     # One program handles rows_per_program whole rows, BLOCK_M at a time, held as forward, and adds up on the
-    # way: its row of partial, (programs, n_cols), is its share of dweight.
+    # way: its row of partial, (programs, n_cols), is its share of dweight. AGAIN: rows too long to be held
+    # until their sums are there are read again, from a cache. roots: root of each row, for the kernel below.
     APART: tl.constexpr = V if V > UNIT else 1
     n_cols, stride_dym = n_cols // UNIT * UNIT, stride_dym // UNIT * UNIT
     stride_dhm, stride_hm = stride_dhm // UNIT * UNIT, stride_hm // UNIT * UNIT
@@ -157,47 +136,49 @@ def _add_rms_norm_bwd_kernel(
             cols = device.tile_cols(t, BLOCK_N)
             weights = weights + (_weight(weight_ptr, t, cols, columns, UNIT, V, FULL),)
     for step in tl.range(0, rows_per_program, BLOCK_M, num_stages=NUM_STAGES):
-        rows, place = device.held_rows(
-            first + APART * step, shift, n_rows, n_cols, UNIT, V, BLOCK_M
-        )
+        row = first + APART * step
+        rows, place = device.held_rows(row, shift, n_rows, n_cols, UNIT, V, BLOCK_M)
         h_rows = h_ptr + device.begin(rows, stride_hm, shift, V)
         dy_rows = dy_ptr + device.begin(rows, stride_dym, shift, V)
-        dh_at = device.begin(rows, stride_dhm, shift, V)
-        start = device.begin(rows, n_cols, shift, V)
-        hs, dys, dhs = (), (), ()
-        for t in tl.static_range(TILES):
-            cols = device.tile_cols(t, BLOCK_N)
-            hs = hs + (device.load_tile(h_rows + cols * stride_hn, t, cols, place, UNIT, V, FULL),)
-            dy_ptrs = dy_rows + cols * stride_dyn
-            dys = dys + (device.load_tile(dy_ptrs, t, cols, place, UNIT, V, FULL),)
-            if dh_ptr is not None:
-                dh_ptrs = dh_ptr + dh_at + cols * stride_dhn
-                dhs = dhs + (device.load_tile(dh_ptrs, t, cols, place, UNIT, V, FULL),)
+        hs = device.load_tiles(h_rows, stride_hn, place, UNIT, V, BLOCK_N, TILES, FULL)
+        dys = device.load_tiles(dy_rows, stride_dyn, place, UNIT, V, BLOCK_N, TILES, FULL)
+        dh_rows = None if dh_ptr is None else dh_ptr + device.begin(rows, stride_dhm, shift, V)
+        if dh_ptr is not None and not (AGAIN and LATE):
+            dhs = device.load_tiles(dh_rows, stride_dhn, place, UNIT, V, BLOCK_N, TILES, FULL)
         squares = tl.zeros((BLOCK_M, BLOCK_N), COMPUTE)
         cross = squares
         for t in tl.static_range(TILES):
             cols = device.tile_cols(t, BLOCK_N)
-            weight = _weight(weight_ptr, t, cols, place, UNIT, V, FULL) if LATE else weights[t]
+            weight = _weight(weight_ptr, t, cols, columns, UNIT, V, FULL) if LATE else weights[t]
             h = device.own(hs[t].to(COMPUTE), 0.0, t, cols, place, UNIT, V, FULL)
             dy = device.own(dys[t].to(COMPUTE), 0.0, t, cols, place, UNIT, V, FULL)
             squares += h * h
             cross += dy * _factor(weight, PLUS_ONE, COMPUTE) * h
-        root, mean = _root_and_mean(squares, cross, n_cols, eps)
-        sums = ()
+        # both sums of a row in one go, h² and g·h; mean(g·n) is root·mean(g·h)
+        row_squares, row_cross = tl.reduce((squares, cross), 1, _add_both)
+        root = tl.rsqrt(row_squares / n_cols + eps)[:, None]
+        mean = root * row_cross[:, None] / n_cols
+        if roots_ptr is not None:
+            tl.store(roots_ptr + rows, root, mask=place[0])
+        if AGAIN:
+            tl.debug_barrier()  # else these loads are the ones above, for the compiler
+            hs = device.load_tiles(h_rows, stride_hn, place, UNIT, V, BLOCK_N, TILES, FULL)
+            dys = device.load_tiles(dy_rows, stride_dyn, place, UNIT, V, BLOCK_N, TILES, FULL)
+        if dh_ptr is not None and AGAIN and LATE:
+            dhs = device.load_tiles(dh_rows, stride_dhn, place, UNIT, V, BLOCK_N, TILES, FULL)
+        start, sums = device.begin(rows, n_cols, shift, V), ()
         for t in tl.static_range(TILES):
-            cols = device.tile_cols(t, BLOCK_N)
-            weight = _weight(weight_ptr, t, cols, place, UNIT, V, FULL) if LATE else weights[t]
-            factor, h, dy = (
-                _factor(weight, PLUS_ONE, COMPUTE),
-                hs[t].to(COMPUTE),
-                dys[t].to(COMPUTE),
-            )
-            dx, dweight = _grads(dy, h, factor, root, mean, place[0], NO_EPS)
+            cols, dy = device.tile_cols(t, BLOCK_N), dys[t].to(COMPUTE)
+            weight = _weight(weight_ptr, t, cols, columns, UNIT, V, FULL) if LATE else weights[t]
+            normal = hs[t].to(COMPUTE) * root
+            if NO_EPS:
+                normal = tl.where(place[0], normal, 0.0)  # of a row that is not there 0·inf
+            dx = root * (dy * _factor(weight, PLUS_ONE, COMPUTE) - normal * mean)
             if dh_ptr is not None:
                 dx += dhs[t].to(COMPUTE)
             if dx_ptr is not None:
                 device.store_tile(dx_ptr + start + cols, dx, t, cols, place, UNIT, V, FULL)
-            sums = sums + (totals[t] + dweight,)
+            sums = sums + (totals[t] + dy * normal if partial_ptr is not None else totals[t],)
         totals = sums
     if partial_ptr is not None:
         partial_ptr += tl.program_id(0).to(tl.int64) * n_cols
@@ -207,118 +188,67 @@ def _add_rms_norm_bwd_kernel(
             tl.store(partial_ptr + (cols - shift), total, mask=mask)
 
 
-# --- rows too long for that: their sums first ----------------------------------------------------------------
-
-
-@triton.jit(do_not_specialize=["n_rows", "eps"])
-def _add_rms_norm_sums_kernel(
-    dy_ptr, h_ptr, weight_ptr, sums_ptr, n_rows, n_cols, eps,
-    stride_dym, stride_dyn, stride_hm, stride_hn, PLUS_ONE: tl.constexpr,
-    COMPUTE: tl.constexpr, UNIT: tl.constexpr, V: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TILES: tl.constexpr, FULL: tl.constexpr,
-):  # fmt: skip
-    # root and mean of each row, in sums, (n_rows, 2)
-    n_cols, stride_dym = n_cols // UNIT * UNIT, stride_dym // UNIT * UNIT
-    stride_hm = stride_hm // UNIT * UNIT
-    first, shift = device.first_row(BLOCK_M, n_cols, UNIT, V)
-    rows, place = device.held_rows(first, shift, n_rows, n_cols, UNIT, V, BLOCK_M)
-    h_rows = h_ptr + device.begin(rows, stride_hm, shift, V)
-    dy_rows = dy_ptr + device.begin(rows, stride_dym, shift, V)
-    squares = tl.zeros((BLOCK_M, BLOCK_N), COMPUTE)
-    cross = squares
-    for t in tl.static_range(TILES):
-        cols = device.tile_cols(t, BLOCK_N)
-        h = device.load_tile(h_rows + cols * stride_hn, t, cols, place, UNIT, V, FULL).to(COMPUTE)
-        dy = device.load_tile(dy_rows + cols * stride_dyn, t, cols, place, UNIT, V, FULL).to(
-            COMPUTE
-        )
-        weight = _weight(weight_ptr, t, cols, place, UNIT, V, FULL)
-        product = dy * _factor(weight, PLUS_ONE, COMPUTE) * h
-        squares += device.own(h * h, 0.0, t, cols, place, UNIT, V, FULL)
-        cross += device.own(product, 0.0, t, cols, place, UNIT, V, FULL)
-    root, mean = _root_and_mean(squares, cross, n_cols, eps)
-    tl.store(sums_ptr + 2 * rows, root, mask=place[0])
-    tl.store(sums_ptr + 2 * rows + 1, mean, mask=place[0])
-
-
 @triton.jit(do_not_specialize=["n_rows", "rows_per_program"])
-def _add_rms_norm_bwd_wide_kernel(
-    dy_ptr, dh_ptr, h_ptr, weight_ptr, sums_ptr, dx_ptr, partial_ptr, n_rows, n_cols,
-    stride_dym, stride_dyn, stride_dhm, stride_dhn, stride_hm, stride_hn, rows_per_program,
-    PLUS_ONE: tl.constexpr, NUM_STAGES: tl.constexpr, COMPUTE: tl.constexpr,
+def _add_rms_norm_dweight_kernel(
+    dy_ptr, h_ptr, roots_ptr, partial_ptr, n_rows, n_cols, stride_dym, stride_dyn, stride_hm, stride_hn,
+    rows_per_program, NUM_STAGES: tl.constexpr, COMPUTE: tl.constexpr,
     UNIT: tl.constexpr, V: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    # One program handles BLOCK_N columns of rows_per_program rows, whose sums are there.
+    # The same sums, dy·h·root over rows_per_program rows, of BLOCK_N columns alone
     APART: tl.constexpr = V if V > UNIT else 1
     n_cols, stride_dym = n_cols // UNIT * UNIT, stride_dym // UNIT * UNIT
-    stride_dhm, stride_hm = stride_dhm // UNIT * UNIT, stride_hm // UNIT * UNIT
+    stride_hm = stride_hm // UNIT * UNIT
     first, shift = device.first_row(rows_per_program, n_cols, UNIT, V)
-    _, columns = device.held_rows(first, shift, n_rows, n_cols, UNIT, V, BLOCK_M)
     cols = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
-    factor = _factor(_weight(weight_ptr, 0, cols, columns, UNIT, V, 0), PLUS_ONE, COMPUTE)
     total = tl.zeros((BLOCK_M, BLOCK_N), COMPUTE)
     for step in tl.range(0, rows_per_program, BLOCK_M, num_stages=NUM_STAGES):
-        rows, place = device.held_rows(
-            first + APART * step, shift, n_rows, n_cols, UNIT, V, BLOCK_M
-        )
-        root = tl.load(sums_ptr + 2 * rows, mask=place[0], other=0.0)
-        mean = tl.load(sums_ptr + 2 * rows + 1, mask=place[0], other=0.0)
+        row = first + APART * step
+        rows, place = device.held_rows(row, shift, n_rows, n_cols, UNIT, V, BLOCK_M)
+        root = tl.load(roots_ptr + rows, mask=place[0], other=0.0)
         h_ptrs = h_ptr + device.begin(rows, stride_hm, shift, V) + cols * stride_hn
         dy_ptrs = dy_ptr + device.begin(rows, stride_dym, shift, V) + cols * stride_dyn
         h = device.load_tile(h_ptrs, 0, cols, place, UNIT, V, 0).to(COMPUTE)
-        dy = device.load_tile(dy_ptrs, 0, cols, place, UNIT, V, 0).to(COMPUTE)
-        dx, dweight = _grads(dy, h, factor, root, mean, place[0], False)
-        if dh_ptr is not None:
-            dh_ptrs = dh_ptr + device.begin(rows, stride_dhm, shift, V) + cols * stride_dhn
-            dx += device.load_tile(dh_ptrs, 0, cols, place, UNIT, V, 0).to(COMPUTE)
-        if dx_ptr is not None:
-            dx_ptrs = dx_ptr + device.begin(rows, n_cols, shift, V) + cols
-            device.store_tile(dx_ptrs, dx, 0, cols, place, UNIT, V, 0)
-        total += dweight
-    if partial_ptr is not None:
-        partial_ptr += tl.program_id(0).to(tl.int64) * n_cols
-        mask = device.in_row(0, cols, columns, UNIT, V, 0)
-        tl.store(partial_ptr + (cols - shift), tl.sum(total, axis=0)[None, :], mask=mask)
+        total += device.load_tile(dy_ptrs, 0, cols, place, UNIT, V, 0).to(COMPUTE) * (h * root)
+    _, columns = device.held_rows(first, shift, n_rows, n_cols, UNIT, V, BLOCK_M)
+    partial_ptr += tl.program_id(0).to(tl.int64) * n_cols
+    mask = device.in_row(0, cols, columns, UNIT, V, 0)
+    tl.store(partial_ptr + (cols - shift), tl.sum(total, axis=0)[None, :], mask=mask)
 
 
 # --- plan (the dispatch heuristic) and launch ----------------------------------------------------------------
 
 _WIDEST = 32768  # a row lies in the registers of one program
 _LEAST_EPS = 2.0**-126  # below it eps is 0 in the kernel, or may be taken for it
-# Of a thread that holds more elements of a row no registers are left for the weight; backward there are three
-# rows and a sum to hold, and from so many bytes on they do not fit into a program.
-_LATE_ABOVE, _LATE_ABOVE_BACKWARD = 48, 24
-_HELD = {2: 16384, 4: 8192, 8: 4096}
-_AHEAD = (
-    96 * 1024
-)  # bytes of the next two rows that are copied while one is computed, where they fit
+_LATE_ABOVE = (
+    24  # of a thread that holds more elements of a row no registers are left for the weight
+)
+_LONGEST = 16384  # backward there are three rows and a sum to hold: longer ones do without the sum
 
 
 @functools.cache
 def _plan(n_cols, itemsize):
-    """Of short rows, for which there is little to compute, fewer tiles and fewer rows a program."""
-    return Plan(host.row_tiles(n_cols, itemsize, 4 if n_cols < 2048 else 8))
+    return Plan(host.row_tiles(n_cols, itemsize))
 
 
 @functools.cache
-def _plan_backward(n_cols, itemsize):
-    """(tiles, strips, num_stages): 32 warps for each of an H200's 132 SMs.
+def _plan_backward(n_cols, itemsize, shared):
+    """(tiles, strips, num_stages): programs for as long as they find registers on an H200's 132 SMs.
 
-    Tiles are as wide as can be with an eighth of padding; of those under 1024 columns a thread takes 4.
+    Rows of 4 and 8 warps have tiles twice as wide, unless a third would be padding. Copied ahead, where there
+    is shared memory, are the next two rows; where pieces are shared, and a tile more may be needed, the next.
     """
-    block_m, block_n, tiles, num_warps, v = host.row_tiles(n_cols, itemsize)
-    if tiles * block_n > _HELD[itemsize]:
-        return host.RowTiles(4, 512, 1, 4, v), 8 * 132 * 512 // n_cols, 2
-    if block_n * itemsize < 1024:
-        block_m, num_warps = max(1, block_m // 2), 2
-    else:
-        while block_n < n_cols and host.cdiv(n_cols, 2 * block_n) * 2 * block_n <= 1.125 * n_cols:
-            block_n *= 2
-        tiles = host.cdiv(n_cols, block_n)
-        num_warps = min(16, block_n // (32 * (8 if block_n >= 1024 else 4)))
-    ahead = itemsize == 2 and 6 * block_m * tiles * block_n * itemsize <= _AHEAD
-    rows = host.RowTiles(block_m, block_n, tiles, num_warps, v)
-    return rows, 132 * max(1, 32 // num_warps), 3 if ahead else 1
+    rows = host.row_tiles(n_cols, itemsize)
+    block_n, tiles, num_warps = rows.block_n, rows.tiles, min(16, max(2, rows.block_n // 128))
+    if block_n < 128:
+        return rows, 8 * 132, 1
+    if n_cols > _LONGEST:
+        return rows, 0, 1
+    if num_warps in (4, 8) and host.cdiv(n_cols, 2 * block_n) * 2 * block_n < 1.3 * n_cols:
+        block_n, tiles = 2 * block_n, host.cdiv(n_cols, 2 * block_n)
+    copied = 3 * tiles if n_cols % rows.v == 0 else 2 * (tiles + 1)
+    num_stages = 3 if num_warps < 16 and 3 * copied * block_n * itemsize <= shared - 4096 else 1
+    rows = host.RowTiles(1, block_n, tiles, num_warps, rows.v)
+    return rows, 132 * max(1, min(4, 12 // num_warps)), num_stages
 
 
 def _launch(plan, x, residual, weight, h, y, eps, plus_one):
@@ -332,38 +262,39 @@ def _launch(plan, x, residual, weight, h, y, eps, plus_one):
     )  # fmt: skip
 
 
-def _launch_backward(plan, dy, dh, h, weight, dx, eps, plus_one, dtype):
+def _launch_backward(plan, dy, dh, h, weight, dx, eps, plus_one, dtype, roots=None):
     """Write dx unless it is None. Returns what each strip of rows adds to dweight, (strips, N), or None.
 
     dtype: that of dweight, None where it is not needed. Of one strip that is dweight itself, in this dtype.
     """
     n_rows, n_cols = h.shape
-    tiles, strips, num_stages = plan and plan.backward or _plan_backward(n_cols, h.itemsize)
+    shared = host.shared_memory(h.device)
+    tiles, strips, num_stages = plan and plan.backward or _plan_backward(n_cols, h.itemsize, shared)
     constants, apart = host.constants_of_rows(tiles, dy, dh, h)
-    rows_per_program, strips, partial = host.strips_of(h, 1, tiles.block_m, strips, dtype, apart)
-    dy_strides, dh_strides = dy.stride(), (0, 0) if dh is None else dh.stride()
-    how = {"PLUS_ONE": plus_one, "COMPUTE": host.compute_dtype(h.dtype)}
-    stages = {"NUM_STAGES": num_stages, "num_warps": tiles.num_warps}
-    if tiles.tiles * tiles.block_n >= n_cols:
-        late = tiles.per_thread > _LATE_ABOVE_BACKWARD
+    strides, compute = (*dy.stride(), *h.stride()), host.compute_dtype(h.dtype)
+    if strips == 0 and dtype:  # a kernel of its own sums
+        roots = h.new_empty(n_rows, dtype=host.sum_dtype(h.dtype))
+        _launch_backward(plan, dy, dh, h, weight, dx, eps, plus_one, None, roots)
+        rows_per_program, strips, partial = host.strips_of(
+            h, 1, 4, 8 * 132 * 512 // n_cols, dtype, apart
+        )
+        how = {name: constants[name] for name in ("UNIT", "V")}
         host.run(
-            _add_rms_norm_bwd_kernel, (strips,), (dy, dh, h, weight, dx, partial), n_rows, n_cols, eps,
-            *dy_strides, *dh_strides, *h.stride(), rows_per_program,
-            NO_EPS=eps < _LEAST_EPS, LATE=late, **how, **stages, **constants,
+            _add_rms_norm_dweight_kernel, (strips, host.cdiv(n_cols + apart, 512)), (dy, h, roots, partial),
+            n_rows, n_cols, *strides, rows_per_program, BLOCK_M=4, BLOCK_N=512, NUM_STAGES=3,
+            COMPUTE=compute, num_warps=4, **how,
         )  # fmt: skip
         return partial
-    sums = torch.empty(n_rows, 2, dtype=host.sum_dtype(h.dtype), device=h.device)
-    held = host.row_tiles(n_cols, h.itemsize)
-    grid, held_constants = host.grid_of_rows(held, dy, h)
+    alone, strips = strips == 0, strips or n_rows + apart
+    rows_per_program, strips, partial = host.strips_of(h, 1, tiles.block_m, strips, dtype, apart)
+    n_bytes = tiles.per_thread * h.itemsize  # with 16 warps a thread has 128 registers
+    late = alone or tiles.num_warps == 16 and n_bytes >= 128
+    again = alone or tiles.num_warps == 16 and not late
     host.run(
-        _add_rms_norm_sums_kernel, grid, (dy, h, weight, sums), n_rows, n_cols, eps, *dy_strides, *h.stride(),
-        num_warps=held.num_warps, **how, **held_constants,
-    )  # fmt: skip
-    grid = strips, constants.pop("TILES")
-    del constants["FULL"]
-    host.run(
-        _add_rms_norm_bwd_wide_kernel, grid, (dy, dh, h, weight, sums, dx, partial), n_rows, n_cols,
-        *dy_strides, *dh_strides, *h.stride(), rows_per_program, **how, **stages, **constants,
+        _add_rms_norm_bwd_kernel, (strips,), (dy, dh, h, weight, dx, partial, roots),
+        n_rows, n_cols, eps, *dy.stride(), *((0, 0) if dh is None else dh.stride()), *h.stride(),
+        rows_per_program, PLUS_ONE=plus_one, NO_EPS=eps < _LEAST_EPS, LATE=late, AGAIN=again,
+        NUM_STAGES=num_stages, COMPUTE=compute, num_warps=tiles.num_warps, **constants,
     )  # fmt: skip
     return partial
 

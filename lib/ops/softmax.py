@@ -103,11 +103,11 @@ def _softmax_fwd_kernel(
     rows, place = device.held_rows(first, shift, n_rows, n_cols, UNIT, V, BLOCK_M)
     x_rows = x_ptr + device.begin(rows, stride_xm, shift, V)
     y_rows = y_ptr + device.begin(rows, n_cols, shift, V)
+    xs = device.load_tiles(x_rows, 1, place, UNIT, V, BLOCK_N, TILES, FULL)
     held = ()
     for t in tl.static_range(TILES):
         cols = device.tile_cols(t, BLOCK_N)
-        x = device.load_tile(x_rows + cols, t, cols, place, UNIT, V, FULL).to(COMPUTE)
-        x = _scored(x, rows, cols - shift, None, n_seq, SCALE)
+        x = _scored(xs[t].to(COMPUTE), rows, cols - shift, None, n_seq, SCALE)
         held = held + (device.own(x, -float("inf"), t, cols, place, UNIT, V, FULL),)
     tops = held[0]
     for t in tl.static_range(1, TILES):
@@ -137,11 +137,9 @@ def _softmax_bwd_kernel(
     rows, place = device.held_rows(first, shift, n_rows, n_cols, UNIT, V, BLOCK_M)
     dy_rows = dy_ptr + device.begin(rows, stride_dym, shift, V)
     start = device.begin(rows, n_cols, shift, V)
-    dys, ys, sums = (), (), tl.zeros((BLOCK_M, BLOCK_N), COMPUTE)
-    for t in tl.static_range(TILES):
-        cols = device.tile_cols(t, BLOCK_N)
-        dys = dys + (device.load_tile(dy_rows + cols, t, cols, place, UNIT, V, FULL),)
-        ys = ys + (device.load_tile(y_ptr + start + cols, t, cols, place, UNIT, V, FULL),)
+    dys = device.load_tiles(dy_rows, 1, place, UNIT, V, BLOCK_N, TILES, FULL)
+    ys = device.load_tiles(y_ptr + start, 1, place, UNIT, V, BLOCK_N, TILES, FULL)
+    sums = tl.zeros((BLOCK_M, BLOCK_N), COMPUTE)
     for t in tl.static_range(TILES):
         product = ys[t].to(COMPUTE) * dys[t].to(COMPUTE)
         sums += device.own(product, 0.0, t, device.tile_cols(t, BLOCK_N), place, UNIT, V, FULL)

@@ -194,7 +194,7 @@ def distributed(op, version, group):
     """What a collective returns is waited for; a DTensor is refused in a sentence with what to pass."""
     inputs = detached(battery.inputs_of(op))
     want, n = outputs(version(*inputs)), len(op.tensors)
-    gathered = [all_gather_tensor(t, 0, group) for t in inputs[:n]]
+    gathered = [all_gather_tensor(t.contiguous(), 0, group) for t in inputs[:n]]
     assert type(gathered[0]) is not torch.Tensor
     battery.assert_close(version(*gathered, *inputs[n:]), want, what="a collective's")
     mesh = DeviceMesh.from_group(group, inputs[0].device.type)

@@ -4,97 +4,104 @@ from lib.measure.mutants import mutants_in
 
 MUTANTS = mutants_in("""
 # the mean of a padded row
-- root = tl.rsqrt(total / n_cols + eps)
-+ root = tl.rsqrt(total / (TILES * BLOCK_N) + eps)
+- tl.sum(squares, axis=1)[:, None] / n_cols + eps
++ tl.sum(squares, axis=1)[:, None] / (TILES * BLOCK_N) + eps
 # eps forgotten
-- root = tl.rsqrt(total / n_cols + eps)
-+ root = tl.rsqrt(total / n_cols)
+- tl.sum(squares, axis=1)[:, None] / n_cols + eps
++ tl.sum(squares, axis=1)[:, None] / n_cols
 # eps squared backward
-- squares / n_cols + eps)[
-+ squares / n_cols + eps * eps)[
+- row_squares / n_cols + eps)[
++ row_squares / n_cols + eps * eps)[
 # squares added to the other sum
 - return a + c, b + d
 + return a + c, b + c
+# what the neighbours have counted in
+- h = device.own(h.to(COMPUTE), 0.0, t, cols, place, UNIT, V, FULL)
++ h = h.to(COMPUTE)
+# what the neighbours have counted in, backward
+- h = device.own(hs[t].to(COMPUTE), 0.0, t, cols, place, UNIT, V, FULL)
++ h = hs[t].to(COMPUTE)
 # another row read again
-- compiler
--             dy = tl.load(dy_ptrs
-+ compiler
-+             dy = tl.load(h_ptrs
+-
+-             dys = device.load_tiles(dy_rows, stride_dyn
++
++             dys = device.load_tiles(h_rows, stride_dyn
 # the norm of h before it is rounded
-- tl.store(h_ptrs, h, mask=mask)
-+ tl.store(h_ptrs, h, mask=mask)
-+         h = x.to(COMPUTE) + residual.to(COMPUTE)
+- device.store_tile(h_ptr + start + cols, h, t, cols, place, UNIT, V, FULL)
++ device.store_tile(h_ptr + start + cols, h, t, cols, place, UNIT, V, FULL)
++             h = xs[t].to(COMPUTE) + residuals[t].to(COMPUTE)
 # the weight forgotten
-- return h.to(COMPUTE) * root * factor
-+ return h.to(COMPUTE) * root
-# int32 rows of x
-- rows = group.to(tl.int64) * (APART * BLOCK_M)
-+ rows = group * (APART * BLOCK_M)
-# int32 rows of dy
-- first_row = tl.program_id(0).to(tl.int64) * rows_per_program + start
-+ first_row = tl.program_id(0) * rows_per_program + start
-# a wide row after the last
--         if row < n_rows:
-+         if row <= n_rows:
-# the mean of a padded wide row
-- cross / n_cols))
-+ cross / BLOCK_N))
+- y = hs[t].to(COMPUTE) * root * _factor(weight, PLUS_ONE, COMPUTE)
++ y = hs[t].to(COMPUTE) * root
+# int32 rows
+- return group.to(tl.int64) * (APART * rows_per_program) + lane, shift
++ return group * (APART * rows_per_program) + lane, shift
 # residual read by the strides of x
-- residual_at = device.begin(rows, stride_rm, shift, V)
-+ residual_at = device.begin(rows, stride_xm, shift, V)
+- r_rows = residual_ptr + device.begin(rows, stride_rm, shift, V)
++ r_rows = residual_ptr + device.begin(rows, stride_xm, shift, V)
 # columns of residual taken side by side
-- residual_at + cols * stride_rn
-+ residual_at + cols
-# the mean without the ends
-- total += tl.sum(end_h.to(COMPUTE) * end_h.to(COMPUTE), axis=1)[:, None]
-+ pass
+- load_tiles(r_rows, stride_rn
++ load_tiles(r_rows, 1
 # the weight counted from the boundary on
-- _factor(weight_ptr, cols - shift, n_cols) if LATE else factors[t]
-+ _factor(weight_ptr, cols, n_cols)
-# the weight of the ends counted from the boundary on
-- end_factor = _factor(weight_ptr, end_cols - shift, n_cols)
-+ end_factor = _factor(weight_ptr, end_cols, n_cols)
-# the ends of h not written
-- end_h = _h(end_x, end_residual, h_rows + end_cols, at_ends, COMPUTE)
-+ end_h = _h(end_x, end_residual, h_rows + end_cols, at_ends & (shift < 0), COMPUTE)
-# the ends without residual
-- end_residual = tl.load(residual_ptr + residual_at + end_cols, mask=at_ends, other=0.0)
-+ end_residual = tl.load(residual_ptr + residual_at + end_cols, mask=at_ends & (shift < 0), other=0.0)
+- tl.load(weight_ptr + (cols - place[1])
++ tl.load(weight_ptr + cols
 # rows of another length read as if contiguous
 - if not all([m.is_contiguous() for m in matrices]):
 + if not matrices[0].is_contiguous():
 # dy read as if contiguous: a gradient of strides 0
-- dy_ptr + rows * stride_dym + cols * stride_dyn
-+ dy_ptr + rows * n_cols + cols
+-
+-         dy_rows = dy_ptr + device.begin(rows, stride_dym, shift, V)
++
++         dy_rows = dy_ptr + device.begin(rows, n_cols, shift, V)
 # dh read as if contiguous
-- dh_ptr + rows * stride_dhm + cols * stride_dhn
-+ dh_ptr + rows * n_cols + cols
+- dh_ptr + device.begin(rows, stride_dhm, shift, V)
++ dh_ptr + device.begin(rows, n_cols, shift, V)
 # the gradient of h in place of the sum
--
--             dx += tl.load(dh_ptrs
-+
-+             dx = tl.load(dh_ptrs
+- dx += dhs[t].to(COMPUTE)
++ dx = dhs[t].to(COMPUTE)
 # the mean without the weight
-- (h * h, dy * weight * h), 1
-+ (h * h, dy * h), 1
+- cross += dy * _factor(weight, PLUS_ONE, COMPUTE) * h
++ cross += dy * h
 # the sign of what the norm takes away
-- dx = root * (dy * weight - normal * (root * cross[:
-+ dx = root * (dy * weight + normal * (root * cross[:
+- dx = root * (dy * _factor(weight, PLUS_ONE, COMPUTE) - normal * mean)
++ dx = root * (dy * _factor(weight, PLUS_ONE, COMPUTE) + normal * mean)
 # h in place of its norm
--
--         normal = h * root
-+
-+         normal = h
+- normal = hs[t].to(COMPUTE) * root
++ normal = hs[t].to(COMPUTE)
 # only the last rows summed
--
--         total += dy * normal
-+
-+         total = dy * normal
+- totals[t] + dy * normal if
++ dy * normal if
 # dweight times the weight
--
--         total += dy * normal
-+
-+         total += dy * weight * normal
+- totals[t] + dy * normal if
++ totals[t] + dy * weight * normal if
+# the sum of a strip without where its rows begin
+- tl.store(partial_ptr + (cols - shift), total, mask=mask)
++ tl.store(partial_ptr + cols, total, mask=mask)
+# rows of a strip side by side
+- row = first + APART * step
+-         rows, place = device.held_rows(row, shift, n_rows, n_cols, UNIT, V, BLOCK_M)
+-         h_rows
++ row = first + step
++         rows, place = device.held_rows(row, shift, n_rows, n_cols, UNIT, V, BLOCK_M)
++         h_rows
+# strips counted as if rows lay side by side
+- strips = cdiv(n_rows, rows_per_program) * apart
++ strips = cdiv(n_rows, rows_per_program)
+# by itself: dweight of h in place of its norm
+- (h * root)
++ h
+# by itself: only the last rows
+- total += device.load_tile(dy_ptrs
++ total = device.load_tile(dy_ptrs
+# by itself: without where rows begin
+- tl.store(partial_ptr + (cols - shift), tl.sum
++ tl.store(partial_ptr + cols, tl.sum
+# by itself: the last columns forgotten
+- (strips, host.cdiv(n_cols + apart, 512))
++ (strips, max(1, n_cols // 512))
+# by itself: rows beyond the last strip's
+- alone, strips = strips == 0, strips or n_rows + apart
++ alone, strips = strips == 0, strips or n_rows - 1
 # a strided weight read as if contiguous
 - _launch(plan, *rows, weight.contiguous(), *out, eps, plus_one)
 + _launch(plan, *rows, weight, *out, eps, plus_one)
@@ -102,16 +109,16 @@ MUTANTS = mutants_in("""
 - dtype = x.dtype if residual is None else host.dtype_of_sum(x.dtype, residual.dtype)
 + dtype = x.dtype
 # the 1 forgotten
-- weight += 1.0
-+ weight += 0.0
-# the 1 forgotten forward
-- factor += 1.0
-+ factor += 0.0
+- return weight.to(COMPUTE) + 1.0 if PLUS_ONE else weight.to(COMPUTE)
++ return weight.to(COMPUTE)
+# the 1 added in the dtype of the weight
+- return weight.to(COMPUTE) + 1.0 if PLUS_ONE else weight.to(COMPUTE)
++ return (weight + 1.0).to(weight.dtype).to(COMPUTE) if PLUS_ONE else weight.to(COMPUTE)
 # without the 1 backward
-- kernel, how = _add_rms_norm_bwd_wide_kernel, {"PLUS_ONE": plus_one}
-+ kernel, how = _add_rms_norm_bwd_wide_kernel, {"PLUS_ONE": False}
+- rows_per_program, PLUS_ONE=plus_one
++ rows_per_program, PLUS_ONE=False
 # with eps = 0 a row that is not there makes dweight NaN
-- normal = tl.where(rows < n_rows, normal, 0.0)
+- normal = tl.where(place[0], normal, 0.0)
 + normal = normal * 1.0
 # without residual, h is one that nobody has written
 - ctx.save_for_backward(x if residual is None else h, weight)

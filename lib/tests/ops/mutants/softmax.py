@@ -4,83 +4,95 @@ from lib.measure.mutants import mutants_in
 
 MUTANTS = mutants_in("""
 # the padding counted in the sum
-- x = tl.load(x_rows + cols, mask=mask, other=-float("inf")).to(COMPUTE)
-+ x = tl.load(x_rows + cols, mask=mask, other=0.0).to(COMPUTE)
+- held = held + (device.own(x, -float("inf"), t, cols, place, UNIT, V, FULL),)
++ held = held + (device.own(x, 0.0, t, cols, place, UNIT, V, FULL),)
 # computed in bfloat16
-- x = tl.load(x_rows + cols, mask=mask, other=-float("inf")).to(COMPUTE)
-+ x = tl.load(x_rows + cols, mask=mask, other=-float("inf")).to(tl.bfloat16)
+- _scored(xs[t].to(COMPUTE)
++ _scored(xs[t].to(tl.bfloat16)
 # the maximum not taken off
 - numerator = device.fast_exp(held[t] - top)
 + numerator = device.fast_exp(held[t])
 # not divided by the sum
-- tl.store(y_rows + cols, numerators[t] * (1.0 / total), mask=mask)
-+ tl.store(y_rows + cols, numerators[t], mask=mask)
+- numerators[t] * (1.0 / total)
++ numerators[t]
 # zeros for a row of -inf
-- tl.store(y_rows + cols, numerators[t] * (1.0 / total), mask=mask)
-+ tl.store(y_rows + cols, tl.where(total != total, 0.0, numerators[t] / total), mask=mask)
+- numerators[t] * (1.0 / total)
++ tl.where(total != total, 0.0, numerators[t] / total)
 # the row stride of x forgotten
 - x_rows = x_ptr + device.begin(rows, stride_xm, shift, V)
 + x_rows = x_ptr + device.begin(rows, n_cols, shift, V)
 # int32 rows
-- rows = group.to(tl.int64) * (APART * BLOCK_M)
-+ rows = group * (APART * BLOCK_M)
-# the mask of the columns dropped from the store
-- tl.store(y_rows + cols, numerators[t] * (1.0 / total), mask=mask)
-+ tl.store(y_rows + cols, numerators[t] * (1.0 / total), mask=inside)
-# the maximum without the ends
-- top = tl.maximum(top, _row_max(ends))
-+ top = top
-# the sum without the ends
-- total += _row_sum(end_numerator)
-+ total = total
-# the ends not divided by the sum
-- tl.store(y_rows + end_cols, end_numerator * (1.0 / total)
-+ tl.store(y_rows + end_cols, end_numerator
-# in parts: the ends not divided by the sum
-- tl.store(y_row + end_cols, end_numerator * (1.0 / total)
-+ tl.store(y_row + end_cols, end_numerator
-# rows behind the last one read and written
-- return cols, tl.where(lane < V, at_start, at_end) & inside
-+ return cols, tl.where(lane < V, at_start, at_end)
-# the ends counted twice
-- at_start = (lane >= shift) & (lane < tl.minimum(first * V, end))
-+ at_start = (lane >= shift) & (lane < end)
-# the first elements of the next row counted in
-- cols // V < (shift + n_cols) // V
-+ cols // V < (shift + n_cols + V - 1) // V
-# the last elements of the row before counted in
-- cols // V >= (shift + V - 1) // V
-+ cols // V >= shift // V
+- return group.to(tl.int64) * (APART * rows_per_program) + lane, shift
++ return group * (APART * rows_per_program) + lane, shift
 # rows side by side begin at different places of a piece
-- lane + APART * tl.arange(0, BLOCK_M)
-+ lane + tl.arange(0, BLOCK_M)
+- rows = (first + APART * tl.arange(0, BLOCK_M))[:, None]
++ rows = (first + tl.arange(0, BLOCK_M))[:, None]
 # the place in a piece where a row begins forgotten
 - shift = (lane * n_cols) % V if V > UNIT else 0
 + shift = 0
+# the last piece of the matrix read beyond its end
+- there = tl.minimum(end + V - 1, (n_rows - rows) * n_cols + shift) // V
++ there = (end + V - 1) // V + 0 * rows
+# nothing of the last piece of the matrix
+- first + APART * BLOCK_M >= n_rows
++ first < 0
+# rows behind the last one read and written
+- (rows < n_rows, shift, end
++ (rows < n_rows + 1, shift, end
+# what the row before has in a shared piece counted in
+- if (V > UNIT and t == 0) or t >= FULL:
++ if t >= FULL:
+# what the next row has in a shared piece counted in
+-         mask = mask & (cols < place[2])
++         mask = mask & (cols // V <= place[2] // V)
+# a shared piece written whole
+- whole = (cols // V >= (shift + V - 1) // V) & (cols // V < end // V)
++ whole = (cols // V >= shift // V) & (cols // V < end // V)
+# the next row written to
+- mask=inside & (cols >= shift) & (cols < end) & ~whole
++ mask=inside & (cols >= shift) & ~whole
+# the row before written to
+- mask=inside & (cols >= shift) & (cols < end) & ~whole
++ mask=inside & (cols < end) & ~whole
+# shared pieces not written
+- mask=inside & (cols >= shift) & (cols < end) & ~whole
++ mask=inside & (cols >= shift) & (cols < end) & whole
+# the mask of the columns dropped from the store
+- mask=inside & (cols < end) if t >= FULL else inside
++ mask=inside
 # fewer programs than there are groups of rows
-- cdiv(n_rows, tiles.block_m * apart) * apart
-+ cdiv(n_rows, tiles.block_m * apart)
+- cdiv(matrices[0].shape[0], tiles.block_m * apart) * apart
++ cdiv(matrices[0].shape[0], tiles.block_m * apart)
 # the last tile forgotten
-- "TILES": cdiv(n_cols, tiles.block_n)
+- "TILES": cdiv(n_cols + v - unit, tiles.block_n)
 + "TILES": max(1, n_cols // tiles.block_n)
+# the tile forgotten that a row needs because it begins within a piece
+- "TILES": cdiv(n_cols + v - unit, tiles.block_n)
++ "TILES": cdiv(n_cols, tiles.block_n)
+# the last tile taken for one without an end
+- "FULL": n_cols // tiles.block_n
++ "FULL": cdiv(n_cols, tiles.block_n)
 # sliced rows read as if contiguous
 - if not all([m.is_contiguous() for m in matrices]):
 + if False:
 # dy summed without y
-- sums += ys[t].to(COMPUTE) * dys[t].to(COMPUTE)
-+ sums += dys[t].to(COMPUTE)
-# the gradient's sum without the ends
-- total += _row_sum(end_y * end_dy)
-+ total = total
+- product = ys[t].to(COMPUTE) * dys[t].to(COMPUTE)
++ product = dys[t].to(COMPUTE)
+# the gradient's sum with what the neighbours have
+- sums += device.own(product, 0.0, t, device.tile_cols(t, BLOCK_N), place, UNIT, V, FULL)
++ sums += product
 # a wrong sign in the gradient
-- dx = ys[t].to(COMPUTE) * (dys[t].to(COMPUTE) - total)
-+ dx = ys[t].to(COMPUTE) * (dys[t].to(COMPUTE) + total)
+- ys[t].to(COMPUTE) * (dys[t].to(COMPUTE) - total)
++ ys[t].to(COMPUTE) * (dys[t].to(COMPUTE) + total)
 # the sum not multiplied by y
-- dx = ys[t].to(COMPUTE) * (dys[t].to(COMPUTE) - total)
-+ dx = ys[t].to(COMPUTE) * dys[t].to(COMPUTE) - total
-# the gradient of the ends without the sum
-- end_y * (end_dy - total), rows
-+ end_y * end_dy, rows
+- ys[t].to(COMPUTE) * (dys[t].to(COMPUTE) - total)
++ ys[t].to(COMPUTE) * dys[t].to(COMPUTE) - total
+# in parts: the ends not divided by the sum
+- tl.store(y_row + end_cols, end_numerator * (1.0 / total)
++ tl.store(y_row + end_cols, end_numerator
+# in parts: the ends counted twice
+- at_start = (lane >= shift) & (lane < tl.minimum(first * V, end))
++ at_start = (lane >= shift) & (lane < end)
 # in parts: the gradient of the ends without the sum
 - end_y * (end_dy - total), row,
 + end_y * end_dy, row,
@@ -99,7 +111,7 @@ MUTANTS = mutants_in("""
 # compiled: x saved where y is needed
 - inputs, output: _save(ctx, output, *inputs[1:])
 + inputs, output: _save(ctx, *inputs)
-# a row inside one piece counted twice
+# in parts: a row inside one piece counted twice
 - (cols < end) & (behind >= first)
 + (cols < end)
 # in parts: the padding counted
@@ -213,7 +225,7 @@ MUTANTS = mutants_in("""
 - return x if x.stride(1) == 1 or x.shape[1] == 1 else x.contiguous()
 + return x
 # -inf times a negative scale
-- x = tl.where(mask, x * SCALE, -float("inf"))
+- x = x * SCALE if mask is None else tl.where(mask, x * SCALE, -float("inf"))
 + x = x * SCALE
 # causal: a row does not see itself
 -     x = tl.where(col <= row
@@ -222,14 +234,11 @@ MUTANTS = mutants_in("""
 -     x = tl.where(col <= row % n_seq
 +     x = tl.where(col <= row
 # causal: from the boundary on
-- (_scored(x, rows, cols - shift, mask
-+ (_scored(x, rows, cols, mask
+- _scored(xs[t].to(COMPUTE), rows, cols - shift
++ _scored(xs[t].to(COMPUTE), rows, cols
 # causal: the gradient from the boundary on
 - dx = _scored_grad(dx, rows, cols - shift
 + dx = _scored_grad(dx, rows, cols
-# causal: ends from the boundary on
-- ends = _scored(ends, rows, end_cols - shift, at_ends
-+ ends = _scored(ends, rows, end_cols, at_ends
 # scale: forward only
 - dx = dx * SCALE
 + pass
