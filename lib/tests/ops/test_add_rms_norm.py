@@ -136,7 +136,10 @@ def compiled_kernels(n_cols, dtype):
     x, weight = torch.empty(64, n_cols, dtype=dtype), torch.empty(n_cols, dtype=dtype)
     plan = add_rms_norm._plan(n_cols, dtype.itemsize)
     launches = []
-    with mock.patch.object(host, "run", lambda *a, **k: launches.append((a, k))):
+    with (
+        mock.patch.object(host, "run", lambda *a, **k: launches.append((a, k))),
+        mock.patch.object(host, "shared_memory", return_value=99 * 1024),  # as on Ada
+    ):
         add_rms_norm._launch(plan, x, x, weight, x, x, 1e-6, False)
         add_rms_norm._launch_backward(None, x, x, x, weight, x, 1e-6, False, dtype)
     return {
@@ -158,7 +161,7 @@ def test_wide_accesses_and_little_in_local_memory(n_cols, dtype):
         assert n_cols == 8191 or not any("U16" in op for op in memory), (name, memory)
         # three rows and a sum take all the registers of a thread, and at times some more
         assert compiled.spills <= (64 if "bwd" in name and n_cols > 4096 else 0), name
-        assert compiled.shared_bytes <= 64 * 1024, name  # as much as was said to be there
+        assert compiled.shared_bytes <= 99 * 1024, name
 
 
 def test_a_strip_of_wide_rows_ends_with_the_last_row(module):

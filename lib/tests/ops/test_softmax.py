@@ -439,11 +439,11 @@ def _compiled(n_cols, dtype, gradient):
 @pytest.mark.parametrize("gradient", [False, True], ids=["forward", "backward"])
 @pytest.mark.parametrize("n_cols", [1024, 781, 8192, 4099])
 def test_loads_and_stores_are_wide(n_cols, gradient, dtype):
-    """16 bytes, 8 of short rows, at an odd width too: there only the ends are moved element by element."""
+    """4 elements a thread, or 8, at an odd width too: there pieces at the ends are written one by one."""
     compiled = _compiled(n_cols, dtype, gradient)
     mix = instruction_mix(compiled)
     moves = {op: n for op, n in mix.items() if op.startswith(("LDG", "STG"))}
-    width = 64 if n_cols < 4096 and dtype.itemsize == 2 else 128
+    width = 64 if n_cols <= 8192 and dtype.itemsize == 2 else 128
     wide_bytes = sum(n * width / 8 for op, n in moves.items() if op.endswith(f"{width}"))
     narrow = sum(n for op, n in moves.items() if not op.endswith(f"{width}"))
     assert {f"LDG.E.{width}", f"STG.E.{width}"} <= set(moves)
