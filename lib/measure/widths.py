@@ -153,7 +153,7 @@ def summary(rows):
     """
     table = pd.DataFrame(rows).dropna(subset=["share_pct"])
     others = table[table["version"] != "triton"]
-    best = others.groupby(["op", "dtype", "pass", "columns"])["share_pct"].max()
+    best = others.groupby(["op", "dtype", "pass", "columns"])["share_pct"].max().to_dict()
     lines = []
     for (*of, version), group in table.groupby(["op", "dtype", "pass", "version"], sort=False):
         shares = group.set_index("columns")["share_pct"]

@@ -1,0 +1,44 @@
+"""The widths that are drawn, which versions are timed at them, and what is said of the rows."""
+
+from lib import machine
+from lib.measure import registry, widths
+
+import pytest
+
+
+def test_widths_are_drawn_over_all_sizes_and_the_same_each_time():
+    drawn = widths.draw()
+    assert drawn == widths.draw() == sorted(drawn) != widths.draw(seed=1)
+    assert len(drawn) == 40 and 33 <= drawn[0] < 100 and 65536 < drawn[-1] <= 131072
+
+
+def test_a_wrong_version_is_told_and_a_right_one_is_not():
+    op = registry.find("softmax").configured()
+    inputs = op.checked_inputs((3, 37), widths.DTYPES["float32"], machine.device())
+    assert widths._failure(op, "triton", inputs) == ""
+    wrong = type(op)(**{**vars(op), "versions": {"triton": lambda x: x.softmax(0)}})
+    assert widths._failure(wrong, "triton", inputs).startswith("✘ not timed")
+
+
+def test_the_summary_names_widths_under_90_and_who_is_ahead():
+    row = {"op": "softmax", "dtype": "float32", "pass": "forward", "note": ""}
+    shares = {
+        ("triton", 58): 80.0,
+        ("eager", 58): 85.0,
+        ("triton", 363): 95.0,
+        ("eager", 363): 40.0,
+    }
+    rows = [
+        row | {"version": version, "columns": columns, "share_pct": share}
+        for (version, columns), share in shares.items()
+    ]
+    ours, eager = widths.summary(rows)
+    assert "triton: lowest 80, median 88, 1 of 2 under 90: {58: 80.0}" in ours
+    assert ours.endswith("behind: {58: (80.0, 85.0)}")
+    assert "eager: lowest 40" in eager and "behind" not in eager
+
+
+@pytest.mark.skipif(machine.HAS_GPU, reason="says so where there is none")
+def test_without_a_gpu_it_says_so():
+    with pytest.raises(SystemExit, match="the sweep needs a GPU"):
+        widths.main([])
