@@ -86,7 +86,7 @@ def _fresh_registry():
 
 def _launch_under_modes(host):
     """Fake tensors go to the kernel, whose launch is what is asked for, and not to the registered op."""
-    host.by_op = lambda *_: False
+    host.modes, host.PLAIN = int, {*getattr(host, "PLAIN", ()), FakeTensor}
 
 
 def _as_if_undefined():

@@ -413,7 +413,7 @@ def shares_memory(a, b):
 def remembered(check):
     """`check`, run for the first call of its kind: of these dtypes, devices, shapes and options.
 
-    It returns whether the call goes by the registered op, as by_op does of all its tensors.
+    It returns whether the call goes by the registered op, as by_op would, which looks at each tensor again.
     """
     passed, labels = set(), [*inspect.signature(check).parameters][1:]
 
@@ -433,17 +433,17 @@ def remembered(check):
                     if type(a) is tuple:
                         kind += (*map(type, a),)  # (5.0, 4) equals (5, 4)
             if kind in passed:
-                return is_watched  # by_op would say the same, and look at each tensor again
+                return is_watched
         except (TypeError, RuntimeError):
             kind = None  # a list, a nested tensor: an error, and check has the words
         check_memory(name, zip(labels, arguments))
         check(name, *arguments)
         if len(passed) >= 4096:
             passed.clear()  # sizes that never come again
-        tensors = [a for a in arguments if isinstance(a, torch.Tensor)]
-        if kind and {*map(type, tensors)} <= PLAIN:  # a set would keep one of another type alive
+        is_plain = {type(a) for a in arguments if isinstance(a, torch.Tensor)} <= PLAIN
+        if kind and is_plain:  # a set would keep a tensor of another type alive
             passed.add(kind)
-        return by_op(*tensors)
+        return is_watched or not is_plain
 
     return run_once
 
@@ -525,7 +525,7 @@ def by_op(*tensors):
     if is_compiling() or modes() or traced():
         return True
     for t in tensors:  # noqa: SIM110 - any() of a generator costs as much again
-        if t is not None and (type(t) not in PLAIN or t.is_neg()):
+        if type(t) not in PLAIN or t.is_neg():
             return True
     return False
 

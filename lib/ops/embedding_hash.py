@@ -49,7 +49,7 @@ def _tables(num_rows, device):
 
     Making it copies to the GPU: the host waits for that, and a CUDA graph cannot capture it.
     """
-    if torch.compiler.is_compiling() or host.active_transforms():
+    if host.is_compiling() or host.active_transforms():
         return _tables_anew(num_rows, device)  # theirs, not for a call after them
     return _tables_once(num_rows, device)
 

@@ -468,7 +468,7 @@ def _call(name, x, weight1, bias1, weight2, bias2, final, allow_tf32, plan):
     if goes_by_op:
         # By the weights alone: a choice by rows would make a graph for any number of them one for some
         kind, (n_cols, n_hidden) = host.kind_of(tensors[0].dtype, allow_tf32), weight2.shape
-        if torch.compiler.is_compiling() and _is_wide(weight1.shape[1], n_hidden, n_cols, kind):
+        if host.is_compiling() and _is_wide(weight1.shape[1], n_hidden, n_cols, kind):
             # products by cuBLAS: what is between them is the compiler's
             return fused_mlp_eager(*tensors, final)
         return fused_mlp_op(*tensors, final, allow_tf32)

@@ -385,7 +385,7 @@ def lora_epilogue_triton_(
     # their slope is taken from z, and x is gone; that of relu and sigmoid from y
     save_z = needs_grad and activation in host.OF_Z
     if goes_by_op:
-        if torch.compiler.is_compiling() and not needs_grad:
+        if host.is_compiling() and not needs_grad:
             lora_epilogue_op_(*tensors, scale, activation)
             return x
         y = lora_epilogue_op(x.clone() if save_z else x, delta, bias, scale, activation)

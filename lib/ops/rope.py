@@ -292,7 +292,7 @@ def _check_positions(name, q, cos, sin, how, positions):
         return
     n_seq, n_heads = q.shape[layout.index("s")], q.shape[layout.index("h")]
     # under torch.compile the question alone would fix the length
-    asks = position_offset == 0 and not torch.compiler.is_compiling()
+    asks = position_offset == 0 and not host.is_compiling()
     if asks and n_seq != n_heads == cos.shape[0]:
         other = next(known for known in _LAYOUTS if known != layout)
         seen = f"cos has {n_heads} rows, and in layout {layout!r} q has {n_seq} positions and {n_heads} heads"
@@ -347,7 +347,7 @@ def _call(name, q, k, cos, sin, how, positions, plan, in_place):
     goes_by_op = _check(name, q, k, cos, sin, layout)
     _check_positions(name, q, cos, sin, how, positions)
     if goes_by_op or positions is not None and host.by_op(positions):
-        if in_place and torch.compiler.is_compiling() and not host.needs_autograd(q, k):
+        if in_place and host.is_compiling() and not host.needs_autograd(q, k):
             rope_op_(q, k, cos, sin, *how, positions)  # which checks strides and memory
             return q, k
         q_out, k_out = rope_op(q, k, cos, sin, *how, positions)

@@ -164,6 +164,11 @@ def test_wide_accesses_and_little_in_local_memory(n_cols, dtype):
         assert compiled.shared_bytes <= 99 * 1024, name
 
 
+def test_dweight_of_the_longest_rows_is_summed_in_strips(module):
+    """By a kernel of its own: here in strips of 8 rows, four at a time, and in 33 tiles, the last of 4 columns."""
+    check_against_float64(module.add_rms_norm_triton, OP.eager, *inputs((150, 16388)))
+
+
 def test_a_strip_of_wide_rows_ends_with_the_last_row(module):
     tiles = host.RowTiles(4, 2048, 5, 16, 4)  # four rows in the strip, of which three are there
     version = functools.partial(
