@@ -193,8 +193,8 @@ def row_tiles(n_cols, itemsize):
     under 128 bytes, are moved element by element if they have to be.
     A row is cut into 5 to 8 tiles of a power of two, so that little is padding. Of each a thread takes 4
     elements, so that many threads load at once; of those over 1024 columns 8.
-    Short rows share a program of 4 warps, 16 at most, or as many as make 1024 elements: a GPU starts blocks at
-    no more than a certain rate.
+    Of rows of up to 1024 columns two share a program; of those of up to 512 as many as make a load for each of
+    128 threads, 16 at most, or 1024 elements: a GPU starts blocks at no more than a certain rate.
     """
     full = 16 // itemsize
     unit = math.gcd(n_cols, full)

@@ -165,7 +165,7 @@ def test_wide_accesses_and_little_in_local_memory(n_cols, dtype):
 
 
 def test_dweight_of_the_longest_rows_is_summed_in_strips(module):
-    """By a kernel of its own: here in strips of 8 rows, four at a time, and in 33 tiles, the last of 4 columns."""
+    """By a kernel of its own: in strips of 8 rows, four at a time, and in 33 tiles, the last of 4 columns."""
     check_against_float64(module.add_rms_norm_triton, OP.eager, *inputs((150, 16388)))
 
 
