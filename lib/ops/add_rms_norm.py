@@ -219,9 +219,7 @@ def _add_rms_norm_dweight_kernel(
 
 _WIDEST = 32768  # a row lies in the registers of one program
 _LEAST_EPS = 2.0**-126  # below it eps is 0 in the kernel, or may be taken for it
-_LATE_ABOVE = (
-    24  # of a thread that holds more elements of a row no registers are left for the weight
-)
+_LATE_ABOVE = 24  # elements of a row in a thread: with more, no registers are left for the weight
 _LONGEST = 16384  # backward there are three rows and a sum to hold: longer ones do without the sum
 
 
@@ -275,9 +273,8 @@ def _launch_backward(plan, dy, dh, h, weight, dx, eps, plus_one, dtype, roots=No
     if strips == 0 and dtype:  # a kernel of its own sums
         roots = h.new_empty(n_rows, dtype=host.sum_dtype(h.dtype))
         _launch_backward(plan, dy, dh, h, weight, dx, eps, plus_one, None, roots)
-        rows_per_program, strips, partial = host.strips_of(
-            h, 1, 4, 8 * 132 * 512 // n_cols, dtype, apart
-        )
+        strips = 8 * 132 * 512 // n_cols
+        rows_per_program, strips, partial = host.strips_of(h, 1, 4, strips, dtype, apart)
         how = {name: constants[name] for name in ("UNIT", "V")}
         host.run(
             _add_rms_norm_dweight_kernel, (strips, host.cdiv(n_cols + apart, 512)), (dy, h, roots, partial),
