@@ -217,10 +217,16 @@ def constants_of_rows(tiles, *matrices):
     n_cols, v = matrices[0].shape[1], tiles.v
     if not all([m.is_contiguous() for m in matrices]):
         v = math.gcd(v, n_cols, *[m.stride(0) for m in matrices])  # no piece is shared
+    return row_constants(tiles.block_m, tiles.block_n, n_cols, v)
+
+
+@functools.cache
+def row_constants(block_m, block_n, n_cols, v):
+    """The same of a number of columns: once, as each call asks."""
     unit = math.gcd(v, n_cols)
     constants = {
-        "UNIT": unit, "V": v, "BLOCK_M": tiles.block_m, "BLOCK_N": tiles.block_n,
-        "TILES": cdiv(n_cols + v - unit, tiles.block_n), "FULL": n_cols // tiles.block_n,
+        "UNIT": unit, "V": v, "BLOCK_M": block_m, "BLOCK_N": block_n,
+        "TILES": cdiv(n_cols + v - unit, block_n), "FULL": n_cols // block_n,
     }  # fmt: skip
     return constants, v if v > unit else 1
 

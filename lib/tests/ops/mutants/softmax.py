@@ -64,14 +64,14 @@ MUTANTS = mutants_in("""
 - cdiv(matrices[0].shape[0], tiles.block_m * apart) * apart
 + cdiv(matrices[0].shape[0], tiles.block_m * apart)
 # the last tile forgotten
-- "TILES": cdiv(n_cols + v - unit, tiles.block_n)
-+ "TILES": max(1, n_cols // tiles.block_n)
+- "TILES": cdiv(n_cols + v - unit, block_n)
++ "TILES": max(1, n_cols // block_n)
 # the tile forgotten that a row needs because it begins within a piece
-- "TILES": cdiv(n_cols + v - unit, tiles.block_n)
-+ "TILES": cdiv(n_cols, tiles.block_n)
+- "TILES": cdiv(n_cols + v - unit, block_n)
++ "TILES": cdiv(n_cols, block_n)
 # the last tile taken for one without an end
-- "FULL": n_cols // tiles.block_n
-+ "FULL": cdiv(n_cols, tiles.block_n)
+- "FULL": n_cols // block_n
++ "FULL": cdiv(n_cols, block_n)
 # sliced rows read as if contiguous
 - if not all([m.is_contiguous() for m in matrices]):
 + if False:
