@@ -319,16 +319,19 @@ CUDA_ON_CPU_RUNTIME static std::string out_of_bounds(Address address, size_t byt
   }
   const TensorRange* nearest = nullptr;
   const StrayPointer* stray = stray_at(address);
+  // Just behind the end of one is more likely than far before the start of another.
+  auto distance = [&](const TensorRange& range) -> Address {
+    if (address < range.begin) return range.begin - address;
+    return address < range.end ? 0 : address - range.end + 1;
+  };
   for (const TensorRange* range : runtime.visible_tensors) {
     if (stray && range->begin > stray->address && range->begin <= address) stray = nullptr;
-    // Just behind the end of one is more likely than far before the start of another.
-    auto distance = [&](const TensorRange& r) -> Address {
-      if (address < r.begin) return r.begin - address;
-      return address < r.end ? 0 : address - r.end + 1;
-    };
     if (!nearest || distance(*range) < distance(*nearest)) nearest = range;
   }
-  if (std::string freed = freed_at(address); !freed.empty()) return text + " in " + freed;
+  // Beside a tensor of the kernel's, that some other memory once lay there says nothing.
+  bool beside_one = nearest && distance(*nearest) < kPageBytes;
+  if (std::string freed = freed_at(address); !freed.empty() && !beside_one)
+    return text + " in " + freed;
   if (stray) {
     std::string name = stray->name.empty() ? "a pointer" : "`" + std::string(stray->name) + "`";
     return text + ": " + name +

@@ -52,6 +52,7 @@ BOOK_MISTAKES = [
     ("past_the_symbol", "cudaMemcpyToSymbol of 28 bytes .* the symbol, which has 20 bytes"),
     ("fill_too_long", "cudaMemset of memory that has 4000 bytes .*: 8008 are asked for"),
     ("copy_of_freed", "cudaMemcpy from memory that cudaFree has freed"),
+    ("where_more_was_freed", "out-of-bounds read .* element 32000 of `x`"),
 ]
 GROUPS_MISTAKES = [
     ("some_of_a_tile", "with different masks"),

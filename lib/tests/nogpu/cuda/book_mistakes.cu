@@ -182,6 +182,10 @@ __global__ void count_positive(const float* x, int* count, int n) {
   int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i < n && x[i] > 0.f) atomicAdd(count, 1);  // BUG address_of_a_local
 }
+__global__ void twice_of_one_more(const float* x, float* y, int n) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) y[i] = 2.f * x[i + 1];  // BUG where_more_was_freed
+}
 __constant__ float mask[5];
 __global__ void read_mask(float* y) { y[threadIdx.x] = mask[threadIdx.x % 5]; }
 
@@ -261,6 +265,19 @@ torch::Tensor run(torch::Tensor x, int64_t which) {
       CHECK(cudaMalloc(&gone, size));
       CHECK(cudaFree(gone));
       CHECK(cudaMemcpy(host.data(), gone, size, cudaMemcpyDeviceToHost));  // BUG copy_of_freed
+      break;
+    }
+    case 27: {
+      y = torch::zeros({32 * n}, x.options());
+      float *once_longer, *now;
+      CHECK(cudaMalloc(&once_longer, 64 * size));
+      CHECK(cudaMemset(once_longer, 0, 64 * size));
+      twice<<<8, 128>>>(once_longer, y.data_ptr<float>(), n);
+      CHECK(cudaFree(once_longer));
+      CHECK(cudaMalloc(&now, 32 * size));
+      CHECK(cudaMemset(now, 0, 32 * size));
+      twice_of_one_more<<<250, 128>>>(now, y.data_ptr<float>(), 32 * n);
+      CHECK(cudaFree(now));
       break;
     }
   }
