@@ -45,10 +45,8 @@ MUTANTS = mutants_in("""
 -     @host.once
 +     @staticmethod
 # floor where ceil was meant: the last strip of rows forgotten
--     strips = cdiv(n_rows, rows_per_program)
--     wide
-+     strips = max(1, n_rows // rows_per_program)
-+     wide
+-     strips = cdiv(n_rows, rows_per_program) * apart
++     strips = max(1, n_rows // rows_per_program) * apart
 # no gradient of the bias where x is empty
 - y.new_zeros(y.shape[-1], dtype=dtypes[1]) if has_dbias else None
 + None
