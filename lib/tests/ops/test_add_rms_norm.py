@@ -40,6 +40,13 @@ def test_without_a_gradient_of_h_nothing_is_read_for_it():
     assert "_add_rms_norm_bwd_kernel.dh_ptr" not in traffic.by_argument
 
 
+def test_rows_that_begin_elsewhere_in_their_pieces(module):
+    """Rows of 259 share their pieces of 16 bytes; those of the residual, 262 apart, begin at other places."""
+    x, residual, weight = inputs((9, 259))
+    apart = residual.new_zeros(9, 262)[:, :259].copy_(residual).detach().requires_grad_()
+    check_against_float64(module.add_rms_norm_triton, OP.eager, x, apart, weight)
+
+
 def test_only_one_of_the_two_results_used(module):
     """The gradient of the other is none, eager's and ours."""
     for k in range(2):
