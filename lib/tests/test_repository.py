@@ -267,6 +267,7 @@ def test_the_workflow_to_copy_runs_a_notebook(tmp_path):
         "CONTRIBUTING.md",
         "lib/ops/README.md",
         "data/README.md",
+        "notebooks/anatomy.md",
         "notebooks/glossary.md",
         "notebooks/teaching.md",
     ],

@@ -14,7 +14,7 @@ import pytest
 NOTEBOOKS = notebooks.notebooks()
 each = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 # Notebooks that are written and not yet recorded on a GPU; only for that time.
-NOT_RECORDED_YET = set()
+NOT_RECORDED_YET = {"02_six_small_kernels"}
 
 
 def read(path):
@@ -85,7 +85,10 @@ def test_headings(path):
 
 @each
 def test_pace(path):
-    lengths = sorted(len(c.source.splitlines()) for c in read(path).cells if c.cell_type == "code")
+    """Of what there is to read: stubs are there to be written."""
+    code = [c for c in read(path).cells if c.cell_type == "code"]
+    shown = [c for c in code if "exercise" not in c.metadata.get("tags", [])]
+    lengths = sorted(len(c.source.splitlines()) for c in shown)
     assert lengths[len(lengths) // 2] <= 8, "the median code cell"
     assert lengths[int(0.9 * len(lengths))] <= 24, "nine code cells in ten"
 
