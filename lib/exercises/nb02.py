@@ -1,7 +1,15 @@
 """Exercises of notebook 02, Write six small kernels."""
 
 from lib import machine
-from lib.exercises import case, exercise, expect, expect_launches, expect_op, hinting
+from lib.exercises import (
+    case,
+    exercise,
+    expect,
+    expect_launches,
+    expect_op,
+    expect_rounded_once,
+    hinting,
+)
 from lib.exercises.watch import expect_no_pass
 from lib.nogpu.memory import count_traffic
 
@@ -53,13 +61,16 @@ def check_bias_by_row(answer):
         _expect(answer, lambda x, b: x + b[:, None], inputs)
 
 
-@exercise("02.3", "The sum of each row", minutes=12, level=2)
+@exercise("02.3", "The sum of each row", minutes=15, level=2)
 def check_row_sum(answer):
     def inputs(shape, dtype):
         return (_matrix(shape, dtype, shift=1.0),)
 
     with hinting("; rows may be longer than a tile, and 16 bits are too few to add up in"):
         _expect(answer, lambda x: x.sum(1), inputs)
+        ones = torch.ones(2, 80_000, device=machine.device(), dtype=torch.bfloat16)
+        what = "at shape (2, 80000), ones in bfloat16"
+        expect_rounded_once(answer(ones), ones.double().sum(1), what)
     _expect_read_once(answer, *inputs((17, 33), torch.float32))
 
 
