@@ -37,7 +37,7 @@ PYTEST = OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) --dist worksteal
 NOTEBOOKS = $(sort $(wildcard notebooks/[0-9]*.ipynb))
 TESTS_OF_OP = $(if $(OP),$(if $(wildcard lib/ops/$(OP).py),-k $(OP) lib/tests/ops,$(error there is no lib/ops/$(OP).py)))
 
-.PHONY: help lab copy test test-all test-gpu sanitize launch-diff run record bench sweep widths text notebooks progress clean
+.PHONY: help lab copy test test-all test-gpu sanitize launch-diff run record bench sweep widths model text notebooks progress clean
 .DEFAULT_GOAL := help
 
 help:  ## print this help
@@ -106,6 +106,9 @@ sweep: $(READY)  ## bias_gelu_dropout_add over sizes, shares dropped and dtypes,
 
 widths: $(READY)  ## ops on rows at widths drawn at random, beside eager, compile and Liger: make widths [OP=softmax]; needs a GPU
 	$(PY) -m lib.measure.widths $(if $(OP),--op $(OP))
+
+model: $(READY)  ## whole models in training: tokens a second and peak memory, op by op; needs a GPU
+	$(PY) -m lib.models.train
 
 text: $(READY)  ## a notebook as a Python file to edit, in notebooks/text: make text NB=30
 	@mkdir -p notebooks/text

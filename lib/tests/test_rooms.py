@@ -20,6 +20,7 @@ MAY_IMPORT = {
     "profiling": "machine course",
     "measure": "machine standalone nogpu ops recorded profiling",
     "dlrm": "machine ops recorded profiling measure",
+    "models": "machine nogpu ops recorded profiling measure",
     "exercises": "machine nogpu ops course profiling measure dlrm",
 }
 LIB = ROOT / "lib"

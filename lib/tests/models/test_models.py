@@ -1,0 +1,107 @@
+"""Whole models: any mixture of parts gives the same losses and gradients, and text that can be learnt is."""
+
+import math
+
+from lib import machine
+from lib.models import llama, train
+from lib.models.text import Chain
+
+import pytest
+import torch
+
+DEVICE = machine.device()
+
+
+def small(case):
+    """A small model of a case, and ids and labels for it."""
+    torch.manual_seed(0)
+    sizes = case.module.SMALL
+    text = Chain(sizes.n_words).draw(2, 9).to(DEVICE)
+    return case.model(sizes).to(DEVICE), text[:, :-1], text[:, 1:]
+
+
+def losses_and_gradients(model, parts, ids, labels):
+    model.parts = parts
+    loss = model(ids, labels)
+    return loss.detach(), torch.autograd.grad(loss, list(model.parameters()))
+
+
+@pytest.mark.parametrize("case", train.CASES.values(), ids=train.CASES)
+def test_every_version_has_the_same_loss_and_gradients(case):
+    model, ids, labels = small(case)
+    want = losses_and_gradients(model, case.module.EAGER, ids, labels)
+    names = [name for name in train.versions(case) if name.startswith(("eager +", "ours"))]
+    assert len(names) == 2 * len(case.parts) + 1
+    for name in ["ours"] + [name for name in names if "+" in name]:
+        got = losses_and_gradients(model, train.versions(case)[name][0], ids, labels)
+        torch.testing.assert_close(got, want, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_in_sixteen_bits_places_are_as_exact():
+    """model.bfloat16() rounds parameters, and leaves the tables of rope as they were."""
+    model = llama.Llama(llama.SMALL)
+    tables = [table.clone() for table in model.tables]
+    rounded = model.bfloat16().tables
+    assert all(torch.equal(a, b) for a, b in zip(tables, rounded))
+
+
+@pytest.mark.parametrize("parts", [llama.EAGER, llama.OURS], ids=["eager", "ours"])
+def test_token_by_token_is_as_at_once(parts):
+    """Texts of which one is two tokens ahead."""
+    torch.manual_seed(0)
+    model = llama.Llama(llama.SMALL, parts).to(DEVICE)
+    text = Chain(64).draw(2, 5).to(DEVICE)
+    cache, logits = model.new_cache(2, 8), {}
+    with torch.no_grad():
+        for step in range(5):
+            at = torch.tensor([step, max(0, step - 2)], device=DEVICE)
+            new = model.next_logits(text[[0, 1], at], cache, at)
+            logits |= {(row, at[row].item()): new[row] for row in range(2)}
+        x, h = model.embedding(text), None
+        for layer in model.layers:
+            x, h = layer(llama.EAGER, x, h, *(table[:5] for table in model.tables))
+        want = model.head(llama.EAGER["norm"](x, h, model.norm)[0])
+    for (row, place), got in logits.items():
+        torch.testing.assert_close(got, want[row, place], atol=1e-5, rtol=1e-4)
+
+
+def test_a_model_learns_the_chain():
+    """From knowing nothing to nearly the entropy; random tokens would stay at log(64)."""
+    case = train.CASES["Llama"]
+    losses, chain = train.learn(case, llama.EAGER, n_steps=120)
+    assert losses[0] == pytest.approx(math.log(case.module.SMALL.n_words), abs=0.1)
+    assert chain.entropy < losses[-1] < chain.entropy + 0.15
+
+
+def test_ours_learns_step_by_step_as_eager_does():
+    case = train.CASES["Llama"]
+    n_steps = machine.pick(gpu=100, cpu=2)
+    (eager, _), (ours, _) = (
+        train.learn(case, parts, n_steps, n_texts=4) for parts in (llama.EAGER, llama.OURS)
+    )
+    assert max(abs(a - b) for a, b in zip(eager, ours)) < 1e-3
+
+
+def test_the_chain_is_what_it_says():
+    chain = Chain(100, seed=1)
+    text = chain.draw(50, 200)
+    assert torch.equal(text, Chain(100, seed=1).draw(50, 200))
+    before, after = text[:, :-1].flatten(), text[:, 1:].flatten()
+    follows = chain.followers[before] == after[:, None]
+    assert follows.any(1).all()
+    assert follows[:, 0].float().mean() == pytest.approx(0.5, abs=0.03)
+    assert chain.entropy == pytest.approx(1.75 * math.log(2))
+
+
+@pytest.mark.parametrize("case", train.CASES.values(), ids=train.CASES)
+def test_the_bill_promises_that_fusing_gains(case):
+    eager, ours = (
+        train.promised_us(case, parts) for parts in (case.module.EAGER, case.module.OURS)
+    )
+    assert 0.5 * eager < ours < eager
+
+
+@pytest.mark.skipif(machine.HAS_GPU, reason="says so where there is none")
+def test_without_a_gpu_it_says_so():
+    with pytest.raises(SystemExit, match="whole models need a GPU"):
+        train.main([])
