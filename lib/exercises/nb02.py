@@ -1,16 +1,18 @@
 """Exercises of notebook 02, Write six small kernels."""
 
+import contextlib
+
 from lib import machine
 from lib.exercises import (
+    Wrong,
     case,
     exercise,
     expect,
     expect_launches,
     expect_op,
     expect_rounded_once,
-    hinting,
 )
-from lib.exercises.watch import expect_no_pass
+from lib.exercises.watch import FILLS, expect_no_pass, expect_no_race
 from lib.nogpu.memory import count_traffic
 
 import torch
@@ -23,13 +25,28 @@ def _matrix(shape, dtype, shift=0.0):
     return 2 * torch.randn(shape, device=machine.device(), dtype=dtype) + shift
 
 
-def _expect(answer, eager, inputs, shapes=SHAPES):
-    """The float64 rule, one launch, and no arithmetic of PyTorch's on the matrix."""
-    expect_op(answer, eager, inputs, shapes=shapes)
-    given = inputs((17, 33), torch.float32)
-    at = "at shape (17, 33)"
+def _expect(answer, eager, inputs, hint="", shapes=SHAPES):
+    """The float64 rule, one launch, no other pass over the result, and no two programs at one element."""
+    with _hinting(hint):
+        expect_op(answer, eager, inputs, shapes=shapes)
+    given, wide = (inputs(shape, torch.float32) for shape in ((17, 33), (5, 781)))
+    most = eager(*given).nbytes
     expect_launches(lambda: answer(*given), exactly=1)
-    expect_no_pass(lambda: answer(*given), given[0].nbytes, at)
+    expect_no_pass(lambda: answer(*given), most, "at shape (17, 33)", but=FILLS)
+    expect_no_race(lambda: answer(*wide), "at shape (5, 781)")
+
+
+@contextlib.contextmanager
+def _hinting(hint):
+    """Wrong says more where numbers are wrong, and where shapes do not fit; else it says enough."""
+    try:
+        yield
+    except Wrong as difference:
+        text = str(difference)
+        more = f"; {hint}" if hint and "differ by more" in text else ""
+        if "to have shape" in text or "broadcast" in text:
+            more = "; addresses, numbers and mask of a tl.store have one shape, such as (BLOCK_M,)"
+        raise Wrong(text + more) from None
 
 
 def _expect_read_once(answer, *given):
@@ -48,8 +65,7 @@ def check_bias_by_column(answer):
     def inputs(shape, dtype):
         return _matrix(shape, dtype), _matrix(shape[1:], dtype)
 
-    with hinting("; which numbers of b does a tile need?"):
-        _expect(answer, lambda x, b: x + b, inputs)
+    _expect(answer, lambda x, b: x + b, inputs, "which numbers of b does a tile need?")
 
 
 @exercise("02.2", "A bias for each row", minutes=8, level=1)
@@ -57,8 +73,8 @@ def check_bias_by_row(answer):
     def inputs(shape, dtype):
         return _matrix(shape, dtype), _matrix(shape[:1], dtype)
 
-    with hinting("; b has a number for each row: which axis does it get?"):
-        _expect(answer, lambda x, b: x + b[:, None], inputs)
+    hint = "b has a number for each row: which axis does it get?"
+    _expect(answer, lambda x, b: x + b[:, None], inputs, hint)
 
 
 @exercise("02.3", "The sum of each row", minutes=15, level=2)
@@ -66,11 +82,9 @@ def check_row_sum(answer):
     def inputs(shape, dtype):
         return (_matrix(shape, dtype, shift=1.0),)
 
-    with hinting("; rows may be longer than a tile, and 16 bits are too few to add up in"):
-        _expect(answer, lambda x: x.sum(1), inputs)
-        ones = torch.ones(2, 80_000, device=machine.device(), dtype=torch.bfloat16)
-        what = "at shape (2, 80000), ones in bfloat16"
-        expect_rounded_once(answer(ones), ones.double().sum(1), what)
+    _expect(answer, lambda x: x.sum(1), inputs, "rows may be longer than a tile")
+    ones = torch.ones(2, 80_000, device=machine.device(), dtype=torch.bfloat16)
+    expect_rounded_once(answer(ones), ones.double().sum(1), "at shape (2, 80000), ones in bfloat16")
     _expect_read_once(answer, *inputs((17, 33), torch.float32))
 
 
@@ -79,8 +93,13 @@ def check_row_max(answer):
     def inputs(shape, dtype):
         return (_matrix(shape, dtype, shift=-20.0),)
 
-    with hinting("; all numbers here are negative: what do the places get that are not there?"):
-        _expect(answer, lambda x: x.amax(1), inputs)
+    def minus_infinity(shape, dtype):
+        (x,) = inputs(shape, dtype)
+        return (x.index_fill(0, torch.tensor([0], device=x.device), -torch.inf),)
+
+    hint = "all numbers here are negative: what do the places get that are not there?"
+    _expect(answer, lambda x: x.amax(1), inputs, hint)
+    expect_op(answer, lambda x: x.amax(1), minus_infinity, ((2, 3),), what=", a row of -inf alone")
     _expect_read_once(answer, *inputs((17, 33), torch.float32))
 
 
@@ -96,8 +115,8 @@ def check_transpose(answer):
             y.is_contiguous(),
             "the result is a view with other strides: write its rows, which are x's columns",
         )
-    with hinting("; x is read at row·n_cols + column: where is that number written?"):
-        _expect(answer, lambda x: x.t(), inputs)
+    hint = "x is read at row·n_cols + column: where is that number written?"
+    _expect(answer, lambda x: x.t(), inputs, hint)
 
 
 @exercise("02.6", "One softmax for each row", minutes=20, level=3)
@@ -105,13 +124,15 @@ def check_softmax_rows(answer):
     def inputs(shape, dtype):
         return (_matrix(shape, dtype),)
 
-    def far_up(shape, dtype):
-        return (_matrix(shape, dtype, shift=200.0),)
+    def far_from_0(shift):
+        return lambda shape, dtype: (_matrix(shape, dtype, shift),)
 
     def eager(x):
         return x.softmax(1)
 
-    _expect(answer, eager, inputs)
-    with hinting("; exp(200) overflows: subtract the row's largest first"):
-        expect_op(answer, eager, far_up, shapes=((2, 3), (5, 7)), what=", numbers near 200")
+    _expect(answer, eager, inputs, "what do the places add that are not there?")
+    for shift in (200.0, -200.0, -30_000.0):
+        with _hinting("exp(200) overflows, exp(-200) is 0: subtract the row's largest first"):
+            what = f", numbers near {shift:g}"
+            expect_op(answer, eager, far_from_0(shift), ((2, 3), (5, 7)), what=what)
     _expect_read_once(answer, *inputs((17, 33), torch.float32))

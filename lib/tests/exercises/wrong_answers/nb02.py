@@ -3,6 +3,8 @@
 from lib.tests.exercises.wrong_answers import beside_an_empty_kernel, solution
 
 import torch
+import triton
+import triton.language as tl
 
 
 def _changed(answer, old, new):
@@ -74,6 +76,27 @@ def row_max__one_tile(x):
     return _changed("row_max", "range(0, n_cols, BLOCK_N)", "range(0, 1)")(x)
 
 
+def row_max__any_small_number(x):
+    return _changed("row_max", '-float("inf")', "-1e30")(x)
+
+
+def row_sum__programs_add_to_one_number(x):
+    y = x.new_zeros(len(x))
+    grid = triton.cdiv(len(x), 16), triton.cdiv(x.shape[1], 128)
+    _adds_up_kernel[grid](x, y, *x.shape, BLOCK_M=16, BLOCK_N=128)
+    return y
+
+
+@triton.jit
+def _adds_up_kernel(x_ptr, y_ptr, n_rows, n_cols, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    cols = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    mask = (rows < n_rows)[:, None] & (cols < n_cols)[None, :]
+    x = tl.load(x_ptr + rows[:, None] * n_cols + cols[None, :], mask=mask, other=0.0)
+    so_far = tl.load(y_ptr + rows, mask=rows < n_rows)
+    tl.store(y_ptr + rows, so_far + tl.sum(x.to(tl.float32), axis=1), mask=rows < n_rows)
+
+
 def transpose__a_view(x):
     return _changed("transpose", "return y", "return x.t() if y.dim() == 2 else y")(x)
 
@@ -92,6 +115,16 @@ def softmax_rows__overflows(x):
 
 def softmax_rows__counts_places_that_are_not_there(x):
     return _changed("softmax_rows", NEGATIVE_INFINITY, "other=0.0")(x)
+
+
+def softmax_rows__some_small_number(x):
+    return _changed("softmax_rows", NEGATIVE_INFINITY, "other=-1e4")(x)
+
+
+def softmax_rows__zero_for_the_maximum(x):
+    old = 'other=-float("inf"))\n\n    e = tl.exp(x.to(tl.float32) - tl.max(x, axis=0))'
+    new = "other=0.0)\n\n    e = tl.where(cols < n_cols, tl.exp(x.to(tl.float32) - tl.max(x, axis=0)), 0.0)"
+    return _changed("softmax_rows", old, new)(x)
 
 
 def softmax_rows__reads_twice(x):
