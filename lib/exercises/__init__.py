@@ -97,7 +97,7 @@ def check(id, answer):
     """The Verdict on `answer` to exercise `id`, saved in the reader's progress. ValueError: unknown id."""
     if id not in all_exercises():
         raise ValueError(f"there is no exercise {id!r}; there are: {', '.join(_exercises)}")
-    verdict = _judge(_exercises[id], answer)
+    verdict = judge(_exercises[id], answer)
     if verdict.status in ("right", "wrong"):
         today = datetime.date.today().isoformat()
         reader_progress.append(
@@ -106,7 +106,8 @@ def check(id, answer):
     return verdict
 
 
-def _judge(exercise, answer):
+def judge(exercise, answer):
+    """The Verdict on `answer`, which is saved nowhere."""
     try:
         if answer is None or answer is ...:
             raise NotAttempted

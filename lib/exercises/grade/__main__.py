@@ -1,0 +1,82 @@
+"""`make grade DIR=submissions`: see lib/exercises/grade/__init__.py."""
+
+import argparse
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from lib.exercises.grade import fence, report, runs, submissions
+from lib.exercises.grade.notebooks import ROOT
+
+# Without a GPU, so that a verdict is the same everywhere; one thread, so that attempts can be forked.
+CLEAN = {
+    "CUDA_VISIBLE_DEVICES": "",
+    "OMP_NUM_THREADS": "1",
+    "PYTHONPATH": str(ROOT),
+    "PYTHONSAFEPATH": "1",
+}
+NO_FENCE = """this system allows no fence around answers: {reason}
+Answers could then write to this disk and use the network. Grade on Linux outside a container, or in one that
+may make user namespaces. UNSAFE=1 grades all the same, with limits of time and memory alone."""
+
+
+def arguments():
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m lib.exercises.grade", description=report.__doc__
+    )
+    parser.add_argument("folder", type=Path, help="of notebooks, or of one folder for each student")
+    parser.add_argument(
+        "--out", type=Path, default=Path("grades"), help="where the grades go (default: grades)"
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=120, help="seconds for an answer (default: 120)"
+    )
+    parser.add_argument("--memory", type=float, default=8, help="GiB for an answer (default: 8)")
+    parser.add_argument("--jobs", type=int, default=1, help="answers at a time (default: 1)")
+    return parser.parse_args()
+
+
+def main():
+    """Grade; the exit status."""
+    options = arguments()
+    if not options.folder.is_dir():
+        return f"there is no folder {options.folder}"
+    with tempfile.TemporaryDirectory(prefix="grade-") as scratch:
+        settings = runs.Settings(
+            scratch=scratch,
+            hidden=(options.folder.resolve(), options.out.resolve()),
+            timeout_s=options.timeout,
+            memory=int(options.memory * 2**30),
+            jobs=options.jobs,
+            safe=os.environ.get("UNSAFE") != "1",
+        )
+        if settings.safe and (
+            reason := fence.reason_against(scratch, settings.everything_hidden())
+        ):
+            return NO_FENCE.format(reason=reason)
+        return grade(options, settings)
+
+
+def grade(options, settings):
+    """Grade all submissions and write what came out, also when interrupted."""
+    rows = []
+    try:
+        for row in runs.grade(submissions.find(options.folder), settings):
+            rows.append(row)
+            print(row.mark, row.student, row.notebook, row.exercise, row.sentence, flush=True)
+    finally:
+        paths = report.write(rows, options.out)
+        print(f"{len(rows)} rows in {paths[0]}, and {len(paths) - 1} pages beside it")
+    return 0
+
+
+if __name__ == "__main__":
+    if any(os.environ.get(name) != value for name, value in CLEAN.items()):
+        again = [sys.executable, "-m", "lib.exercises.grade", *sys.argv[1:]]
+        same = {
+            k: v for k, v in os.environ.items() if k in ("PATH", "HOME", "LANG", "LC_ALL", "UNSAFE")
+        }
+        os.execve(sys.executable, again, same | CLEAN)
+    sys.exit(main())

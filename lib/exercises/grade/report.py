@@ -1,0 +1,115 @@
+"""What was graded: a CSV of all rows, and a page for each student."""
+
+import collections
+import csv
+import dataclasses
+import html
+import re
+import string
+
+from lib.exercises import MARKS, all_exercises
+
+COLUMNS = ("student", "notebook", "exercise", "points", "verdict", "sentence", "seconds")
+_PAGE = string.Template("""<!doctype html>
+<html lang="en"><meta charset="utf-8"><title>$student</title>
+<style>
+body { font: 16px/1.5 sans-serif; max-width: 70em; margin: 2em auto; padding: 0 1em }
+table { border-collapse: collapse } th, td { text-align: left; vertical-align: top; padding: .3em .8em }
+tr { border-bottom: 1px solid #ccc } td:nth-child(4) { overflow-wrap: anywhere }
+</style>
+<h1>$student</h1>
+<p>$summary</p>
+$tables
+</html>
+""")
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One exercise of one student; exercise '' where a file could not be graded."""
+
+    student: str
+    notebook: str
+    exercise: str
+    status: str
+    sentence: str
+    points: int = 0
+    seconds: float = 0.0
+
+    @property
+    def mark(self):
+        """✔ ✘ ○ or –"""
+        return MARKS[self.status]
+
+    @property
+    def possible(self):
+        """The points of a right answer: the dots of the exercise."""
+        exercise = all_exercises().get(self.exercise)
+        return exercise.level if exercise else 0
+
+
+def write(rows, folder):
+    """Write grades.csv and a page for each student into `folder`; the paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = sorted(rows, key=lambda row: (row.student, row.notebook, row.exercise))
+    paths = [folder / "grades.csv"]
+    with paths[0].open("w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file)
+        table.writerow(COLUMNS)
+        table.writerows(map(_cells, rows))
+    for student, own in _by(rows, "student").items():
+        paths.append(folder / f"{_file_name(student, {p.stem for p in paths})}.html")
+        paths[-1].write_text(_page(student, own), encoding="utf-8")
+    return paths
+
+
+def _by(rows, name):
+    groups = collections.defaultdict(list)
+    for row in rows:
+        groups[getattr(row, name)].append(row)
+    return groups
+
+
+def _cells(row):
+    sentence, student, notebook = map(_no_formula, (row.sentence, row.student, row.notebook))
+    seconds = f"{row.seconds:.1f}"
+    return student, notebook, row.exercise, row.points, row.mark, sentence, seconds
+
+
+def _no_formula(text):
+    """A text that a spreadsheet does not take for a formula."""
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
+
+
+def _file_name(student, taken):
+    """A file name for a student, whatever the name holds; not one that is taken."""
+    name = re.sub(r"[^\w.-]+", "_", student).strip("._")[:80] or "student"
+    while name in taken:
+        name += "_"
+    return name
+
+
+def _page(student, rows):
+    points, possible = sum(r.points for r in rows), sum(r.possible for r in rows)
+    counts = collections.Counter(row.mark for row in rows)
+    marks = ", ".join(f"{counts[mark]} {mark}" for mark in MARKS.values() if counts[mark])
+    tables = "\n".join(_table(name, own) for name, own in _by(rows, "notebook").items())
+    words = {"student": student, "summary": f"{points} of {possible} points: {marks}"}
+    return _PAGE.substitute({k: html.escape(v) for k, v in words.items()}, tables=tables)
+
+
+def _table(notebook, rows):
+    head = "".join(
+        f"<th>{name}" for name in ("exercise", "verdict", "points", "sentence", "seconds")
+    )
+    lines = [f"<h2>{html.escape(notebook)}</h2>", f"<table><tr>{head}"]
+    for row in rows:
+        points = f"{row.points} of {row.possible}" if row.possible else ""
+        cells = (_title(row), row.mark, points, row.sentence, f"{row.seconds:.1f}")
+        lines.append("<tr>" + "".join(f"<td>{html.escape(cell)}" for cell in cells))
+    return "\n".join([*lines, "</table>"])
+
+
+def _title(row):
+    exercise = all_exercises().get(row.exercise)
+    return f"{exercise.id} {exercise.title}" if exercise else row.exercise

@@ -1,0 +1,202 @@
+"""Start attempts, watch their time and memory, and believe what comes with the right key."""
+
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+import secrets
+import time
+
+from lib.exercises import MARKS, Verdict, all_exercises
+from lib.exercises.grade import attempt, fence, submissions
+from lib.exercises.grade.notebooks import ROOT
+from lib.exercises.grade.report import Row
+
+LOOK_S = 0.02
+MOST_REPORTED = 200_000  # bytes; a longer report is none
+# Solutions, also those in tests and in history, and what the grader's own user has solved.
+HIDDEN = ("notebooks/solutions", "lib/tests", ".git", ".reader")
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """How attempts run. hidden: folders that an answer finds empty."""
+
+    scratch: str
+    hidden: tuple = ()
+    timeout_s: float = 120
+    memory: int = 8 << 30
+    jobs: int = 1
+    safe: bool = True
+
+    def everything_hidden(self):
+        """All folders that an answer finds empty."""
+        folders = (*(ROOT / name for name in HIDDEN), *self.hidden)
+        return [folder for folder in folders if folder.is_dir()]
+
+
+@dataclasses.dataclass
+class Run:
+    """An attempt that has been started. work(report) is what it does."""
+
+    id: str
+    work: object
+    settings: Settings
+    began: float = dataclasses.field(default_factory=time.monotonic)
+    text: bytes = b""
+
+    def __post_init__(self):
+        self.key = secrets.token_hex(16)
+        self.process, self.out = fence.start(
+            self._inside(),
+            scratch=self.settings.scratch,
+            hidden=self.settings.everything_hidden(),
+            timeout_s=self.settings.timeout_s,
+            memory=self.settings.memory,
+            safe=self.settings.safe,
+        )
+
+    def _inside(self):
+        key, work, scratch = self.key, self.work, self.settings.scratch
+
+        def inside(pipe):
+            attempt.settle(scratch)
+            work(attempt.report_to(pipe, key))
+
+        return inside
+
+    @property
+    def seconds(self):
+        """Since it began."""
+        return time.monotonic() - self.began
+
+    def look(self):
+        """What it reported, or a Verdict on its end; None while it runs."""
+        ended = os.waitid(os.P_PID, self.process, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        with contextlib.suppress(BlockingIOError):
+            while len(self.text) < MOST_REPORTED and (more := os.read(self.out, 65536)):
+                self.text += more
+        reason = "" if ended else self._too_much()
+        if not ended and not reason:
+            return None
+        code = os.waitstatus_to_exitcode(fence.end(self.process))
+        os.close(self.out)
+        return self._report() or Verdict(self.id, "wrong", reason or _ended(code))
+
+    def _too_much(self):
+        """What it takes more of than it may, as a sentence; '' if nothing."""
+        processes = fence.family(self.process)
+        if self.seconds > self.settings.timeout_s:
+            return f"still running after {self.settings.timeout_s:g} s: does it end?"
+        if len(processes) > fence.MOST_PROCESSES:
+            return f"starts more than {fence.MOST_PROCESSES} processes"
+        if fence.bytes_held(processes) > self.settings.memory:
+            return f"takes more than {self.settings.memory / 2**30:g} GiB of memory"
+        if len(self.text) >= MOST_REPORTED:
+            return "reports more than a verdict"
+        return ""
+
+    def _report(self):
+        """The first line under the key; None if there is none."""
+        for line in self.text.split(b"\n")[:-1]:
+            with contextlib.suppress(ValueError):
+                key, _, rest = line.decode().partition(" ")
+                if secrets.compare_digest(key, self.key):
+                    return json.loads(rest)
+        return None
+
+
+def grade(all_submissions, settings):
+    """A Row for each exercise of each Submission, in the order in which they end."""
+    waiting, running = _tasks(all_submissions, settings), []
+    try:
+        while waiting or running:
+            while waiting and len(running) < settings.jobs:
+                task = next(waiting, None)
+                if task is None:
+                    waiting = None
+                elif isinstance(task, Row):
+                    yield task
+                else:
+                    running.append(task)
+            for task in list(running):
+                row = task.look()
+                if row:
+                    running.remove(task)
+                    yield row
+            time.sleep(LOOK_S)
+    finally:
+        for task in running:
+            fence.end(task.run.process)
+
+
+def _tasks(all_submissions, settings):
+    """For each exercise a Task, which has begun, or a Row where there is nothing to run."""
+    for submission in all_submissions:
+        if submission.problem:
+            yield Row(submission.student, submission.title, "", "open", submission.problem)
+            continue
+        for id in submission.unknown:
+            why = "no exercise of this version of the course: an older notebook?"
+            yield Row(submission.student, submission.title, id, "open", why)
+        for id in submission.page.exercises:
+            yield _begin(submission, id, settings)
+
+
+def _begin(submission, id, settings):
+    page, answer = submission.page, submission.answers.get(id)
+    if answer is None:
+        return Row(submission.student, page.stem, id, "open", "its cell is not in the notebook")
+    if answer.strip() == page.source_of(id).strip():
+        return Row(submission.student, page.stem, id, "open", "not attempted yet")
+    return Task(submission, id, settings)
+
+
+class Task:
+    """An answer that is being checked: at once, or its value first and then the check of that value."""
+
+    def __init__(self, submission, id, settings):
+        self.submission, self.id, self.settings = submission, id, settings
+        self.exercise, self.seconds = all_exercises()[id], 0.0
+        page, answers = submission.page, submission.answers
+
+        def work(report):
+            sources = page.cells_for(id, answers)
+            attempt.attempt(self.exercise, sources, page.answer_of(id), report)
+
+        self.run = Run(id, work, settings)
+
+    def look(self):
+        """The Row when there is a verdict, else None."""
+        result, run = self.run.look(), self.run
+        if result is None:
+            return None
+        self.seconds += run.seconds
+        if isinstance(result, dict) and "value" in result and self.exercise.id in attempt.values():
+            text = str(result["value"])
+            work = functools.partial(attempt.attempt_value, self.exercise, text)
+            self.run = Run(self.id, work, self.settings)
+            return None
+        return self._row(*_verdict(result))
+
+    def _row(self, status, sentence):
+        names = submissions.remarkable(self.submission.answers[self.id])
+        if names and status == "right":
+            sentence += f"; read this answer, it names {', '.join(names[:4])}"
+        points = self.exercise.level if status == "right" else 0
+        names = self.submission.student, self.submission.title, self.id
+        return Row(*names, status, sentence, points, self.seconds)
+
+
+def _verdict(result):
+    """(status, sentence) of a Verdict or of what an attempt reported."""
+    if isinstance(result, Verdict):
+        return result.status, result.message
+    status, message = str(result.get("status")), str(result.get("message"))
+    return (status, message) if status in MARKS else ("wrong", "reports no verdict")
+
+
+def _ended(code):
+    how = f"signal {code - 128}" if code > 128 else f"status {code}"
+    return f"its process ended before the check did ({how})"
