@@ -11,7 +11,8 @@ count for nothing. What an answer needs of its page comes from the course's own 
     attempt       inside the fence: runs the cells, checks the answer, reports under a key
     runs          outside: starts attempts, watches their time and memory, believes a report with its key
     report        the CSV and the pages
+    remarks       names in an answer that make it worth reading
 
 No answer runs in the process that grades. In its own process an answer shares Python with the check, so one
-that is written to deceive can do so; `submissions.remarkable` names what such an answer has to name.
+that is written to deceive can do so; `remarks` says which answers a teacher should read.
 """

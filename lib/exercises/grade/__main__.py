@@ -1,11 +1,13 @@
 """`make grade DIR=submissions`: see lib/exercises/grade/__init__.py."""
 
 import argparse
+import gc
 import os
 import sys
 import tempfile
 from pathlib import Path
 
+from lib.exercises import all_exercises
 from lib.exercises.grade import fence, report, runs, submissions
 from lib.exercises.grade.notebooks import ROOT
 
@@ -62,6 +64,8 @@ def main():
 def grade(options, settings):
     """Grade all submissions and write what came out, also when interrupted."""
     rows = []
+    all_exercises()
+    gc.freeze()  # else each attempt's first collection copies the pages that it shares with this process
     try:
         for row in runs.grade(submissions.find(options.folder), settings):
             rows.append(row)

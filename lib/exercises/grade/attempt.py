@@ -17,8 +17,8 @@ import torch
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
-# Exercises whose answer is an object of Python, given a value: a function, a kernel, a dtype.
-OBJECTS = {"21.4", "22.5", "32.5", "50.2", "50.3", "90.1"}
+# Exercises whose answer is assigned and has no text that Python reads back: functions, kernels, dtypes, inf.
+OBJECTS = {"21.4", "22.5", "32.5", "41.2", "50.2", "50.3", "90.1"}
 _MODULES = (
     "builtins",
     "json",
@@ -110,7 +110,7 @@ def _judge(exercise, answer, before, report):
     if changed:
         message = f"not graded: the answer replaces {', '.join(changed[:3])}"
         verdict = Verdict(exercise.id, "wrong", message)
-    return report(status=verdict.status, message=verdict.message)
+    return report(status=verdict.status, message=_with_hint(verdict.message))
 
 
 def _plain(answer):
@@ -180,7 +180,12 @@ def _failed(error):
     text = "(it has no text)"
     with contextlib.suppress(Exception):
         text = " ".join(str(error).split())[:400]
-    hint = ""
-    if isinstance(error, NameError):
-        hint = "; of a submission only the cells of answers run: what one needs has to stand in it"
-    return f"the cell raises {type(error).__name__}: {text}{hint}"
+    return _with_hint(f"the cell raises {type(error).__name__}: {text}")
+
+
+def _with_hint(message):
+    if "NameError: " not in message:
+        return message
+    return (
+        f"{message}; of a submission only the cells of answers run, so a helper has to stand in one"
+    )

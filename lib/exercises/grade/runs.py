@@ -9,8 +9,9 @@ import secrets
 import time
 
 from lib.exercises import MARKS, Verdict, all_exercises
-from lib.exercises.grade import attempt, fence, submissions
+from lib.exercises.grade import attempt, fence
 from lib.exercises.grade.notebooks import ROOT
+from lib.exercises.grade.remarks import remarkable
 from lib.exercises.grade.report import Row
 
 LOOK_S = 0.02
@@ -181,7 +182,7 @@ class Task:
         return self._row(*_verdict(result))
 
     def _row(self, status, sentence):
-        names = submissions.remarkable(self.submission.answers[self.id])
+        names = remarkable(self.submission.answers[self.id])
         if names and status == "right":
             sentence += f"; read this answer, it names {', '.join(names[:4])}"
         points = self.exercise.level if status == "right" else 0

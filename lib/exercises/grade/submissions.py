@@ -2,8 +2,6 @@
 
 import collections
 import dataclasses
-import re
-import unicodedata
 
 from lib.exercises.grade import notebooks
 from lib.exercises.grade.notebooks import NotANotebook, Page
@@ -42,15 +40,14 @@ def find(folder):
 
 
 def _read(folder, path):
-    page = _page_by_name(path.stem)
-    student = _student(folder, path, page)
+    student = _student(folder, path)
     if path.is_symlink():
         return Submission(student, path.name, problem="a link, and no file")
     try:
         cells = notebooks.read(path)
     except NotANotebook as reason:
         return Submission(student, path.name, problem=str(reason))
-    page = page or _page_by_content(cells)
+    page = _page_by_name(path.stem) or _page_by_content(cells)
     if not page:
         problem = "neither its name nor its checks are those of a notebook of this course"
         return Submission(student, path.name, problem=problem)
@@ -70,85 +67,20 @@ def _page_by_content(cells):
     return next((p for stem, p in notebooks.pages().items() if stem.startswith(number)), None)
 
 
-def _student(folder, path, page):
+def _student(folder, path):
     """The name of the student's folder, or what the file's name has beside the notebook's."""
     first, *rest = path.relative_to(folder).parts
-    if rest and first != getattr(page, "stem", None):
+    if rest and first not in notebooks.pages():
         return first
+    page = _page_by_name(path.stem)
     own = path.stem.replace(page.stem, "") if page else path.stem
     return own.strip(" _-.") or path.stem
 
 
 def _answer(page, id, cells):
-    """The source of the cell that answers an exercise: it checks it, or has the page's cell id; None if none."""
+    """The source of the cell that answers an exercise: the one that checks it, or has its cell id; or None."""
     original = page.cells[page.exercises[id]]
     same_cell = [c for c in cells if original.id and c.id == original.id]
     checking = [c for c in cells if id in c.checks]
     best = [c for c in checking if c in same_cell] or checking[::-1] or same_cell
     return best[0].source if best else None
-
-
-# --- what a teacher should read ------------------------------------------------------------------------
-
-# Names that an answer has no use for, and one that changes its own check has.
-_ANYWHERE = {
-    "_getframe",
-    "_exit",
-    "_exercises",
-    "settrace",
-    "setprofile",
-    "get_objects",
-    "get_referrers",
-}
-_FIRST = {
-    "exec",
-    "eval",
-    "compile",
-    "open",
-    "getattr",
-    "setattr",
-    "delattr",
-    "globals",
-    "locals",
-    "vars",
-}
-_FIRST |= {
-    "importlib",
-    "ctypes",
-    "builtins",
-    "gc",
-    "mock",
-    "signal",
-    "atexit",
-    "sys",
-    "lib.exercises",
-}
-_USUAL = {
-    "__init__",
-    "__name__",
-    "__doc__",
-    "__call__",
-    "__len__",
-    "__getitem__",
-    "__enter__",
-    "__exit__",
-}
-_OF_CUDA = re.compile(
-    r"__(global|device|host|shared|restrict|launch_bounds|syncthreads|(force|no)inline)__"
-)
-
-
-def remarkable(source):
-    """The names in an answer that make it worth reading, whatever its verdict."""
-    plain = unicodedata.normalize("NFKC", source)  # as Python reads names
-    return sorted(set(filter(_is_remarkable, re.findall(r"[^\W\d]\w*(?:\.\w+)*", plain))))
-
-
-def _is_remarkable(name):
-    if name == "lib.exercises":  # where `check` is imported from
-        return False
-    parts = name.split(".")
-    hidden = {p for p in parts if re.fullmatch(r"__\w+__", p) and not _OF_CUDA.fullmatch(p)}
-    return bool(
-        hidden - _USUAL or _ANYWHERE & set(parts) or {parts[0], ".".join(parts[:2])} & _FIRST
-    )

@@ -1,0 +1,433 @@
+"""Grading twelve submissions to notebook 00, hostile ones among them: each has the verdicts it should."""
+
+import csv
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+from lib.exercises.grade import __main__ as program
+from lib.exercises.grade import attempt, fence, notebooks, report, runs, submissions
+from lib.exercises.grade.remarks import remarkable
+from lib.tests.exercises.test_exercises import EXERCISES, _cell, _solution
+
+import pytest
+
+STEM = "00_start_here"
+TIMEOUT_S = 6
+
+needs_fence = pytest.mark.skipif(
+    sys.platform != "linux" or fence.reason_against(os.environ.get("TMPDIR", "/tmp"), []) != "",
+    reason="this system allows no fence",
+)
+
+
+def _notebook(stem=STEM):
+    return json.loads((notebooks.FOLDER / f"{stem}.ipynb").read_text())
+
+
+def _exercise_cells(notebook):
+    return [c for c in notebook["cells"] if "exercise" in c["metadata"].get("tags", [])]
+
+
+def _answered(answers, stem=STEM):
+    """The notebook with these sources as answers: {exercise: source}, `check` called below each."""
+    notebook = _notebook(stem)
+    for cell in _exercise_cells(notebook):
+        id, name = re.search(r'check\("(\S+)", (\w+)\)', "".join(cell["source"])).groups()
+        if id in answers:
+            cell["source"] = f'{answers[id]}\n\n\ncheck("{id}", {name})'
+    return notebook
+
+
+def _section(id, stem=STEM):
+    """The solution of an exercise, without the imports that the page has."""
+    text = (notebooks.FOLDER / f"solutions/{stem}.py").read_text()
+    return next(s for s in text.split("\n# %% ") if s.startswith(id)).partition("\n")[2]
+
+
+RIGHT = {id: _section(id) for id in ("00.1", "00.2", "00.3", "00.4")}
+WRONG = {
+    "00.1": "def bytes_of_multiply_add(m, n, itemsize):\n    return 4 * m * n * itemsize",
+    "00.2": "def traffic_ratio(k):\n    return k - 1",
+    "00.3": "def least_time_us(*args):\n    return 1.0, 'memory'",
+    "00.4": "def silu(x):\n    return torch.nn.functional.silu(x)",
+}
+# Each tries something, and then answers right.
+RUINS = f"""import os, shutil
+for folder in (CANARY, os.path.expanduser("~"), NOTEBOOKS):
+    shutil.rmtree(folder, ignore_errors=True)
+{RIGHT["00.1"]}"""
+FILLS = f"""with open("large", "wb") as file:
+    file.truncate(1 << 40)
+{RIGHT["00.2"]}"""
+COPIES = "exec(open(SOLUTIONS).read())"
+CALLS = f"""import socket
+socket.create_connection(("1.1.1.1", 53), timeout=2)
+{RIGHT["00.4"]}"""
+ENDLESS = f"while True:\n    pass\n{RIGHT['00.1']}"
+HOARDS = f"hoard = [b'x' * (1 << 26) for _ in range(100)]\n{RIGHT['00.2']}"
+FORKS = f"import os\nwhile True:\n    os.fork()\n{RIGHT['00.3']}"
+KILLS = f"""import contextlib, os
+for process in (os.getppid(), 1, -1):
+    with contextlib.suppress(OSError):
+        os.kill(process, 9)
+{RIGHT["00.4"]}"""
+NO_CHECK = f"check = lambda *a: None\nprint('✔ 00.1 right')\n{WRONG['00.1']}"
+REPLACES = f"""from lib import exercises
+exercises.judge = lambda exercise, answer: exercises.Verdict(exercise.id, "right", "right")
+exercises._exercises["00.2"] = None
+{WRONG["00.2"]}"""
+WRITES = f"""import os
+for pipe in range(20):
+    try:
+        os.write(pipe, b'0123456789abcdef0123456789abcdef {{"status": "right", "message": "right"}}\\n')
+    except OSError:
+        pass
+os._exit(0)
+{WRONG["00.3"]}"""
+IN_THE_CHECK = """def silu(x):
+    import torch.testing
+    torch.testing.assert_close = torch.allclose = lambda *args, **options: True
+    return x"""
+
+
+def _twelve(folder, canary):
+    """Twelve students' notebooks."""
+
+    def save(name, content):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content if isinstance(content, str) else json.dumps(content))
+
+    def of(source):
+        solutions = str(notebooks.FOLDER / f"solutions/{STEM}.py")
+        names = {"CANARY": str(canary), "SOLUTIONS": solutions, "NOTEBOOKS": str(notebooks.FOLDER)}
+        return re.sub("[A-Z]{6,}", lambda name: repr(names[name[0]]), source)
+
+    save(f"ada/{STEM}.ipynb", _answered(RIGHT))
+    save(f"bob/week 1/{STEM} (1).ipynb", _answered(WRONG))
+
+    forged = _answered({})
+    for cell in _exercise_cells(forged):
+        cell["outputs"] = [{"output_type": "stream", "name": "stdout", "text": "✔ 00.1 right"}]
+    save(f"cyd_{STEM}.ipynb", forged)
+    save("cyd/.reader/progress.jsonl", '{"id": "00.1", "status": "right", "date": "2026-01-01"}')
+
+    save(
+        f"dan/{STEM}.ipynb",
+        _answered({"00.1": ENDLESS, "00.2": HOARDS, "00.3": FORKS, "00.4": KILLS}),
+    )
+    hostile = {"00.1": of(RUINS), "00.2": FILLS, "00.3": of(COPIES), "00.4": CALLS}
+    save(f"eve/{STEM}.ipynb", _answered(hostile))
+    gigabyte = f"for _ in range(1000):\n    print('x' * 1_000_000)\n{RIGHT['00.1']}"
+    save(f"fay/{STEM}.ipynb", _answered(RIGHT | {"00.1": gigabyte}))
+    missing = f"import no_such_package\n{RIGHT['00.1']}"
+    helped = "def traffic_ratio(k):\n    return helper(k)"
+    save(f"gil/{STEM}.ipynb", _answered(RIGHT | {"00.1": missing, "00.2": helped}))
+
+    moved = _answered(RIGHT)
+    cells = _exercise_cells(moved)
+    moved["cells"] = [cells[3], cells[0], cells[2]]
+    save(f"hal/{STEM}.ipynb", moved)
+    bare = _answered(RIGHT)
+    for cell in bare["cells"]:
+        cell["metadata"] = {}
+        cell.pop("id", None)
+    save("ian/my homework.ipynb", bare)
+
+    save(f"jan/{STEM}.ipynb", "I could not save it as a notebook, sorry")
+    old = _answered(RIGHT)
+    for cell in _exercise_cells(old)[1:2]:
+        cell["source"] = "def gone(k):\n    return k\n\n\ncheck('00.9', gone)"
+        cell["id"] = "other"
+    save(f"kim/{STEM}.ipynb", old)
+    tricks = {"00.1": NO_CHECK, "00.2": REPLACES, "00.3": WRITES, "00.4": IN_THE_CHECK}
+    save(f"=leo()/{STEM}.ipynb", _answered(tricks))
+
+
+@pytest.fixture(scope="module")
+def graded(tmp_path_factory):
+    """{(student, exercise): row} of the twelve, what was printed, and the folder of grades."""
+    folder = tmp_path_factory.mktemp("class")
+    canary = folder / "canary"
+    (canary / "deep").mkdir(parents=True)
+    (canary / "deep/file").write_text("sings")
+    _twelve(folder / "submissions", canary)
+    command = [sys.executable, "-m", "lib.exercises.grade", "submissions", "--out", "grades"]
+    command += ["--timeout", str(TIMEOUT_S), "--memory", "3", "--jobs", "2"]
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=os.environ | program.CLEAN,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    with (folder / "grades/grades.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert (canary / "deep/file").read_text() == "sings"
+    assert sorted(p.name for p in folder.iterdir()) == ["canary", "grades", "submissions"]
+    return {(row["student"], row["exercise"]): row for row in rows}, folder / "grades"
+
+
+def _marks(graded, student):
+    rows, _ = graded
+    return " ".join(row["verdict"] for (name, _), row in rows.items() if name == student)
+
+
+VERDICTS = {
+    "ada": "✔ ✔ ✔ ✔",
+    "bob": "✘ ✘ ✘ ✘",
+    "cyd": "○ ○ ○ ○",
+    "dan": "✘ ✘ ✘ ✔",
+    "eve": "✔ ✘ ✘ ✘",
+    "fay": "✔ ✔ ✔ ✔",
+    "gil": "✘ ✘ ✔ ✔",
+    "hal": "✔ ○ ✔ ✔",
+    "ian": "✔ ✔ ✔ ✔",
+    "jan": "○",
+    "kim": "✔ ○ ✔ ✔ ○",
+    "'=leo()": "✘ ✘ ✘ ✘",
+}
+
+
+@needs_fence
+@pytest.mark.parametrize("student", VERDICTS)
+def test_a_submission_has_the_verdicts_it_should(student, graded):
+    assert _marks(graded, student) == VERDICTS[student]
+
+
+SENTENCES = {
+    ("ada", "00.4"): "^right$",
+    ("bob", "00.1"): "bytes for",
+    ("cyd", "00.1"): "not attempted yet",
+    ("dan", "00.1"): f"still running after {TIMEOUT_S} s",
+    ("dan", "00.2"): "takes more than 3 GiB",
+    ("dan", "00.3"): "starts more than 200 processes|more than 3 GiB|BlockingIOError|ended before",
+    ("dan", "00.4"): "^right$",
+    ("eve", "00.1"): "^right$",
+    ("eve", "00.2"): "OSError: .*too large",
+    ("eve", "00.3"): "FileNotFoundError",
+    ("eve", "00.4"): "OSError: .*unreachable",
+    ("gil", "00.1"): "ModuleNotFoundError: No module named 'no_such_package'",
+    ("gil", "00.2"): "NameError: .* a helper has to stand in one",
+    ("hal", "00.2"): "its cell is not in the notebook",
+    ("jan", ""): "no notebook: it is not JSON",
+    ("kim", "00.9"): "no exercise of this version of the course",
+    ("'=leo()", "00.1"): "bytes for",
+    ("'=leo()", "00.2"): "not graded: the answer replaces lib.exercises.judge",
+    ("'=leo()", "00.3"): "ended before the check did",
+    ("'=leo()", "00.4"): "the answer replaces torch.allclose, torch.testing.assert_close",
+}
+
+
+@needs_fence
+@pytest.mark.parametrize(("student", "id"), SENTENCES)
+def test_the_sentence_says_why(student, id, graded):
+    rows, _ = graded
+    assert re.search(SENTENCES[student, id], rows[student, id]["sentence"])
+
+
+@needs_fence
+def test_points_are_the_dots_of_the_exercise(graded):
+    rows, _ = graded
+    for id in ("00.1", "00.2", "00.3", "00.4"):
+        assert rows["ada", id]["points"] == str(EXERCISES[id].level)
+        assert rows["bob", id]["points"] == "0"
+
+
+@needs_fence
+def test_each_student_has_a_page(graded):
+    _, folder = graded
+    assert len(list(folder.glob("*.html"))) == len(VERDICTS)
+    page = (folder / "ada.html").read_text()
+    assert "6 of 6 points: 4 ✔" in page and "00.4 A kernel of your own" in page
+
+
+def test_a_page_shows_text_as_text(tmp_path):
+    row = report.Row("<b>x", "../../n", "00.1", "wrong", "<script>alert(1)</script>\n=1", 0, 1.0)
+    twin = report.Row("_b_x", "n", "00.1", "right", "right")
+    paths = report.write([row, twin], tmp_path / "grades")
+    assert len(set(paths)) == 3 and {p.parent for p in paths} == {tmp_path / "grades"}
+    assert not any("<script>" in p.read_text() or "<b>x" in p.read_text() for p in paths[1:])
+
+
+# --- without a fence -----------------------------------------------------------------------------------
+
+
+def _main(monkeypatch, *arguments):
+    monkeypatch.setattr(sys, "argv", ["grade", *map(str, arguments)])
+    return program.main()
+
+
+def test_without_a_fence_nothing_runs_unless_asked(tmp_path, monkeypatch):
+    (tmp_path / "hand in/ada").mkdir(parents=True)
+    (tmp_path / "hand in/ada/x.ipynb").write_text(json.dumps(_answered(RIGHT)))
+    monkeypatch.setattr(fence, "reason_against", lambda *_: "new namespaces: not permitted")
+    arguments = (tmp_path / "hand in", "--out", tmp_path / "grades")
+    sentence = _main(monkeypatch, *arguments)
+    assert "new namespaces: not permitted" in sentence and "UNSAFE=1" in sentence
+    assert not (tmp_path / "grades").exists()
+    monkeypatch.setenv("UNSAFE", "1")
+    assert _main(monkeypatch, *arguments) == 0
+    assert (tmp_path / "grades/grades.csv").read_text().count("✔") == 4
+
+
+def test_a_folder_that_is_not_there_is_a_sentence(tmp_path, monkeypatch):
+    assert "there is no folder" in _main(monkeypatch, tmp_path / "none")
+
+
+# --- files ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("", "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ("[]", "no list of cells"),
+        ('{"cells": [1]}', "no list of cells"),
+        ('{"cells": [{"cell_type": "code"}]}', "no list of cells"),
+        ('{"worksheets": []}', "no list of cells"),
+        ('{"cells": []}', "neither its name nor its checks"),
+        (b"\xff\xfe\x00", "not JSON"),
+    ],
+)
+def test_a_file_that_is_no_notebook_has_a_reason(content, why, tmp_path):
+    path = tmp_path / "x.ipynb"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    (submission,) = submissions.find(tmp_path)
+    assert why in submission.problem
+
+
+def test_a_link_is_not_read(tmp_path):
+    (tmp_path / "x.ipynb").symlink_to(notebooks.FOLDER / f"{STEM}.ipynb")
+    (submission,) = submissions.find(tmp_path)
+    assert submission.problem == "a link, and no file"
+
+
+@pytest.mark.parametrize(
+    ("path", "student"),
+    [
+        (f"ada/{STEM}.ipynb", "ada"),
+        (f"ada/week 2/{STEM}.ipynb", "ada"),
+        (f"{STEM}/ada.ipynb", "ada"),
+        (f"{STEM}_ada.ipynb", "ada"),
+        (f"ada - {STEM}.ipynb", "ada"),
+        ("ada.ipynb", "ada"),
+        (f"{STEM}.ipynb", STEM),
+    ],
+)
+def test_whose_a_notebook_is(path, student, tmp_path):
+    (tmp_path / path).parent.mkdir(exist_ok=True, parents=True)
+    shutil.copy(notebooks.FOLDER / f"{STEM}.ipynb", tmp_path / path)
+    (submission,) = submissions.find(tmp_path)
+    assert (submission.student, submission.page.stem) == (student, STEM)
+
+
+def test_of_two_copies_the_newer_one_counts(tmp_path):
+    for age, name in ((100, "b.ipynb"), (200, "a.ipynb")):
+        (tmp_path / "ada").mkdir(exist_ok=True)
+        path = tmp_path / "ada" / name
+        path.write_text(json.dumps(_answered(RIGHT)))
+        os.utime(path, (age, age))
+    (submission,) = submissions.find(tmp_path)
+    assert submission.name == "a.ipynb"
+
+
+# --- pages ---------------------------------------------------------------------------------------------
+
+
+def test_every_exercise_stands_on_a_page_and_its_answer_has_a_name():
+    ids = {id: page for page in notebooks.pages().values() for id in page.exercises}
+    assert set(ids) == set(EXERCISES)
+    assert {id: page.answer_of(id) for id, page in ids.items()} == {id: _cell(id)[1] for id in ids}
+
+
+@pytest.mark.parametrize(
+    ("source", "needed", "bound"),
+    [
+        ("x = y", "y", "x"),
+        ("x = 1\ny = x", "", "x y"),
+        ("x = x + 1", "x", "x"),
+        ("def f(a):\n    return a + b", "b", "f"),
+        ("def f():\n    b = 1\n    return lambda: b + c", "c", "f"),
+        ("import a.b as c\nfrom d import e", "", "c e"),
+        ("class A(B):\n    c = d", "B d", "A"),
+        ("%time x = y", "get_ipython", ""),
+        ('check("00.1", f)', "f", ""),
+        ("def (", "", ""),
+    ],
+)
+def test_which_names_a_cell_needs_and_binds(source, needed, bound):
+    assert notebooks.names_needed(source) == set(needed.split())
+    assert notebooks.names_bound(source) == set(bound.split())
+
+
+def test_an_answer_gets_the_cells_of_the_page_that_it_needs():
+    page = notebooks.pages()["23_interpreter_is_not_a_gpu"]
+    answer = "smooth_source = racy_source.replace('a', 'b')"
+    *before, last = page.cells_for("23.3", {"23.3": answer})
+    assert last == answer and len(before) >= 2
+    assert "racy_source" in notebooks.names_bound(before[-1])
+    assert len(page.cells_for("23.3", {"23.3": "smooth_source = 'x'"})) == 2
+
+
+def test_an_answer_may_need_an_earlier_answer_of_the_same_student():
+    page = notebooks.pages()["90_capstone"]
+    answers = {"90.3": "def helper(): ...", "90.4": "my_add_rms_norm = helper"}
+    assert page.cells_for("90.4", answers)[1:] == list(answers.values())
+
+
+# --- what is believed ----------------------------------------------------------------------------------
+
+
+def test_answers_that_are_values_are_those_of_the_solutions():
+    for id in attempt.values():
+        text = repr(attempt._plain(_solution(id)))
+        attempt.ast.literal_eval(text)
+    functions = set(EXERCISES) - attempt.values() - attempt.OBJECTS
+    assert all(callable(_solution(id)) for id in functions)
+
+
+@needs_fence
+def test_a_value_is_checked_where_no_answer_runs(tmp_path):
+    path = tmp_path / "ada.ipynb"
+    always = "class Any(tuple):\n    __eq__ = lambda *_: True\n"
+    patch = "from lib.exercises import nb30\nnb30.check_smallest = nb30.expect = lambda *_: None\n"
+    path.write_text(
+        json.dumps(
+            _answered({"30.2": f"{patch}{always}smallest_wrong_shape = (1, 1)"}, "30_add_relu")
+        )
+    )
+    settings = runs.Settings(str(tmp_path), timeout_s=60)
+    rows = {row.exercise: row for row in runs.grade(submissions.find(tmp_path), settings)}
+    assert rows["30.2"].status == "wrong" and "replaces" not in rows["30.2"].sentence
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("y = torch.compile(f)  # eval", []),
+        ("'getattr'", []),
+        ("model.eval()", []),
+        ("eval(x)", ["eval"]),
+        ("ｅｖａｌ(x)", ["eval"]),
+        ("x = f'{eval(y)}'", ["eval"]),
+        ("f . __globals__", ["f.__globals__"]),
+        ("sys._getframe(1)", ["sys._getframe"]),
+        ("from lib.exercises import check", []),
+        ("lib.exercises.judge = 1", ["lib.exercises.judge"]),
+        ("!eval", ["eval"]),
+    ],
+)
+def test_names_that_a_teacher_should_look_at(source, names):
+    assert remarkable(source) == names
+
+
+@pytest.mark.parametrize("stem", notebooks.pages())
+def test_no_solution_has_such_names(stem):
+    assert not remarkable((notebooks.FOLDER / f"solutions/{stem}.py").read_text())
