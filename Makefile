@@ -30,6 +30,8 @@ LEAN ?=
 FORCE ?=
 REF ?= HEAD
 LAB ?=
+DIR ?=
+OUT ?=
 # Two workers suit two cores; more need memory for the C++ compiler.
 JOBS ?= 2
 # One thread each: two workers with two threads each on two cores wait for one another.
@@ -37,7 +39,7 @@ PYTEST = OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) --dist worksteal
 NOTEBOOKS = $(sort $(wildcard notebooks/[0-9]*.ipynb))
 TESTS_OF_OP = $(if $(OP),$(if $(wildcard lib/ops/$(OP).py),-k $(OP) lib/tests/ops,$(error there is no lib/ops/$(OP).py)))
 
-.PHONY: help lab copy test test-all test-gpu sanitize launch-diff run record bench sweep widths model text notebooks progress clean
+.PHONY: help lab copy test test-all test-gpu sanitize launch-diff run record bench sweep widths model text notebooks progress grade clean
 .DEFAULT_GOAL := help
 
 help:  ## print this help
@@ -123,6 +125,10 @@ notebooks: $(READY)  ## bring edits in notebooks/text back into the notebooks, o
 
 progress: $(READY)  ## which exercises you have solved
 	@$(PY) -m lib.exercises
+
+grade: $(READY)  ## grade a folder of submitted notebooks: make grade DIR=submissions [OUT=grades] [JOBS=2]
+	@$(if $(DIR),,$(error name the folder: make grade DIR=submissions))
+	@$(PY) -m lib.exercises.grade "$(DIR)" --out "$(or $(OUT),grades)" --jobs $(JOBS)
 
 clean:  ## remove the environment, caches and throw-away files; your progress stays
 	rm -rf .venv .venv-versions notebooks/text .pytest_cache .ruff_cache .hypothesis build *.egg-info

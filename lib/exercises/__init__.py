@@ -6,6 +6,7 @@
     –  skipped: this machine lacks something, which is named
 
 A verdict never raises, so an open exercise does not stop Run All; an answer that does not end is stopped.
+With FUSED_KERNELS_STRICT=1 a wrong or open answer raises NotSolved: for CI, where a notebook should then fail.
 One module per notebook holds its exercises (lib/exercises/nb30.py for notebook 30); solutions are in
 notebooks/solutions.
 """
@@ -15,6 +16,7 @@ import dataclasses
 import datetime
 import importlib
 import json
+import os
 import pkgutil
 from collections.abc import Callable
 
@@ -43,6 +45,10 @@ class Skip(Exception):
 
 class NotAttempted(Exception):
     """Raised when the answer is still the stub: it returned None or `...`."""
+
+
+class NotSolved(AssertionError):
+    """Raised by `check` under FUSED_KERNELS_STRICT=1 for a wrong or open answer: its verdict."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +100,10 @@ def all_exercises():
 
 
 def check(id, answer):
-    """The Verdict on `answer` to exercise `id`, saved in the reader's progress. ValueError: unknown id."""
+    """The Verdict on `answer` to exercise `id`, saved in the reader's progress.
+
+    ValueError: unknown id. NotSolved: see FUSED_KERNELS_STRICT.
+    """
     if id not in all_exercises():
         raise ValueError(f"there is no exercise {id!r}; there are: {', '.join(_exercises)}")
     verdict = judge(_exercises[id], answer)
@@ -103,7 +112,13 @@ def check(id, answer):
         reader_progress.append(
             PROGRESS, json.dumps({"id": id, "status": verdict.status, "date": today})
         )
+    if verdict.status in ("wrong", "open") and _is_strict():
+        raise NotSolved(repr(verdict))
     return verdict
+
+
+def _is_strict():
+    return os.environ.get("FUSED_KERNELS_STRICT", "") not in ("", "0")
 
 
 def judge(exercise, answer):

@@ -3,9 +3,11 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
 
 from lib import machine, nogpu
 from lib.exercises import all_exercises
@@ -242,22 +244,70 @@ def test_a_plan_holds_what_its_notebooks_need_or_says_what_to_skip():
     assert len(plans) == 3
 
 
-def test_the_workflow_to_copy_runs_a_notebook(tmp_path):
+def _workflow():
+    """The environment and the steps of the workflow to copy."""
     (text,) = re.findall(r"(?s)```yaml\n(.*?)```", TEACHING)
     (job,) = yaml.safe_load(text)["jobs"].values()
-    program, *arguments = job["steps"][-1]["run"].split()
-    cell = nbformat.v4.new_code_cell("import os\nassert os.environ['TRITON_INTERPRET'] == '1'")
-    (tmp_path / "notebooks").mkdir()
-    path = tmp_path / "notebooks" / "a.ipynb"
+    return job["env"], job["steps"]
+
+
+def test_the_workflow_to_copy_installs_the_course():
+    env, steps = _workflow()
+    (course,) = (s["with"]["path"] for s in steps if "repository" in s.get("with", {}))
+    pip, install, option, what, *_ = shlex.split(steps[-2]["run"])
+    assert (pip, install, option) == ("pip", "install", "-e")
+    path, extra = re.fullmatch(r"\./(\w+)\[(\w+)\]", what).groups()
+    assert path == course
+    pins = PROJECT["project"]["optional-dependencies"][extra]
+    assert {"nbmake", "pytest", "torch", "triton"} <= {pin.split("==")[0] for pin in pins}
+
+
+_KERNEL = """
+import torch, triton, triton.language as tl
+
+@triton.jit
+def double_kernel(x_ptr, y_ptr, n, BLOCK_SIZE: tl.constexpr):
+    offsets = tl.arange(0, BLOCK_SIZE)
+    x = tl.load(x_ptr + offsets, mask=offsets < n)
+    tl.store(y_ptr + offsets, x * 2, mask=offsets < n)
+
+x = torch.ones(5, dtype=torch.bfloat16)
+y = torch.empty_like(x)
+double_kernel[(1,)](x, y, 5, BLOCK_SIZE=8)
+assert (y == 2).all()
+"""
+_CHECK = "from lib.exercises import check\ncheck('00.2', lambda k: {})"
+_NOTEBOOKS = {
+    "right": (_KERNEL, _CHECK.format("k")),
+    "wrong": (_KERNEL, _CHECK.format("k + 1")),
+    "open": (_KERNEL, _CHECK.format("None")),
+    "outside": (_KERNEL.replace("y, 5,", "y, 6,"),),
+}
+
+
+def _run_workflow(folder, *names):
+    """The exit status and the output of the workflow's last step for these notebooks."""
+    (folder / "notebooks").mkdir(parents=True)
     metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
-    for source, want in ((cell.source, 0), ("1 / 0", 1)):
-        cell.source = source
-        nbformat.write(nbformat.v4.new_notebook(cells=[cell], metadata=metadata), path)
-        command = [sys.executable, "-m", program, *arguments]
-        result = subprocess.run(
-            command, cwd=tmp_path, env=os.environ | job["env"], capture_output=True
-        )
-        assert result.returncode == want, result.stdout.decode()
+    for name in names:
+        cells = [nbformat.v4.new_code_cell(c) for c in ("import lib", *_NOTEBOOKS[name])]
+        notebook = nbformat.v4.new_notebook(cells=cells, metadata=metadata)
+        nbformat.write(notebook, folder / f"notebooks/{name}.ipynb")
+    env, steps = _workflow()
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    env |= {"PATH": path, "PYTHONPATH": str(ROOT)}  # PYTHONPATH for `pip install -e`
+    command = ["bash", "-e", "-c", steps[-1]["run"]]
+    done = subprocess.run(command, cwd=folder, env=os.environ | env, capture_output=True, text=True)
+    return done.returncode, done.stdout
+
+
+def test_the_workflow_to_copy_runs_a_notebook(tmp_path):
+    status, text = _run_workflow(tmp_path / "a", "right")
+    assert status == 0, text
+    status, text = _run_workflow(tmp_path / "b", *_NOTEBOOKS)
+    assert status == 1 and "3 failed, 1 passed" in text
+    assert "✘ 00.2 for a chain" in text and "○ 00.2 not attempted yet" in text
+    assert "outside" in text
 
 
 @pytest.mark.parametrize(

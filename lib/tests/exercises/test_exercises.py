@@ -6,6 +6,7 @@ import functools
 import importlib
 import importlib.util
 import re
+from contextlib import nullcontext
 from pathlib import Path
 
 from lib import exercises
@@ -149,6 +150,35 @@ def test_a_verdict_never_raises(monkeypatch):
         )
         statuses[name] = check("99.1", 1).status
     assert statuses == {"raises": "wrong", "is wrong": "wrong", "lacks": "skipped"}
+
+
+@pytest.mark.parametrize(
+    ("strict", "answer", "raises"),
+    [
+        ("1", lambda k: k, None),
+        ("1", lambda k: k + 1, "✘ 00.2 for a chain"),
+        ("1", lambda k: ..., "○ 00.2 not attempted"),
+        ("0", lambda k: k + 1, None),
+        ("", lambda k: k + 1, None),
+    ],
+)
+def test_a_strict_check_raises_its_verdict(strict, answer, raises, monkeypatch, reader_folder):
+    monkeypatch.setenv("FUSED_KERNELS_STRICT", strict)
+    wanting = pytest.raises(exercises.NotSolved, match=raises) if raises else nullcontext()
+    with wanting:
+        check("00.2", answer)
+    assert bool(exercises.progress()) == (not raises or "✘" in raises)
+
+
+def test_a_strict_check_lets_a_skip_pass(monkeypatch):
+    def checker(answer):
+        raise Skip("no GPU")
+
+    monkeypatch.setenv("FUSED_KERNELS_STRICT", "1")
+    monkeypatch.setitem(
+        exercises._exercises, "99.1", exercises.Exercise("99.1", "t", 1, 1, checker)
+    )
+    assert check("99.1", 1).status == "skipped"
 
 
 def test_an_error_in_an_answer_names_its_case():

@@ -16,7 +16,7 @@ from lib.tests.exercises.test_exercises import EXERCISES, _cell, _solution
 import pytest
 
 STEM = "00_start_here"
-TIMEOUT_S = 6
+TIMEOUT_S = 5
 
 needs_fence = pytest.mark.skipif(
     sys.platform != "linux" or fence.reason_against(os.environ.get("TMPDIR", "/tmp"), []) != "",
@@ -123,23 +123,23 @@ def _twelve(folder, canary):
     hostile = {"00.1": of(RUINS), "00.2": FILLS, "00.3": of(COPIES), "00.4": CALLS}
     save(f"eve/{STEM}.ipynb", _answered(hostile))
     gigabyte = f"for _ in range(1000):\n    print('x' * 1_000_000)\n{RIGHT['00.1']}"
-    save(f"fay/{STEM}.ipynb", _answered(RIGHT | {"00.1": gigabyte}))
+    save(f"fay/{STEM}.ipynb", _answered({"00.1": gigabyte}))
     missing = f"import no_such_package\n{RIGHT['00.1']}"
     helped = "def traffic_ratio(k):\n    return helper(k)"
-    save(f"gil/{STEM}.ipynb", _answered(RIGHT | {"00.1": missing, "00.2": helped}))
+    save(f"gil/{STEM}.ipynb", _answered({"00.1": missing, "00.2": helped}))
 
     moved = _answered(RIGHT)
     cells = _exercise_cells(moved)
     moved["cells"] = [cells[3], cells[0], cells[2]]
     save(f"hal/{STEM}.ipynb", moved)
-    bare = _answered(RIGHT)
+    bare = _answered({"00.2": RIGHT["00.2"]})
     for cell in bare["cells"]:
         cell["metadata"] = {}
         cell.pop("id", None)
     save("ian/my homework.ipynb", bare)
 
     save(f"jan/{STEM}.ipynb", "I could not save it as a notebook, sorry")
-    old = _answered(RIGHT)
+    old = _answered({"00.1": RIGHT["00.1"]})
     for cell in _exercise_cells(old)[1:2]:
         cell["source"] = "def gone(k):\n    return k\n\n\ncheck('00.9', gone)"
         cell["id"] = "other"
@@ -184,12 +184,12 @@ VERDICTS = {
     "cyd": "○ ○ ○ ○",
     "dan": "✘ ✘ ✘ ✔",
     "eve": "✔ ✘ ✘ ✘",
-    "fay": "✔ ✔ ✔ ✔",
-    "gil": "✘ ✘ ✔ ✔",
+    "fay": "✔ ○ ○ ○",
+    "gil": "✘ ✘ ○ ○",
     "hal": "✔ ○ ✔ ✔",
-    "ian": "✔ ✔ ✔ ✔",
+    "ian": "○ ✔ ○ ○",
     "jan": "○",
-    "kim": "✔ ○ ✔ ✔ ○",
+    "kim": "✔ ○ ○ ○ ○",
     "'=leo()": "✘ ✘ ✘ ✘",
 }
 
