@@ -45,6 +45,10 @@ def main():
     options = arguments()
     if not options.folder.is_dir():
         return f"there is no folder {options.folder}"
+    if runs.holds_python(options.folder.resolve()):
+        return (
+            f"{options.folder} holds the course or its Python; give a folder with submissions alone"
+        )
     with tempfile.TemporaryDirectory(prefix="grade-") as scratch:
         settings = runs.Settings(
             scratch=scratch,
@@ -71,9 +75,10 @@ def grade(options, settings):
             rows.append(row)
             print(row.mark, row.student, row.notebook, row.exercise, row.sentence, flush=True)
     finally:
-        paths = report.write(rows, options.out)
-        print(f"{len(rows)} rows in {paths[0]}, and {len(paths) - 1} pages beside it")
-    return 0
+        if rows:
+            paths = report.write(rows, options.out)
+            print(f"{len(rows)} rows in {paths[0]}, and {len(paths) - 1} pages beside it")
+    return 0 if rows else f"there is no notebook in {options.folder}"
 
 
 if __name__ == "__main__":

@@ -276,8 +276,17 @@ def test_without_a_fence_nothing_runs_unless_asked(tmp_path, monkeypatch):
     assert (tmp_path / "grades/grades.csv").read_text().count("✔") == 4
 
 
-def test_a_folder_that_is_not_there_is_a_sentence(tmp_path, monkeypatch):
+def test_a_folder_without_submissions_is_a_sentence(tmp_path, monkeypatch):
+    monkeypatch.setenv("UNSAFE", "1")
     assert "there is no folder" in _main(monkeypatch, tmp_path / "none")
+    assert "there is no notebook" in _main(monkeypatch, tmp_path)
+    assert "holds the course" in _main(monkeypatch, notebooks.ROOT.parent)
+
+
+def test_make_grade_asks_for_a_folder():
+    command = ["make", "grade", f"PY={sys.executable}"]
+    done = subprocess.run(command, cwd=notebooks.ROOT, capture_output=True, text=True)
+    assert done.returncode and "name the folder: make grade DIR=submissions" in done.stderr
 
 
 # --- files ---------------------------------------------------------------------------------------------
