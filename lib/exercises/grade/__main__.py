@@ -75,6 +75,7 @@ def grade(options, settings):
             rows.append(row)
             print(row.mark, row.student, row.notebook, row.exercise, row.sentence, flush=True)
     finally:
+        gc.unfreeze()
         if rows:
             paths = report.write(rows, options.out)
             print(f"{len(rows)} rows in {paths[0]}, and {len(paths) - 1} pages beside it")

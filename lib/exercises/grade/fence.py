@@ -193,9 +193,9 @@ def family(process):
     """The numbers of a process and of all that it started."""
     members = [process]
     for member in members:
-        with contextlib.suppress(OSError):
-            text = Path(f"/proc/{member}/task/{member}/children").read_text()
-            members += map(int, text.split())
+        for children in Path(f"/proc/{member}/task").glob("*/children"):
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                members += map(int, children.read_text().split())
     return members
 
 

@@ -166,6 +166,7 @@ class Task:
     def __init__(self, submission, id, settings):
         self.submission, self.id, self.settings = submission, id, settings
         self.exercise, self.seconds = all_exercises()[id], 0.0
+        self.awaits_value = id in attempt.values()
         page, answers = submission.page, submission.answers
 
         def work(report):
@@ -180,12 +181,15 @@ class Task:
         if result is None:
             return None
         self.seconds += run.seconds
-        if isinstance(result, dict) and "value" in result and self.exercise.id in attempt.values():
-            text = str(result["value"])
+        if self.awaits_value and isinstance(result, dict) and "value" in result:
+            text, self.awaits_value = str(result["value"]), False
             work = functools.partial(attempt.attempt_value, self.exercise, text)
             self.run = Run(self.id, work, self.settings)
             return None
-        return self._row(*_verdict(result))
+        status, sentence = _verdict(result)
+        if self.awaits_value and status == "right":  # that is for the check of the value to say
+            status, sentence = "wrong", "reports a verdict and no value"
+        return self._row(status, sentence)
 
     def _row(self, status, sentence):
         names = remarkable(self.submission.answers[self.id])

@@ -51,8 +51,6 @@ def _section(id, stem=STEM):
 RIGHT = {id: _section(id) for id in ("00.1", "00.2", "00.3", "00.4")}
 WRONG = {
     "00.1": "def bytes_of_multiply_add(m, n, itemsize):\n    return 4 * m * n * itemsize",
-    "00.2": "def traffic_ratio(k):\n    return k - 1",
-    "00.3": "def least_time_us(*args):\n    return 1.0, 'memory'",
     "00.4": "def silu(x):\n    return torch.nn.functional.silu(x)",
 }
 # Each tries something, and then answers right.
@@ -79,15 +77,15 @@ NO_CHECK = f"check = lambda *a: None\nprint('✔ 00.1 right')\n{WRONG['00.1']}"
 REPLACES = f"""from lib import exercises
 exercises.judge = lambda exercise, answer: exercises.Verdict(exercise.id, "right", "right")
 exercises._exercises["00.2"] = None
-{WRONG["00.2"]}"""
-WRITES = f"""import os
+def traffic_ratio(k):
+    return k - 1"""
+WRITES = """import os
 for pipe in range(20):
     try:
-        os.write(pipe, b'0123456789abcdef0123456789abcdef {{"status": "right", "message": "right"}}\\n')
+        os.write(pipe, b'0123456789abcdef0123456789abcdef {"status": "right", "message": "right"}\\n')
     except OSError:
         pass
-os._exit(0)
-{WRONG["00.3"]}"""
+os._exit(0)"""
 IN_THE_CHECK = """def silu(x):
     import torch.testing
     torch.testing.assert_close = torch.allclose = lambda *args, **options: True
@@ -180,7 +178,7 @@ def _marks(graded, student):
 
 VERDICTS = {
     "ada": "✔ ✔ ✔ ✔",
-    "bob": "✘ ✘ ✘ ✘",
+    "bob": "✘ ○ ○ ✘",
     "cyd": "○ ○ ○ ○",
     "dan": "✘ ✘ ✘ ✔",
     "eve": "✔ ✘ ✘ ✘",
@@ -402,18 +400,38 @@ def test_answers_that_are_values_are_those_of_the_solutions():
     assert all(callable(_solution(id)) for id in functions)
 
 
+def _rows(folder, answers, stem=STEM):
+    """{exercise: Row} of one student's answers."""
+    (folder / "ada.ipynb").write_text(json.dumps(_answered(answers, stem)))
+    settings = runs.Settings(str(folder), timeout_s=60)
+    return {row.exercise: row for row in runs.grade(submissions.find(folder), settings)}
+
+
+FORGES = """import os, sys
+def forge(*args):
+    frame = sys._getframe()
+    while "report" not in frame.f_locals:
+        frame = frame.f_back
+    frame.f_locals["report"](status="right", message="right")
+    os._exit(0)
+"""
+
+
+@needs_fence
+def test_what_can_be_forged_is_pointed_out_and_a_value_cannot(tmp_path):
+    rows = _rows(tmp_path, {"00.1": f"{FORGES}bytes_of_multiply_add = forge"})
+    assert rows["00.1"].status == "right"  # so teaching.md says
+    assert "read this answer, it names os._exit, sys, sys._getframe" in rows["00.1"].sentence
+    rows = _rows(tmp_path, {"30.2": f"{FORGES}forge()\nsmallest_wrong_shape = 1"}, "30_add_relu")
+    assert (rows["30.2"].status, rows["30.2"].points) == ("wrong", 0)
+
+
 @needs_fence
 def test_a_value_is_checked_where_no_answer_runs(tmp_path):
-    path = tmp_path / "ada.ipynb"
     always = "class Any(tuple):\n    __eq__ = lambda *_: True\n"
     patch = "from lib.exercises import nb30\nnb30.check_smallest = nb30.expect = lambda *_: None\n"
-    path.write_text(
-        json.dumps(
-            _answered({"30.2": f"{patch}{always}smallest_wrong_shape = (1, 1)"}, "30_add_relu")
-        )
-    )
-    settings = runs.Settings(str(tmp_path), timeout_s=60)
-    rows = {row.exercise: row for row in runs.grade(submissions.find(tmp_path), settings)}
+    answer = f"{patch}{always}smallest_wrong_shape = Any((1, 1))"
+    rows = _rows(tmp_path, {"30.2": answer}, "30_add_relu")
     assert rows["30.2"].status == "wrong" and "replaces" not in rows["30.2"].sentence
 
 
