@@ -16,7 +16,7 @@ MOST_PROCESSES = 200
 NO_FENCE = "no fence: "
 _NEW_USER, _NEW_MOUNTS = 0x10000000, 0x00020000
 _NEW_PROCESSES, _NEW_NETWORK, _NEW_IPC = 0x20000000, 0x40000000, 0x08000000
-_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_REC, _MS_PRIVATE = 1, 2, 4, 0x4000, 0x40000
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_BIND, _MS_REC, _MS_PRIVATE = 1, 2, 4, 0x1000, 0x4000, 0x40000
 _MOUNT_SETATTR, _AT_FDCWD, _AT_RECURSIVE, _ATTR_RDONLY = 442, -100, 0x8000, 1
 _PR_SET_PDEATHSIG, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 24, 38
 
@@ -44,8 +44,8 @@ def _unshare(flags):
         raise Fenceless(f"a map of user numbers: {error.strerror}") from None
 
 
-def _mount(kind, target, flags, options=None):
-    args = [None if a is None else str(a).encode() for a in (kind, target, kind)]
+def _mount(kind, target, flags, options=None, source=None):
+    args = [None if a is None else str(a).encode() for a in (source or kind, target, kind)]
     options = options and options.encode()
     _must(_libc.mount(*args, ctypes.c_ulong(flags), options), f"mount on {target}")
 
@@ -59,12 +59,15 @@ def _read_only():
 
 
 def _shut(scratch, hidden):
-    """From here on: `scratch` can be written, the folders `hidden` are empty, and there is no network."""
+    """From here on: `scratch` can be written, what is `hidden` is empty, and there is no network."""
     _unshare(_NEW_MOUNTS | _NEW_PROCESSES | _NEW_NETWORK | _NEW_IPC)
     _mount(None, "/", _MS_REC | _MS_PRIVATE)
     _read_only()
-    for folder in hidden:
-        _mount("tmpfs", folder, _MS_RDONLY)
+    for path in hidden:
+        if path.is_dir():
+            _mount("tmpfs", path, _MS_RDONLY)
+        else:
+            _mount(None, path, _MS_BIND, source="/dev/null")
     for folder in (scratch, "/dev/shm"):
         if Path(folder).is_dir():
             _mount("tmpfs", folder, _MS_NOSUID | _MS_NODEV, f"size={MOST_DISK},mode=700")

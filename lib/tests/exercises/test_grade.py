@@ -429,6 +429,30 @@ def test_what_can_be_forged_is_pointed_out_and_a_value_cannot(tmp_path):
     assert (rows["30.2"].status, rows["30.2"].points) == ("wrong", 0)
 
 
+READS = """import pathlib
+found = [p for p in pathlib.Path(HOME).rglob("*") if p.is_file() and p.read_text()]
+assert not found, found
+traffic_ratio = lambda k: k"""
+
+
+@needs_fence
+@pytest.mark.parametrize("where", ["elsewhere", "in the home"])
+def test_the_graders_own_files_are_hidden(where, tmp_path, monkeypatch):
+    home, folder = tmp_path / "home", tmp_path / "hand in"
+    for path in (folder, home / ".ssh", home / "course"):
+        path.mkdir(parents=True)
+    for path in (home / ".ssh/key", home / ".netrc"):
+        path.write_text("secret")
+    (home / "link").symlink_to("nowhere")
+    monkeypatch.setenv("HOME", str(home))
+    if where == "in the home":
+        needed = home / "course"
+        monkeypatch.setattr(runs, "holds_python", lambda path: needed.is_relative_to(path))
+    rows = _rows(folder, {"00.2": READS.replace("HOME", repr(str(home)))})
+    assert rows["00.2"].sentence == "right"
+    assert (home / ".netrc").read_text() == "secret"
+
+
 @needs_fence
 def test_a_value_is_checked_where_no_answer_runs(tmp_path):
     always = "class Any(tuple):\n    __eq__ = lambda *_: True\n"
