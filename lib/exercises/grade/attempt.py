@@ -80,10 +80,9 @@ def attempt(exercise, sources, name, report):
 
     name: of the answer, for a cell that does not give it to `check`.
     """
-    run = _shell(exercise.id, name)
+    before, run = sealed(exercise), _shell(exercise.id, name)
     for source in sources[:-1]:
         run(source)
-    before = sealed(exercise)
     error, answer = run(sources[-1])
     if error is not None:
         return report(status="wrong", message=_failed(error))
@@ -98,7 +97,7 @@ def attempt_value(exercise, text, report):
         answer = ast.literal_eval(text)
     except (ValueError, SyntaxError, RecursionError, MemoryError):
         message = (
-            "should be a plain value: numbers and strings, in tuples, lists, dictionaries or sets"
+            "should be a plain value: numbers and texts, in tuples, lists, dictionaries or sets"
         )
         return report(status="wrong", message=message)
     return _judge(exercise, answer, sealed(exercise), report)
@@ -163,7 +162,7 @@ class _Answer(ast.NodeTransformer):
 
 
 def _shell(id, name):
-    """run(source) runs a cell as a notebook does; (its error or None, the answer)."""
+    """run(source) runs a cell as a notebook does; (the error before an answer, or None; the answer)."""
     namespace, given = {"check": lambda *_: None}, "_the_answer"
     config = Config({"HistoryManager": {"enabled": False}})
     shell = InteractiveShell(user_ns=namespace, config=config)
@@ -172,8 +171,9 @@ def _shell(id, name):
     def run(source):
         namespace.pop(given, None)
         result = shell.run_cell(source)
-        error = result.error_before_exec or result.error_in_exec
-        return error, namespace.get(given, namespace.get(name))
+        if given in namespace:  # what comes below `check` is of no concern
+            return None, namespace[given]
+        return result.error_before_exec or result.error_in_exec, namespace.get(name)
 
     return run
 

@@ -454,6 +454,16 @@ def test_the_graders_own_files_are_hidden(where, tmp_path, monkeypatch):
 
 
 @needs_fence
+def test_what_comes_below_the_check_is_of_no_concern(tmp_path):
+    notebook = _answered({"00.2": "traffic_ratio = lambda k: k"})
+    for cell in _exercise_cells(notebook):
+        cell["source"] = "".join(cell["source"]) + "\nassert False"
+    (tmp_path / "ada.ipynb").write_text(json.dumps(notebook))
+    rows = runs.grade(submissions.find(tmp_path), runs.Settings(str(tmp_path)))
+    assert [row.status for row in rows] == ["open", "right", "open", "open"]
+
+
+@needs_fence
 def test_a_value_is_checked_where_no_answer_runs(tmp_path):
     always = "class Any(tuple):\n    __eq__ = lambda *_: True\n"
     patch = "from lib.exercises import nb30\nnb30.check_smallest = nb30.expect = lambda *_: None\n"
