@@ -74,6 +74,8 @@ def grade(options, settings):
         for row in runs.grade(submissions.find(options.folder), settings):
             rows.append(row)
             print(row.mark, row.student, row.notebook, row.exercise, row.sentence, flush=True)
+    except KeyboardInterrupt:
+        print("interrupted; what was graded until now is written")
     finally:
         gc.unfreeze()
         if rows:
