@@ -25,6 +25,7 @@ from lib.ops import (
     lora_epilogue,
     lora_linear,
     matmul,
+    quantized_linear,
     rope,
     softmax,
 )
@@ -231,6 +232,8 @@ def fewer_rows(shape, most_elements):
 
 def coarse(t):
     """t in three numbers, 0 and a power of 2 of either sign: 16 bits hold most sums of products of them."""
+    if not t.is_floating_point():
+        return t
     size = t.detach().float().square().mean().sqrt().item() if t.numel() else 1.0
     step = 2.0 ** round(math.log2(max(size, 1e-6)))
     return ((t.detach() / step).round().clamp(-1, 1) * step).requires_grad_(t.requires_grad)
@@ -944,6 +947,87 @@ LORA_LINEAR = Op(
 )
 
 
+_INT4 = {
+    "x": "... K", "packed": "N K int4", "scales": "K/128 N frozen", "zeros": "K/128 N int8", "bias": "N"
+}  # fmt: skip
+_INT4_BY_64 = _INT4 | {"scales": "K/64 N frozen", "zeros": "K/64 N int8"}
+_SYMMETRIC = {k: spec for k, spec in _INT4.items() if k != "zeros"}
+_INT8 = _SYMMETRIC | {"packed": "N K int8", "scales": "1 N frozen"}
+
+
+def _quantized(op, shape, dtype, device, draw):
+    """x, W as any integers, its scales and zero points, and bias. Of int4 K is the next multiple of a group."""
+    group = int(op.tensors["scales"].split()[0].removeprefix("K/"))
+    n_rows, n_inner, n_out = shape
+    n_inner = n_inner if group == 1 else max(1, -(-n_inner // group)) * group
+    n_groups = 1 if group == 1 else n_inner // group
+    of_scales = n_groups, n_out
+    if group == 1:
+        packed = _integers((n_out, n_inner), torch.int64, device).to(torch.int8)
+    else:
+        packed = _integers((n_out, n_inner // 8), torch.int64, device).to(torch.int32)
+    # W's numbers are near 1 / √K, as a layer's
+    scales = draw(of_scales).detach() / ((64 if group == 1 else 4) * max(1, n_inner) ** 0.5)
+    tensors = {
+        "x": draw((n_rows, n_inner)).requires_grad_(), "packed": packed, "scales": scales,
+        "zeros": _integers(of_scales, torch.int64, device).remainder(16).to(torch.int8),
+        "bias": draw((n_out,)).requires_grad_(),
+    }  # fmt: skip
+    return tuple(tensors[name] for name in op.tensors)
+
+
+def _quantized_bytes(shape, itemsize, gradients, **_):
+    """Forward: read x and W in 4 bits with its scales, write y. Backward: read W and dy, write dx."""
+    n_rows, n_in, n_out = shape
+    weight = n_in * n_out // 2 + -(-n_in // 128) * n_out * (itemsize + 1)
+    return (2 if gradients else 1) * (weight + n_rows * (n_in + n_out) * itemsize)
+
+
+_QUANTIZED_PLANS = {
+    "two groups of rows of tiles, scaled numbers": (
+        quantized_linear.Plan(quantized_linear.Tile(16, 16, 4, 1)),
+        [(141, 256, 20)],
+    ),
+    "split-K in 3 parts, scaled sums": (
+        quantized_linear.Plan(quantized_linear.Tile(16, 32, 4, 2), 3, True),
+        [(17, 640, 21), (3, 384, 40)],
+    ),
+    "dx in small tiles": (
+        quantized_linear.Plan(
+            quantized_linear.Tile(32, 32, 4, 1), backward=quantized_linear.Tile(16, 16, 4, 1)
+        ),
+        [(17, 128, 37)],
+    ),
+}
+
+QUANTIZED_LINEAR = Op(
+    name="quantized_linear",
+    title="act(x Wᵀ + b), W in 4 or 8 bits",
+    eager=quantized_linear.quantized_linear_eager,
+    versions={"triton": quantized_linear.quantized_linear_triton},
+    registered=(quantized_linear.quantized_linear_op,),
+    tensors=_INT4,
+    letters="M K N",
+    make=_quantized,
+    variants={
+        "int8": (_INT8, {}),
+        "int8, relu": (_INT8, {"activation": "relu"}),
+        "groups of 64, silu": (_INT4_BY_64, {"activation": "silu"}),
+        "symmetric, gelu": (_SYMMETRIC, {"activation": "gelu"}),
+        "symmetric, no bias": ({k: _SYMMETRIC[k] for k in ("x", "packed", "scales")}, {}),
+    },
+    plans=_QUANTIZED_PLANS,
+    empty_shapes=((0, 128, 5), (5, 128, 0)),
+    host_shape=(16, 128, 64),
+    odd_shapes=((1, 1, 1), (5, 200, 3), (17, 128, 21), (65, 72, 96), (257, 700, 333)),
+    bytes_moved=_quantized_bytes,
+    flops=lambda shape, gradients, **_: (4 if gradients else 2) * math.prod(shape),
+    bench_shapes=((1, 4096, 14336), (16, 4096, 14336), (4096, 4096, 14336)),  # M, K, N
+    small_shape=(33, 128, 21),
+    sources=("lib/ops/quantized_linear.py",),
+)
+
+
 _CLASSIFIED = {"x": "... K", "weight": "V K weight", "labels": "... int64"}
 _WEIGHTED = _CLASSIFIED | {"bias": "V", "class_weight": "V frozen"}
 
@@ -1213,6 +1297,7 @@ _ALL = (
     LINEAR_CROSS_ENTROPY,
     LINEAR_GLU,
     LORA_LINEAR,
+    QUANTIZED_LINEAR,
     FUSED_MLP,
     ATTENTION,
 )

@@ -1,0 +1,707 @@
+# SPDX-License-Identifier: MIT
+# Copyright (c) 2026 The Fused Kernels authors; Fused Kernels 0.1.0, lib/ops/quantized_linear.py
+"""quantized_linear: y = act(x Wᵀ + b), W stored as integers of 8 or 4 bits that become numbers on the way.
+
+Shapes    x: (..., K), any strides; b: (N,) or None; y: (..., N), contiguous; W: (N, K), frozen, stored as
+          int8: packed (N, K) of int8, and scales (1, N), one for each row of W; or as
+          int4: packed (N, K/8) of int32, eight numbers in each, and scales (K/G, N), one for G = 64 or 128
+          numbers of a row. zeros: int8 of the same shape, 0 to 15; None: 8 for all.
+Act       identity, relu, gelu (erf), gelu_tanh, silu or sigmoid, of the sum before it is rounded.
+Dtypes    x and b: float16, bfloat16 (summed in float32), float32 (by 3xTF32, see matmul.py) or float64. Scales
+          may have another of these, but for float64, which all have or none.
+Traffic   Few rows are bound by reading W: NK/2 bytes for int4, and 3N·K/G of scales and zero points, where 16
+          bits take 2NK. Many rows are bound by 2MNK FLOPs, and by what it takes to make numbers of integers.
+Ways      A program holds a tile of y and goes along K by groups. With few rows K is split over programs, whose
+          parts a second kernel sums in their order. There a group's sum is multiplied by its scale, as 16 rows
+          are fewer than 128 numbers; tiles of 128 rows multiply the numbers instead, and keep one sum.
+Backward  dz = dy·act'(z), summed to db; dx = dz W by a kernel that makes the same numbers of integers. There is
+          no dW. Saves packed, scales and zeros, and y (relu, sigmoid) or z (gelu, silu).
+Tuned     not yet: plans are read off machine code for an H200.
+Copy it   by `make copy OP=quantized_linear TO=folder`, or take _host.py and _device.py along. MIT licence.
+"""
+
+import functools
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+
+if __package__:  # shared by the ops: `device` in kernels, `host` around them
+    from . import _device as device
+    from . import _host as host
+else:  # the same, in a plain folder
+    import _device as device
+    import _host as host
+
+
+class Tile(NamedTuple):
+    """A piece of the result, m x n; its warps and stages. Steps along K are groups."""
+
+    m: int
+    n: int
+    num_warps: int
+    num_stages: int
+
+
+class Plan(NamedTuple):
+    """How one call is launched. backward: the Tile of dx, m rows of a group, n rows of W in each step."""
+
+    tile: Tile
+    n_parts: int = 1  # programs that share K
+    scales_sums: bool = False  # whether scales multiply a group's sum, and not its numbers
+    backward: Tile | None = None
+
+
+class QuantizedWeight(NamedTuple):
+    """A weight, (N, K), as `quantize` makes it and calls take it: quantized_linear_triton(x, *weight)."""
+
+    packed: torch.Tensor
+    scales: torch.Tensor
+    zeros: torch.Tensor | None = None
+
+    @property
+    def kind(self):
+        return "int8" if self.packed.dtype == torch.int8 else "int4"
+
+    @property
+    def shape(self):
+        n_rows, n_words = self.packed.shape
+        return n_rows, n_words * (1 if self.kind == "int8" else 8)
+
+    @property
+    def group(self):
+        return self.shape[1] // max(1, self.scales.shape[0])
+
+
+def quantized_linear_eager(
+    x: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None, activation: str = "identity",
+) -> torch.Tensor:  # fmt: skip
+    weight = dequantize(QuantizedWeight(packed, scales, zeros)).to(x.dtype)
+    return host.ACTIVATIONS[activation](F.linear(x, weight, bias))
+
+
+@triton.jit
+def _pair(words, i: tl.constexpr, zero, magic, DTYPE: tl.constexpr, CENTRE: tl.constexpr):
+    # Numbers 2i and 2i + 1 of each word, less their zero point. In 16 bits without a conversion, whose unit is
+    # slow: 0x4300 are the bits of 128 in bfloat16, 0x6400 those of 1024 in float16, and n | them those of
+    # 128 + n. With zero points the bits are those of CENTRE, and n - zero is added, positive or not.
+    pair = (words >> (4 * i)) & 0x000F000F
+    if DTYPE.primitive_bitwidth == 16:
+        pair = pair | magic if zero is None else pair + (magic - zero * 0x00010001)[:, None]
+        low, high = pair.to(tl.int16), (pair >> 16).to(tl.int16)
+        numbers = tl.join(low.to(DTYPE, bitcast=True), high.to(DTYPE, bitcast=True)) - CENTRE
+    else:
+        numbers = tl.join(pair & 15, pair >> 16).to(DTYPE)
+        numbers -= 8 if zero is None else zero[:, None, None].to(DTYPE)
+    return numbers.to(DTYPE)
+
+
+@triton.jit
+def _numbers(words, zero, magic, DTYPE: tl.constexpr, CENTRE: tl.constexpr):
+    # The integers of a tile of packed, in DTYPE, which holds them exactly; not yet scaled.
+    if words.dtype == tl.int8:
+        # Triton's interpreter makes of an int8 the bfloat16 that has its bits
+        numbers = (words.to(tl.float32) if device.INTERPRETED else words).to(DTYPE)
+    else:
+        even = tl.join(
+            _pair(words, 0, zero, magic, DTYPE, CENTRE), _pair(words, 2, zero, magic, DTYPE, CENTRE)
+        )
+        odd = tl.join(
+            _pair(words, 1, zero, magic, DTYPE, CENTRE), _pair(words, 3, zero, magic, DTYPE, CENTRE)
+        )
+        # (rows, words, 2 of a pair, pair // 2, pair % 2): all eight of a word are a thread's own
+        numbers = tl.permute(tl.join(even, odd), (0, 1, 3, 4, 2))
+        numbers = tl.reshape(numbers, (words.shape[0], 8 * words.shape[1]))
+    return numbers
+
+
+@triton.jit
+def _finish(z, bias_ptr, y_ptr, z_ptr, offsets, cols, mask, n_cols, ACTIVATION: tl.constexpr):
+    # The epilogue: bias, activation and rounding while the sums are in registers.
+    if bias_ptr is not None:
+        z += tl.load(bias_ptr + cols, mask=cols < n_cols, other=0.0).to(z.dtype)
+    tl.store(y_ptr + offsets, device.activate(z, ACTIVATION).to(y_ptr.dtype.element_ty), mask=mask)
+    if z_ptr is not None:
+        tl.store(z_ptr + offsets, z.to(z_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["n_rows"])
+def _quantized_linear_kernel(
+    x_ptr, packed_ptr, scales_ptr, zeros_ptr, bias_ptr, y_ptr, z_ptr, n_rows, n_cols, n_inner,
+    stride_xm, stride_pn, inner_per_part, magic,
+    ACTIVATION: tl.constexpr, PRECISION: tl.constexpr, COMPUTE: tl.constexpr, CENTRE: tl.constexpr,
+    PER_WORD: tl.constexpr, SCALES_SUMS: tl.constexpr, WHOLE: tl.constexpr, GROUP: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    # One program handles one tile of y, (BLOCK_M, BLOCK_N), in steps of BLOCK_K, for int4 a group. With
+    # split-K it adds up only inner_per_part of the products, and y is (parts, n_rows, n_cols).
+    pid_m, pid_n = device.place_of(tl.program_id(0), n_rows, n_cols, GROUP, BLOCK_M, BLOCK_N)
+    start = tl.program_id(1) * inner_per_part
+    # int64: row * stride passes 2**31 from 4 GiB of bfloat16 on
+    rows = pid_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    cols = pid_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    words = start // PER_WORD + tl.arange(0, BLOCK_K // PER_WORD)
+    x_ptrs = x_ptr + rows[:, None] * stride_xm + (start + tl.arange(0, BLOCK_K))[None, :]
+    packed_ptrs = packed_ptr + cols[:, None] * stride_pn + words[None, :]
+    row_mask, col_mask = (rows < n_rows)[:, None], cols < n_cols
+    DTYPE: tl.constexpr = x_ptr.dtype.element_ty
+
+    total = tl.zeros((BLOCK_M, BLOCK_N), dtype=COMPUTE)
+    zero = None
+    for k in range(start, start + tl.minimum(inner_per_part, n_inner - start), BLOCK_K):
+        if WHOLE:
+            x = tl.load(x_ptrs, mask=row_mask, other=0.0)
+            packed = tl.load(packed_ptrs, mask=col_mask[:, None], other=0)
+        else:  # masked-off columns must contribute 0
+            inside = (tl.arange(0, BLOCK_K) < n_inner - k)[None, :]
+            x = tl.load(x_ptrs, mask=row_mask & inside, other=0.0)
+            packed = tl.load(packed_ptrs, mask=col_mask[:, None] & inside, other=0)
+        if PER_WORD == 1:
+            total = device.dot(
+                x, _numbers(packed, None, 0, DTYPE, CENTRE).T, total, PRECISION, COMPUTE
+            )
+        else:
+            at = k // BLOCK_K * n_cols + cols
+            scale = tl.load(scales_ptr + at, mask=col_mask, other=0.0)
+            if zeros_ptr is not None:
+                zero = tl.load(zeros_ptr + at, mask=col_mask, other=0).to(tl.int32)
+            w = _numbers(packed, zero, magic, DTYPE, CENTRE)
+            if SCALES_SUMS:
+                part = device.dot(x, w.T, tl.zeros_like(total), PRECISION, COMPUTE)
+                total += part * scale.to(COMPUTE)[None, :]
+            else:
+                w = (w * scale.to(DTYPE)[:, None]).to(DTYPE)
+                total = device.dot(x, w.T, total, PRECISION, COMPUTE)
+        x_ptrs += BLOCK_K
+        packed_ptrs += BLOCK_K // PER_WORD
+    if PER_WORD == 1:
+        total *= tl.load(scales_ptr + cols, mask=col_mask, other=0.0).to(COMPUTE)[None, :]
+    y_ptr += tl.program_id(1).to(tl.int64) * n_rows * n_cols
+    offsets, mask = rows[:, None] * n_cols + cols[None, :], row_mask & col_mask[None, :]
+    _finish(total, bias_ptr, y_ptr, z_ptr, offsets, cols[None, :], mask, n_cols, ACTIVATION)
+
+
+@triton.jit(do_not_specialize=["n_elements", "n_parts"])
+def _sum_parts_kernel(
+    parts_ptr, bias_ptr, y_ptr, z_ptr, n_elements, n_cols, n_parts,
+    ACTIVATION: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+):  # fmt: skip
+    # One program handles BLOCK_SIZE elements of y, of all parts, in one order: the same bits in every run.
+    offsets = tl.program_id(0).to(tl.int64) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
+    mask = offsets < n_elements
+    total = tl.load(parts_ptr + offsets, mask=mask, other=0.0)
+    for part in range(1, n_parts):
+        from_part = parts_ptr + tl.cast(part, tl.int64) * n_elements
+        total += tl.load(from_part + offsets, mask=mask, other=0.0)
+    _finish(total, bias_ptr, y_ptr, z_ptr, offsets, offsets % n_cols, mask, n_cols, ACTIVATION)
+
+
+@triton.jit(do_not_specialize=["n_rows"])
+def _dx_kernel(
+    dz_ptr, packed_ptr, scales_ptr, zeros_ptr, dx_ptr, n_rows, n_cols, n_inner,
+    stride_dzm, stride_dzn, stride_pn, magic,
+    PRECISION: tl.constexpr, COMPUTE: tl.constexpr, CENTRE: tl.constexpr, PER_WORD: tl.constexpr,
+    GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    # One program handles one tile of dx, (BLOCK_M, BLOCK_K), for int4 of one group; it goes down W by BLOCK_N.
+    pid_m, pid_k = device.place_of(tl.program_id(0), n_rows, n_inner, GROUP, BLOCK_M, BLOCK_K)
+    rows = pid_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    inner = pid_k * BLOCK_K + tl.arange(0, BLOCK_K)
+    words = pid_k * (BLOCK_K // PER_WORD) + tl.arange(0, BLOCK_K // PER_WORD)
+    row_mask, word_mask = (rows < n_rows)[:, None], (words < n_inner // PER_WORD)[None, :]
+    DTYPE: tl.constexpr = dz_ptr.dtype.element_ty
+    total = tl.zeros((BLOCK_M, BLOCK_K), dtype=COMPUTE)
+    zero = None
+    for start in range(0, n_cols, BLOCK_N):
+        cols = start + tl.arange(0, BLOCK_N).to(tl.int64)
+        col_mask = cols < n_cols
+        at = cols if PER_WORD == 1 else pid_k * n_cols + cols
+        dz_ptrs = dz_ptr + rows[:, None] * stride_dzm + cols[None, :] * stride_dzn
+        dz = tl.load(dz_ptrs, mask=row_mask & col_mask[None, :], other=0.0)
+        packed_ptrs = packed_ptr + cols[:, None] * stride_pn + words[None, :]
+        packed = tl.load(packed_ptrs, mask=col_mask[:, None] & word_mask, other=0)
+        scale = tl.load(scales_ptr + at, mask=col_mask, other=0.0).to(DTYPE)
+        if zeros_ptr is not None:
+            zero = tl.load(zeros_ptr + at, mask=col_mask, other=0).to(tl.int32)
+        w = (_numbers(packed, zero, magic, DTYPE, CENTRE) * scale[:, None]).to(DTYPE)
+        total = device.dot(dz, w, total, PRECISION, COMPUTE)
+    offsets, mask = rows[:, None] * n_inner + inner[None, :], row_mask & (inner < n_inner)[None, :]
+    tl.store(dx_ptr + offsets, total.to(dx_ptr.dtype.element_ty), mask=mask)
+
+
+# --- quantizing ----------------------------------------------------------------------------------------------
+
+# Where in its word of 32 bits each of eight numbers begins
+_SHIFTS = (0, 16, 4, 20, 8, 24, 12, 28)
+_GROUPS = (64, 128)
+
+
+def _pack(numbers):
+    """Integers 0 to 15, (N, K), as (N, K/8) words of 32 bits.
+
+    A word holds eight numbers of a row in an order that takes two at once out of it:
+
+        bits   31..28 27..24 23..20 19..16 | 15..12 11..8   7..4   3..0
+        k + …       7      5      3      1 |      6     4      2      0
+
+    (word >> 4i) & 0x000F000F leaves numbers 2i and 2i + 1, each in its half: one shift and one AND give a
+    register that, with the bits of an exponent, is two floats of 16 bits side by side in the order of K.
+    Sixteen bytes are 32 numbers on end.
+    """
+    shifts = torch.tensor(_SHIFTS, dtype=torch.int32, device=numbers.device)
+    return (numbers.to(torch.int32).unflatten(1, (-1, 8)) << shifts).sum(-1, dtype=torch.int32)
+
+
+def _unpack(packed):
+    shifts = torch.tensor(_SHIFTS, dtype=torch.int32, device=packed.device)
+    return ((packed[..., None] >> shifts) & 15).flatten(1)
+
+
+def quantize(
+    weight: torch.Tensor, kind: str = "int4", group: int = 128, zero_points: bool = False
+) -> QuantizedWeight:
+    """The weight of a linear layer, (N, K), as integers and scales: of each row, or of each group of a row.
+
+    kind: "int4", in groups of 64 or 128 along K, or "int8", by row, where `group` counts for nothing.
+    zero_points: whether the 16 integers lie from the smallest to the largest number of a group (0 among them)
+    and not evenly around 0; for int4 alone. Numbers go to the nearest integer; scales have weight's dtype.
+    Raises ValueError for NaN and infinities, and for a K that groups do not divide.
+    """
+    _check_kind("quantize", weight, kind, group, zero_points)
+    wide = weight.detach().to(torch.float64 if weight.dtype == torch.float64 else torch.float32)
+    if not torch.isfinite(wide).all():
+        what = "weight has NaN or infinities, for which there is no scale"
+        raise ValueError(f"quantize: {what}; look for what made them before you quantize")
+    n_rows, n_inner = weight.shape
+    wide = wide.view(n_rows, 1, n_inner) if kind == "int8" else wide.view(n_rows, -1, group)
+    if zero_points:
+        low, high = (
+            f(wide, -1, keepdim=True).clamp(*at)
+            for f, at in ((torch.amin, (None, 0)), (torch.amax, (0,)))
+        )
+        scales, low_most, most = (high - low) / 15, 0, 15
+    else:
+        most = 127 if kind == "int8" else 7
+        scales, low_most = wide.abs().amax(-1, keepdim=True) / most, -most
+    # as it is stored; a group of zeros has none, and neither has one too small for the dtype
+    scales = scales.to(weight.dtype)
+    steps = torch.where(scales == 0, 1, scales).to(wide.dtype)
+    zeros = torch.round(-low / steps) if zero_points else 0
+    numbers = (torch.round(wide / steps) + zeros).clamp(low_most, most).view(n_rows, n_inner)
+    scales = scales.view(n_rows, -1).t().contiguous()
+    if kind == "int8":
+        return QuantizedWeight(numbers.to(torch.int8), scales)
+    zeros = zeros.view(n_rows, -1).t().to(torch.int8).contiguous() if zero_points else None
+    return QuantizedWeight(_pack(numbers if zero_points else numbers + 8), scales, zeros)
+
+
+def dequantize(weight: QuantizedWeight) -> torch.Tensor:
+    """(N, K): each integer less its zero point, times its scale, in the dtype of scales."""
+    packed, scales, zeros = weight
+    if weight.kind == "int8":
+        return packed.to(scales.dtype) * scales.t()
+    numbers = _unpack(packed).unflatten(1, (scales.shape[0], -1))  # (N, groups, group)
+    numbers = numbers - (8 if zeros is None else zeros.t()[..., None])
+    return (numbers.to(scales.dtype) * scales.t()[..., None]).flatten(1)
+
+
+# --- plan (the dispatch heuristic) and launch ----------------------------------------------------------------
+
+# Tiles of y from large to small, by what multiplies, as in matmul.py
+_TILES = {
+    "half": (Tile(128, 128, 8, 3), Tile(64, 128, 4, 3), Tile(32, 128, 4, 4), Tile(16, 128, 4, 4)),
+    "tf32x3": (Tile(64, 64, 4, 2), Tile(16, 64, 4, 2)),
+    "double": (Tile(16, 32, 4, 1),),
+    "elsewhere": (Tile(64, 64, 4, 2), Tile(16, 64, 4, 2)),
+    "turing": (Tile(64, 32, 4, 1), Tile(16, 32, 4, 1)),
+}
+_STEP = 64  # along K, of int8: a row of W has one scale, and any K
+_GROUP = 8  # rows of tiles that programs go down together
+_FEW_ROWS = 64  # up to which reading W takes the time: K is shared, and sums are scaled
+_RESIDENT = 4  # programs on an SM that keep its memory busy
+_MOST_PARTS, _LEAST_STEPS = 16, 4  # parts of K at most, and steps in each at least
+# {dtype: (bits of two numbers, the number)}: what _pair takes, without zero points and with them
+_MAGIC = {
+    torch.float16: ((0x64006400, 1032.0), (0x66006600, 1536.0)),
+    torch.bfloat16: ((0x43004300, 136.0), (0x43404340, 192.0)),
+}
+
+
+@functools.lru_cache(4096)
+def _plan(n_rows, n_cols, n_steps, dtype, gpu):
+    kind, major = host.kind_of(dtype, False), host.generation(gpu)
+    if (
+        kind != "double" and not 9 <= major < 12
+    ):  # desktops' Blackwell, 12, has no more shared memory than Ampere
+        kind = "turing" if major < 8 else "elsewhere"
+    *larger, last = _TILES[kind]
+    tile = next((tile for tile in larger if tile.m < 2 * n_rows), last)
+    few = n_rows <= _FEW_ROWS
+    n_tiles = host.cdiv(n_rows, tile.m) * host.cdiv(n_cols, tile.n)
+    n_programs = _RESIDENT * host.n_multiprocessors(gpu)
+    n_parts = max(1, min(_MOST_PARTS, n_steps // _LEAST_STEPS, n_programs // n_tiles)) if few else 1
+    return Plan(tile, n_parts, few, tile)
+
+
+def _constants(x, packed, scales, zeros):
+    """(steps of BLOCK_K along K, the bits of _pair, constants) of both kernels."""
+    per_word = 1 if packed.dtype == torch.int8 else 8
+    block_k = _STEP if per_word == 1 else packed.shape[1] * per_word // scales.shape[0]
+    magic, centre = _MAGIC.get(x.dtype, ((0, 0.0),) * 2)[zeros is not None]
+    precision = "ieee" if host.generation(x.device) < 8 else "tf32x3"
+    constants = {
+        "PRECISION": precision, "COMPUTE": host.compute_dtype(x.dtype), "CENTRE": centre,
+        "PER_WORD": per_word, "GROUP": _GROUP, "BLOCK_K": block_k,
+    }  # fmt: skip
+    return host.cdiv(packed.shape[1] * per_word, block_k), magic, constants
+
+
+def _launch(plan, y, z, x, packed, scales, zeros, bias, activation):
+    """Write y, and z = x Wᵀ + bias unless it is None."""
+    n_steps, magic, constants = _constants(x, packed, scales, zeros)
+    (n_rows, n_cols), n_inner = y.shape, x.shape[1]
+    plan = plan or _plan(n_rows, n_cols, n_steps, x.dtype, x.device)
+    tile, block_k = plan.tile, constants["BLOCK_K"]
+    # whole steps are longer, and parts may be fewer
+    inner_per_part = host.cdiv(n_steps, plan.n_parts) * block_k
+    n_parts = host.cdiv(n_inner, inner_per_part or 1)
+    outs, how = (bias, y, z), activation
+    if n_parts > 1:
+        parts = torch.empty((n_parts, *y.shape), dtype=host.sum_dtype(y.dtype), device=y.device)
+        outs, how = (None, parts, None), "identity"
+    n_tiles = host.cdiv(n_rows, tile.m) * host.cdiv(n_cols, tile.n)
+    host.run(
+        _quantized_linear_kernel, (n_tiles, max(1, n_parts)), (x, packed, scales, zeros, *outs),
+        n_rows, n_cols, n_inner, x.stride(0), packed.stride(0), inner_per_part, magic,
+        ACTIVATION=how, SCALES_SUMS=plan.scales_sums, WHOLE=n_inner % block_k == 0, **constants,
+        BLOCK_M=tile.m, BLOCK_N=tile.n, num_warps=tile.num_warps, num_stages=tile.num_stages,
+    )  # fmt: skip
+    if n_parts > 1:
+        host.run(
+            _sum_parts_kernel, (host.cdiv(y.numel(), 512),), (parts, bias, y, z),
+            y.numel(), n_cols, n_parts, ACTIVATION=activation, BLOCK_SIZE=512, num_warps=4,
+        )  # fmt: skip
+
+
+def _launch_dx(plan, dx, dz, packed, scales, zeros):
+    n_steps, magic, constants = _constants(dz, packed, scales, zeros)
+    (n_rows, n_inner), n_cols = dx.shape, dz.shape[1]
+    tile = plan and plan.backward or _plan(n_rows, n_inner, n_steps, dz.dtype, dz.device).backward
+    host.run(
+        _dx_kernel, (host.cdiv(n_rows, tile.m) * n_steps,), (dz, packed, scales, zeros, dx),
+        n_rows, n_cols, n_inner, *dz.stride(), packed.stride(0), magic, **constants,
+        BLOCK_M=tile.m, BLOCK_N=tile.n, num_warps=tile.num_warps, num_stages=tile.num_stages,
+    )  # fmt: skip
+
+
+# --- forward and backward ------------------------------------------------------------------------------------
+
+
+def _empty(x, scales, save_z):
+    """y, (..., N), and z, (M, N), if it is to be saved, else None; before they are written."""
+    n_cols = scales.shape[1]
+    z = x.new_empty(math.prod(x.shape[:-1]), n_cols) if save_z else None
+    return x.new_empty(*x.shape[:-1], n_cols), z
+
+
+def _in_rows(t):
+    """t, or a copy, whose numbers of a row lie side by side."""
+    return t if t.stride(1) == 1 else t.contiguous()
+
+
+def _stored(packed, scales, zeros):
+    """The three as kernels read them: scales and zeros contiguous."""
+    return _in_rows(packed), scales.contiguous(), None if zeros is None else zeros.contiguous()
+
+
+def _forward(x, packed, scales, zeros, bias, activation, plan=None, save_z=False):
+    y, z = _empty(x, scales, save_z)
+    if y.numel() > 0:
+        rows = _in_rows(x.reshape(math.prod(x.shape[:-1]), x.shape[-1]))
+        out, bias = y.view(-1, y.shape[-1]), None if bias is None else bias.contiguous()
+        _launch(plan, out, z, rows, *_stored(packed, scales, zeros), bias, activation)
+    return y, z
+
+
+def _save(ctx, tensors, y, z, activation, all_inputs=False):
+    """packed, scales and zeros for dx; y or z for dz.
+
+    all_inputs: save all, to compute z again, and so that a second derivative reaches them and is refused.
+    """
+    x, packed, scales, zeros, bias = tensors
+    ctx.activation = activation
+    # of the registered op, torch leaves out zeros and bias where they are None, the default
+    needs = (*ctx.needs_input_grad, False, False)
+    ctx.needs_grad = [needs[0], bias is not None and needs[4]]
+    weight = (packed, scales, zeros) if needs[0] or all_inputs else (None, None, None)
+    x, bias = (x, bias) if all_inputs else (None, None)
+    ctx.save_for_backward(x, *weight, bias, host.saved_of(activation, y, z))
+
+
+def _backward(dy, packed, scales, zeros, saved, activation, needs_grad, plan=None):
+    """dx and dbias, each None unless needed; saved is y or z, None for identity."""
+    has_dx, has_dbias = needs_grad
+    dy_rows, dx = dy.reshape(math.prod(dy.shape[:-1]), dy.shape[-1]), None
+    saved = None if saved is None else saved.reshape(dy_rows.shape)
+    dz, dbias = host.dz_of(dy_rows, saved, activation, has_dx, has_dbias)
+    if has_dx:
+        n_inner = QuantizedWeight(packed, scales).shape[1]
+        dx = dz.new_empty(dz.shape[0], n_inner)
+        if dx.numel():
+            _launch_dx(plan, dx, dz, *_stored(packed, scales, zeros))
+        dx = dx.view(*dy.shape[:-1], n_inner)
+    return dx, dbias
+
+
+class _QuantizedLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, packed, scales, zeros, bias, activation, plan):
+        tensors = x, packed, scales, zeros, bias
+        y, z = _forward(*tensors, activation, plan, activation in host.OF_Z)
+        _save(ctx, tensors, y, z, activation)
+        ctx.plan = plan
+        ctx.set_materialize_grads(False)  # no zeros for z's gradient
+        return y, z  # z too: by it a second derivative finds its way to the inputs
+
+    @staticmethod
+    @host.once
+    def backward(ctx, dy, _):
+        if dy is None:  # y is used, and has no gradient all the same
+            return (None,) * 7
+        _, *weight, _, saved = ctx.saved_tensors
+        dx, dbias = _backward(dy, *weight, saved, ctx.activation, ctx.needs_grad, ctx.plan)
+        return dx, None, None, None, dbias, None, None
+
+
+# --- the calls -----------------------------------------------------------------------------------------------
+
+
+def _check_kind(name, weight, kind, group, zero_points):
+    if kind not in ("int4", "int8"):
+        raise ValueError(f"{name}: kind must be int4 or int8, got {kind!r}")
+    if not isinstance(weight, torch.Tensor) or weight.dtype not in host.DTYPES:
+        got = getattr(weight, "dtype", type(weight).__name__)
+        raise TypeError(
+            f"{name}: weight must be a floating-point tensor, got {got}; pass linear.weight"
+        )
+    if weight.dim() != 2:
+        got = tuple(weight.shape)
+        raise ValueError(f"{name}: weight must be (N, K), got {got}; use weight.flatten(1)")
+    if kind == "int8" and zero_points:
+        raise ValueError(f"{name}: zero points go with int4; int8 has 255 integers, and needs none")
+    if kind == "int4" and group not in _GROUPS:
+        raise ValueError(f"{name}: group must be 64 or 128, got {group!r}")
+    if kind == "int4" and (weight.shape[1] == 0 or weight.shape[1] % group):
+        other = 'a group of 64, or kind="int8", which takes any K'
+        raise ValueError(
+            f"{name}: K = {weight.shape[1]} is no multiple of the group, {group}; take {other}"
+        )
+
+
+@host.remembered
+def _check(name, x, packed, scales, zeros, bias, activation, trains_scales):
+    host.check_activation(name, activation)
+    if trains_scales:
+        _refuse_to_train_scales(name)
+    if zeros is not None and scales is None:
+        raise TypeError(f"{name}: zeros without scales; pass both, as quantize(weight) makes them")
+    tensors = {"x": (x, "... K"), "scales": (scales, "G N")} | (
+        {} if bias is None else {"bias": (bias, "N")}
+    )
+    host.check_tensors(name, "quantized_linear_eager", host.MIXED, **tensors)
+    if bias is not None and bias.dtype != x.dtype:
+        raise TypeError(
+            f"{name}: x is {x.dtype} and bias {bias.dtype}; cast one of them, as bias.to(x.dtype)"
+        )
+    made, dtype = (
+        "pass what quantize(weight) makes",
+        getattr(packed, "dtype", type(packed).__name__),
+    )
+    if dtype not in (torch.int8, torch.int32):
+        raise TypeError(
+            f"{name}: packed must be int8, or int32 of eight int4 each, got {dtype}; {made}"
+        )
+    (n_scales, n_cols), n_inner, per_word = (
+        scales.shape,
+        x.shape[-1],
+        1 if dtype == torch.int8 else 8,
+    )
+    if (
+        packed.device != x.device
+        or zeros is not None
+        and getattr(zeros, "device", x.device) != x.device
+    ):
+        raise ValueError(
+            f"{name}: x is on {x.device}, and packed or zeros are not; move all to one device"
+        )
+    if tuple(packed.shape) != (n_cols, n_inner // per_word) or n_inner % per_word:
+        want = f"({n_cols}, {n_inner}{'' if per_word == 1 else '/8'})"
+        beside = f"for x {tuple(x.shape)} and scales {tuple(scales.shape)}"
+        raise ValueError(
+            f"{name}: packed must be {want} {beside}, got {tuple(packed.shape)}; {made}"
+        )
+    if per_word == 1 and n_scales != 1:
+        wrong = f"packed is int8, whose scales are (1, N), got {tuple(scales.shape)}"
+        raise ValueError(f"{name}: {wrong}; these are of another kind: {made}")
+    if per_word == 8 and n_inner not in (max(1, n_scales) * group for group in _GROUPS):
+        wrong = f"packed is int4, whose scales are (K / 64, N) or (K / 128, N) with K = {n_inner}"
+        raise ValueError(f"{name}: {wrong}, got {tuple(scales.shape)}; {made}")
+    if zeros is None:
+        return
+    if per_word == 1:
+        raise ValueError(f"{name}: packed is int8, which has no zero points; leave zeros out")
+    if getattr(zeros, "dtype", None) != torch.int8:
+        got = getattr(zeros, "dtype", type(zeros).__name__)
+        raise TypeError(f"{name}: zeros must be int8, got {got}; use zeros.to(torch.int8)")
+    if zeros.shape != scales.shape:
+        both = f"scales {tuple(scales.shape)} and zeros {tuple(zeros.shape)}"
+        raise ValueError(f"{name}: zeros must have the shape of scales, got {both}; {made}")
+
+
+def _refuse_to_train_scales(name):
+    raise ValueError(
+        f"{name}: scales require grad, and this op has no gradient for them; freeze them with "
+        "scales.requires_grad_(False), or train low-rank matrices beside this layer"
+    )
+
+
+def _trains(scales):
+    return getattr(scales, "requires_grad", False) and torch.is_grad_enabled()
+
+
+def _call(name, x, packed, scales, zeros, bias, activation, plan):
+    x, bias = host.autocast(x, bias)
+    tensors = x, packed, scales, zeros, bias
+    goes_by_op = _check(name, *tensors, activation, _trains(scales))
+    if goes_by_op:
+        save_z = activation in host.OF_Z and host.needs_autograd(x, bias)
+        return quantized_linear_op(*tensors, activation, save_z)[0]
+    how = activation, plan
+    return host.call(name, "quantized_linear_eager", _QuantizedLinear, _forward, tensors, *how)[0]
+
+
+def quantized_linear_triton(
+    x: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None, activation: str = "identity", *, plan: Plan | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """act(x Wᵀ + b) of a weight that `quantize` made, with gradients for x and bias; W is frozen.
+
+    x: (..., K), any strides; packed, scales and zeros: a QuantizedWeight's, passed as *weight; bias: (N,) or
+    None, of x's dtype; activation: identity, relu, gelu, gelu_tanh, silu or sigmoid. Scales may have another
+    dtype of 16 or 32 bits. Returns y, (..., N), contiguous, of x's dtype. The same bits in every run.
+    plan: a Plan in place of the one chosen, for tuning; torch.compile leaves it out.
+    Works under torch.compile (as the op fused_kernels::quantized_linear), autocast (in its dtype, as torch's
+    products) and CUDA graphs; not under torch.func, torch.vmap or forward-mode AD, nor twice
+    differentiable: these raise.
+    Raises TypeError for a wrong dtype; ValueError for a wrong shape, kind, device or activation, and for
+    scales that require grad while gradients are recorded.
+    """
+    tensors = x, packed, scales, zeros, bias
+    return _call("quantized_linear_triton", *tensors, activation, plan)
+
+
+@host.custom_op(
+    "fused_kernels::quantized_linear",
+    flops=lambda x, packed, scales, *_: 2 * math.prod(x) * scales[1],
+)
+def quantized_linear_op(
+    x: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None, activation: str = "identity", save_z: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """quantized_linear for torch.compile and torch.export: one node of the graph, which nothing looks into.
+
+    Returns y, and z = x Wᵀ + bias for the backward pass of gelu, gelu_tanh and silu. Without save_z that is
+    empty, and the backward pass multiplies once more.
+    """
+    tensors = x, packed, scales, zeros, bias
+    _check("quantized_linear_op", *tensors, activation, _trains(scales))
+    return host.none_as_empty(x, _forward(*tensors, activation, save_z=save_z))
+
+
+def _flops_backward(dy, packed, scales, zeros, saved, activation, needs_grad, n_inner):
+    return 2 * math.prod(dy) * needs_grad[0] * n_inner
+
+
+@host.custom_op("fused_kernels::quantized_linear_backward", flops=_flops_backward)
+def _quantized_linear_backward_op(
+    dy: torch.Tensor, packed: torch.Tensor | None, scales: torch.Tensor | None, zeros: torch.Tensor | None,
+    saved: torch.Tensor | None, activation: str, needs_grad: list[bool], n_inner: int,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    return host.none_as_empty(
+        dy, _backward(dy, packed, scales, zeros, saved, activation, needs_grad)
+    )
+
+
+@quantized_linear_op.register_fake
+def _(x, packed, scales, zeros=None, bias=None, activation="identity", save_z=False):
+    return host.none_as_empty(x, _empty(x, scales, save_z))
+
+
+@_quantized_linear_backward_op.register_fake
+def _(dy, packed, scales, zeros, saved, activation, needs_grad, n_inner):
+    has_dx, has_dbias = needs_grad
+    dx = dy.new_empty((*dy.shape[:-1], n_inner) if has_dx else 0)
+    return dx, dy.new_empty(dy.shape[-1] if has_dbias else 0)
+
+
+def _setup_context(ctx, inputs, output):
+    (*tensors, activation, save_z), (y, z) = inputs, output
+    ctx.mark_non_differentiable(z)
+    if ctx.needs_input_grad[2]:
+        _refuse_to_train_scales("quantized_linear_op")
+    _save(ctx, tensors, y, z if save_z else None, activation, all_inputs=True)
+
+
+@host.once
+def _op_backward(ctx, dy, _):
+    x, *weight, bias, saved = ctx.saved_tensors
+    if saved is None and ctx.activation != "identity":
+        saved = quantized_linear_op(x, *weight, bias)[0]
+    grads = _quantized_linear_backward_op(
+        dy, *weight, saved, ctx.activation, ctx.needs_grad, x.shape[-1]
+    )
+    dx, dbias = (g if needed else None for g, needed in zip(grads, ctx.needs_grad))
+    return dx, None, None, None, dbias, None, None
+
+
+quantized_linear_op.register_autograd(_op_backward, setup_context=_setup_context)
+
+
+class QuantizedLinear(torch.nn.Module):
+    """A linear layer whose weight is quantized, and the activation after it: act(x Wᵀ + b), all of it frozen.
+
+    weight: a QuantizedWeight; bias: (N,) or None. The buffers are packed, scales, zeros and bias. For QLoRA
+    train low-rank matrices beside this layer, which hands gradients on to x.
+    """
+
+    def __init__(self, weight, bias=None, activation="identity"):
+        super().__init__()
+        host.check_activation("QuantizedLinear", activation)
+        self.activation = activation
+        self.out_features, self.in_features = weight.shape
+        for name, t in (*weight._asdict().items(), ("bias", bias)):
+            self.register_buffer(name, t)
+
+    @classmethod
+    def from_linear(cls, linear, kind="int4", group=128, zero_points=False, activation="identity"):
+        """`linear` with its weight quantized and a copy of its bias; `linear` itself stays as it was."""
+        if not isinstance(linear, torch.nn.Linear):
+            wrong = f"linear must be a torch.nn.Linear, got {type(linear).__name__}"
+            raise TypeError(f"QuantizedLinear: {wrong}; for a weight alone there is quantize")
+        bias = None if linear.bias is None else linear.bias.detach().clone()
+        return cls(quantize(linear.weight, kind, group, zero_points), bias, activation)
+
+    # a property of torch.nn.Linear, too
+    weight = property(lambda self: QuantizedWeight(self.packed, self.scales, self.zeros))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return quantized_linear_triton(x, *self.weight, self.bias, self.activation)
+
+    def extra_repr(self):
+        sizes = f"in_features={self.in_features}, out_features={self.out_features}"
+        how = f"kind={self.weight.kind!r}, group={self.weight.group}, zero_points={self.zeros is not None}"
+        return f"{sizes}, {how}, bias={self.bias is not None}, activation={self.activation!r}"
