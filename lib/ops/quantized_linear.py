@@ -7,16 +7,16 @@ Shapes    x: (..., K), any strides; b: (N,) or None; y: (..., N), contiguous; W:
           int4: packed (N, K/8) of int32, eight numbers in each, and scales (K/G, N), one for G = 64 or 128
           numbers of a row. zeros: int8 of the same shape, 0 to 15; None: 8 for all.
 Act       identity, relu, gelu (erf), gelu_tanh, silu or sigmoid, of the sum before it is rounded.
-Dtypes    x and b: float16, bfloat16 (summed in float32), float32 (by 3xTF32, see matmul.py) or float64. Scales
-          may have another of these, but for float64, which all have or none.
-Traffic   Few rows are bound by reading W: NK/2 bytes for int4, and 3N·K/G of scales and zero points, where 16
-          bits take 2NK. Many rows are bound by 2MNK FLOPs, and by what it takes to make numbers of integers.
-Ways      A program holds a tile of y and goes along K by groups. With few rows K is split over programs, whose
-          parts a second kernel sums in their order. There a group's sum is multiplied by its scale, as 16 rows
-          are fewer than 128 numbers; tiles of 128 rows multiply the numbers instead, and keep one sum.
+Dtypes    x and b: float16, bfloat16 (summed in float32), float32 (by 3xTF32, see matmul.py) or float64.
+          Scales may have another one, but float64 goes with float64 alone.
+Traffic   Few rows are bound by reading W: NK/2 bytes and scales for int4, 2NK for 16 bits. Many rows are
+          bound by 2MNK FLOPs, and by the instructions that make numbers of integers.
+Ways      A program holds a tile of y and goes along K by groups. With few rows programs share K, and a second
+          kernel sums their parts in order. For 16 rows a group's sum is multiplied by its scale; larger tiles
+          multiply the group's numbers, which takes fewer registers.
 Backward  dz = dy·act'(z), summed to db; dx = dz W by a kernel that makes the same numbers of integers. There is
-          no dW. Saves packed, scales and zeros, and y (relu, sigmoid) or z (gelu, silu).
-Tuned     not yet: plans are read off machine code for an H200.
+          no dW. Saves W as it is stored, and y (relu, sigmoid) or z (gelu, silu).
+Tuned     not yet: the tiles are read off machine code for an H200.
 Copy it   by `make copy OP=quantized_linear TO=folder`, or take _host.py and _device.py along. MIT licence.
 """
 
@@ -62,18 +62,10 @@ class QuantizedWeight(NamedTuple):
     scales: torch.Tensor
     zeros: torch.Tensor | None = None
 
-    @property
-    def kind(self):
-        return "int8" if self.packed.dtype == torch.int8 else "int4"
-
-    @property
-    def shape(self):
-        n_rows, n_words = self.packed.shape
-        return n_rows, n_words * (1 if self.kind == "int8" else 8)
-
-    @property
-    def group(self):
-        return self.shape[1] // max(1, self.scales.shape[0])
+    kind = property(lambda self: "int8" if self.packed.dtype == torch.int8 else "int4")
+    per_word = property(lambda self: 1 if self.packed.dtype == torch.int8 else 8)
+    shape = property(lambda self: (self.packed.shape[0], self.packed.shape[1] * self.per_word))
+    group = property(lambda self: self.shape[1] // max(1, self.scales.shape[0]))
 
 
 def quantized_linear_eager(
@@ -101,20 +93,21 @@ def _pair(words, i: tl.constexpr, zero, magic, DTYPE: tl.constexpr, CENTRE: tl.c
 
 
 @triton.jit
-def _numbers(words, zero, magic, DTYPE: tl.constexpr, CENTRE: tl.constexpr):
+def _numbers(words, zeros_ptr, at, mask, magic, DTYPE: tl.constexpr, CENTRE: tl.constexpr):
     # The integers of a tile of packed, in DTYPE, which holds them exactly; not yet scaled.
     if words.dtype == tl.int8:
         # Triton's interpreter makes of an int8 the bfloat16 that has its bits
         numbers = (words.to(tl.float32) if device.INTERPRETED else words).to(DTYPE)
     else:
-        even = tl.join(
-            _pair(words, 0, zero, magic, DTYPE, CENTRE), _pair(words, 2, zero, magic, DTYPE, CENTRE)
-        )
-        odd = tl.join(
-            _pair(words, 1, zero, magic, DTYPE, CENTRE), _pair(words, 3, zero, magic, DTYPE, CENTRE)
-        )
+        zero = None
+        if zeros_ptr is not None:
+            zero = tl.load(zeros_ptr + at, mask=mask, other=0).to(tl.int32)
+        pairs = ()
+        for i in tl.static_range(4):
+            pairs = pairs + (_pair(words, i, zero, magic, DTYPE, CENTRE),)
         # (rows, words, 2 of a pair, pair // 2, pair % 2): all eight of a word are a thread's own
-        numbers = tl.permute(tl.join(even, odd), (0, 1, 3, 4, 2))
+        numbers = tl.join(tl.join(pairs[0], pairs[2]), tl.join(pairs[1], pairs[3]))
+        numbers = tl.permute(numbers, (0, 1, 3, 4, 2))
         numbers = tl.reshape(numbers, (words.shape[0], 8 * words.shape[1]))
     return numbers
 
@@ -132,44 +125,41 @@ def _finish(z, bias_ptr, y_ptr, z_ptr, offsets, cols, mask, n_cols, ACTIVATION: 
 @triton.jit(do_not_specialize=["n_rows"])
 def _quantized_linear_kernel(
     x_ptr, packed_ptr, scales_ptr, zeros_ptr, bias_ptr, y_ptr, z_ptr, n_rows, n_cols, n_inner,
-    stride_xm, stride_pn, inner_per_part, magic,
+    stride_xm, stride_pn, steps_per_part, magic,
     ACTIVATION: tl.constexpr, PRECISION: tl.constexpr, COMPUTE: tl.constexpr, CENTRE: tl.constexpr,
     PER_WORD: tl.constexpr, SCALES_SUMS: tl.constexpr, WHOLE: tl.constexpr, GROUP: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     # One program handles one tile of y, (BLOCK_M, BLOCK_N), in steps of BLOCK_K, for int4 a group. With
-    # split-K it adds up only inner_per_part of the products, and y is (parts, n_rows, n_cols).
+    # split-K it takes only steps_per_part of the steps, and y is (parts, n_rows, n_cols).
     pid_m, pid_n = device.place_of(tl.program_id(0), n_rows, n_cols, GROUP, BLOCK_M, BLOCK_N)
-    start = tl.program_id(1) * inner_per_part
+    start = tl.program_id(1) * steps_per_part
     # int64: row * stride passes 2**31 from 4 GiB of bfloat16 on
     rows = pid_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     cols = pid_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
-    words = start // PER_WORD + tl.arange(0, BLOCK_K // PER_WORD)
-    x_ptrs = x_ptr + rows[:, None] * stride_xm + (start + tl.arange(0, BLOCK_K))[None, :]
+    # each from the start of its step, so that the compiler knows 16 bytes to be whole
+    inner = start * BLOCK_K + tl.arange(0, BLOCK_K)
+    words = start * (BLOCK_K // PER_WORD) + tl.arange(0, BLOCK_K // PER_WORD)
+    x_ptrs = x_ptr + rows[:, None] * stride_xm + inner[None, :]
     packed_ptrs = packed_ptr + cols[:, None] * stride_pn + words[None, :]
     row_mask, col_mask = (rows < n_rows)[:, None], cols < n_cols
     DTYPE: tl.constexpr = x_ptr.dtype.element_ty
 
     total = tl.zeros((BLOCK_M, BLOCK_N), dtype=COMPUTE)
-    zero = None
-    for k in range(start, start + tl.minimum(inner_per_part, n_inner - start), BLOCK_K):
+    for step in range(start, tl.minimum(start + steps_per_part, tl.cdiv(n_inner, BLOCK_K))):
         if WHOLE:
             x = tl.load(x_ptrs, mask=row_mask, other=0.0)
             packed = tl.load(packed_ptrs, mask=col_mask[:, None], other=0)
         else:  # masked-off columns must contribute 0
-            inside = (tl.arange(0, BLOCK_K) < n_inner - k)[None, :]
+            inside = (tl.arange(0, BLOCK_K) < n_inner - step * BLOCK_K)[None, :]
             x = tl.load(x_ptrs, mask=row_mask & inside, other=0.0)
             packed = tl.load(packed_ptrs, mask=col_mask[:, None] & inside, other=0)
+        at = step * n_cols + cols  # of int8 nothing is read there
+        w = _numbers(packed, zeros_ptr, at, col_mask, magic, DTYPE, CENTRE)
         if PER_WORD == 1:
-            total = device.dot(
-                x, _numbers(packed, None, 0, DTYPE, CENTRE).T, total, PRECISION, COMPUTE
-            )
+            total = device.dot(x, w.T, total, PRECISION, COMPUTE)
         else:
-            at = k // BLOCK_K * n_cols + cols
             scale = tl.load(scales_ptr + at, mask=col_mask, other=0.0)
-            if zeros_ptr is not None:
-                zero = tl.load(zeros_ptr + at, mask=col_mask, other=0).to(tl.int32)
-            w = _numbers(packed, zero, magic, DTYPE, CENTRE)
             if SCALES_SUMS:
                 part = device.dot(x, w.T, tl.zeros_like(total), PRECISION, COMPUTE)
                 total += part * scale.to(COMPUTE)[None, :]
@@ -215,7 +205,6 @@ def _dx_kernel(
     row_mask, word_mask = (rows < n_rows)[:, None], (words < n_inner // PER_WORD)[None, :]
     DTYPE: tl.constexpr = dz_ptr.dtype.element_ty
     total = tl.zeros((BLOCK_M, BLOCK_K), dtype=COMPUTE)
-    zero = None
     for start in range(0, n_cols, BLOCK_N):
         cols = start + tl.arange(0, BLOCK_N).to(tl.int64)
         col_mask = cols < n_cols
@@ -225,9 +214,8 @@ def _dx_kernel(
         packed_ptrs = packed_ptr + cols[:, None] * stride_pn + words[None, :]
         packed = tl.load(packed_ptrs, mask=col_mask[:, None] & word_mask, other=0)
         scale = tl.load(scales_ptr + at, mask=col_mask, other=0.0).to(DTYPE)
-        if zeros_ptr is not None:
-            zero = tl.load(zeros_ptr + at, mask=col_mask, other=0).to(tl.int32)
-        w = (_numbers(packed, zero, magic, DTYPE, CENTRE) * scale[:, None]).to(DTYPE)
+        w = _numbers(packed, zeros_ptr, at, col_mask, magic, DTYPE, CENTRE)
+        w = (w * scale[:, None]).to(DTYPE)
         total = device.dot(dz, w, total, PRECISION, COMPUTE)
     offsets, mask = rows[:, None] * n_inner + inner[None, :], row_mask & (inner < n_inner)[None, :]
     tl.store(dx_ptr + offsets, total.to(dx_ptr.dtype.element_ty), mask=mask)
@@ -237,7 +225,6 @@ def _dx_kernel(
 
 # Where in its word of 32 bits each of eight numbers begins
 _SHIFTS = (0, 16, 4, 20, 8, 24, 12, 28)
-_GROUPS = (64, 128)
 
 
 def _pack(numbers):
@@ -256,11 +243,6 @@ def _pack(numbers):
     return (numbers.to(torch.int32).unflatten(1, (-1, 8)) << shifts).sum(-1, dtype=torch.int32)
 
 
-def _unpack(packed):
-    shifts = torch.tensor(_SHIFTS, dtype=torch.int32, device=packed.device)
-    return ((packed[..., None] >> shifts) & 15).flatten(1)
-
-
 def quantize(
     weight: torch.Tensor, kind: str = "int4", group: int = 128, zero_points: bool = False
 ) -> QuantizedWeight:
@@ -276,26 +258,20 @@ def quantize(
     if not torch.isfinite(wide).all():
         what = "weight has NaN or infinities, for which there is no scale"
         raise ValueError(f"quantize: {what}; look for what made them before you quantize")
-    n_rows, n_inner = weight.shape
-    wide = wide.view(n_rows, 1, n_inner) if kind == "int8" else wide.view(n_rows, -1, group)
-    if zero_points:
-        low, high = (
-            f(wide, -1, keepdim=True).clamp(*at)
-            for f, at in ((torch.amin, (None, 0)), (torch.amax, (0,)))
-        )
-        scales, low_most, most = (high - low) / 15, 0, 15
-    else:
-        most = 127 if kind == "int8" else 7
-        scales, low_most = wide.abs().amax(-1, keepdim=True) / most, -most
+    (n_rows, n_inner), is_int8 = weight.shape, kind == "int8"
+    wide = wide.reshape(n_rows, -1, n_inner if is_int8 else group)
+    low, high = wide.amin(-1, True).clamp(max=0), wide.amax(-1, True).clamp(min=0)
+    least, most = (0, 15) if zero_points else (-127, 127) if is_int8 else (-7, 7)
     # as it is stored; a group of zeros has none, and neither has one too small for the dtype
-    scales = scales.to(weight.dtype)
+    scales = ((high - low if zero_points else torch.maximum(high, -low)) / most).to(weight.dtype)
     steps = torch.where(scales == 0, 1, scales).to(wide.dtype)
-    zeros = torch.round(-low / steps) if zero_points else 0
-    numbers = (torch.round(wide / steps) + zeros).clamp(low_most, most).view(n_rows, n_inner)
-    scales = scales.view(n_rows, -1).t().contiguous()
-    if kind == "int8":
+    zeros = torch.round(-low / steps) if zero_points else None
+    numbers = torch.round(wide / steps) + (zeros if zero_points else 0)
+    numbers = numbers.clamp(least, most).view(n_rows, n_inner)
+    scales = scales[..., 0].t().contiguous()
+    if is_int8:
         return QuantizedWeight(numbers.to(torch.int8), scales)
-    zeros = zeros.view(n_rows, -1).t().to(torch.int8).contiguous() if zero_points else None
+    zeros = zeros[..., 0].t().to(torch.int8).contiguous() if zero_points else None
     return QuantizedWeight(_pack(numbers if zero_points else numbers + 8), scales, zeros)
 
 
@@ -304,7 +280,9 @@ def dequantize(weight: QuantizedWeight) -> torch.Tensor:
     packed, scales, zeros = weight
     if weight.kind == "int8":
         return packed.to(scales.dtype) * scales.t()
-    numbers = _unpack(packed).unflatten(1, (scales.shape[0], -1))  # (N, groups, group)
+    shifts = torch.tensor(_SHIFTS, dtype=torch.int32, device=packed.device)
+    numbers = (packed[..., None] >> shifts) & 15  # (N, K/8, 8)
+    numbers = numbers.view(*scales.t().shape, weight.group)  # (N, groups, group)
     numbers = numbers - (8 if zeros is None else zeros.t()[..., None])
     return (numbers.to(scales.dtype) * scales.t()[..., None]).flatten(1)
 
@@ -313,15 +291,16 @@ def dequantize(weight: QuantizedWeight) -> torch.Tensor:
 
 # Tiles of y from large to small, by what multiplies, as in matmul.py
 _TILES = {
-    "half": (Tile(128, 128, 8, 3), Tile(64, 128, 4, 3), Tile(32, 128, 4, 4), Tile(16, 128, 4, 4)),
+    "half": (Tile(128, 128, 8, 3), Tile(64, 128, 4, 3), Tile(16, 128, 4, 4)),
     "tf32x3": (Tile(64, 64, 4, 2), Tile(16, 64, 4, 2)),
     "double": (Tile(16, 32, 4, 1),),
+    # correct, and not tuned
     "elsewhere": (Tile(64, 64, 4, 2), Tile(16, 64, 4, 2)),
     "turing": (Tile(64, 32, 4, 1), Tile(16, 32, 4, 1)),
 }
 _STEP = 64  # along K, of int8: a row of W has one scale, and any K
 _GROUP = 8  # rows of tiles that programs go down together
-_FEW_ROWS = 64  # up to which reading W takes the time: K is shared, and sums are scaled
+_FEW_ROWS = 64  # up to which reading W takes the time, and programs share K
 _RESIDENT = 4  # programs on an SM that keep its memory busy
 _MOST_PARTS, _LEAST_STEPS = 16, 4  # parts of K at most, and steps in each at least
 # {dtype: (bits of two numbers, the number)}: what _pair takes, without zero points and with them
@@ -334,50 +313,46 @@ _MAGIC = {
 @functools.lru_cache(4096)
 def _plan(n_rows, n_cols, n_steps, dtype, gpu):
     kind, major = host.kind_of(dtype, False), host.generation(gpu)
-    if (
-        kind != "double" and not 9 <= major < 12
-    ):  # desktops' Blackwell, 12, has no more shared memory than Ampere
+    # desktops' Blackwell, 12, has no more shared memory than Ampere
+    if kind != "double" and not 9 <= major < 12:
         kind = "turing" if major < 8 else "elsewhere"
     *larger, last = _TILES[kind]
     tile = next((tile for tile in larger if tile.m < 2 * n_rows), last)
-    few = n_rows <= _FEW_ROWS
     n_tiles = host.cdiv(n_rows, tile.m) * host.cdiv(n_cols, tile.n)
-    n_programs = _RESIDENT * host.n_multiprocessors(gpu)
-    n_parts = max(1, min(_MOST_PARTS, n_steps // _LEAST_STEPS, n_programs // n_tiles)) if few else 1
-    return Plan(tile, n_parts, few, tile)
+    n_parts = _RESIDENT * host.n_multiprocessors(gpu) // n_tiles if n_rows <= _FEW_ROWS else 1
+    n_parts = max(1, min(_MOST_PARTS, n_steps // _LEAST_STEPS, n_parts))
+    return Plan(tile, n_parts, tile.m == 16, tile)
 
 
-def _constants(x, packed, scales, zeros):
+def _constants(x, weight):
     """(steps of BLOCK_K along K, the bits of _pair, constants) of both kernels."""
-    per_word = 1 if packed.dtype == torch.int8 else 8
-    block_k = _STEP if per_word == 1 else packed.shape[1] * per_word // scales.shape[0]
-    magic, centre = _MAGIC.get(x.dtype, ((0, 0.0),) * 2)[zeros is not None]
-    precision = "ieee" if host.generation(x.device) < 8 else "tf32x3"
+    block_k = _STEP if weight.kind == "int8" else weight.group
+    magic, centre = _MAGIC.get(x.dtype, ((0, 0.0),) * 2)[weight.zeros is not None]
     constants = {
-        "PRECISION": precision, "COMPUTE": host.compute_dtype(x.dtype), "CENTRE": centre,
-        "PER_WORD": per_word, "GROUP": _GROUP, "BLOCK_K": block_k,
+        "PRECISION": "ieee" if host.generation(x.device) < 8 else "tf32x3",
+        "COMPUTE": host.compute_dtype(x.dtype), "CENTRE": centre,
+        "PER_WORD": weight.per_word, "GROUP": _GROUP, "BLOCK_K": block_k,
     }  # fmt: skip
-    return host.cdiv(packed.shape[1] * per_word, block_k), magic, constants
+    return host.cdiv(weight.shape[1], block_k), magic, constants
 
 
-def _launch(plan, y, z, x, packed, scales, zeros, bias, activation):
+def _launch(plan, y, z, x, weight, bias, activation):
     """Write y, and z = x Wᵀ + bias unless it is None."""
-    n_steps, magic, constants = _constants(x, packed, scales, zeros)
+    n_steps, magic, constants = _constants(x, weight)
     (n_rows, n_cols), n_inner = y.shape, x.shape[1]
     plan = plan or _plan(n_rows, n_cols, n_steps, x.dtype, x.device)
-    tile, block_k = plan.tile, constants["BLOCK_K"]
-    # whole steps are longer, and parts may be fewer
-    inner_per_part = host.cdiv(n_steps, plan.n_parts) * block_k
-    n_parts = host.cdiv(n_inner, inner_per_part or 1)
+    tile = plan.tile
+    steps_per_part = host.cdiv(n_steps, plan.n_parts)
+    n_parts = host.cdiv(n_steps, steps_per_part or 1)
     outs, how = (bias, y, z), activation
     if n_parts > 1:
         parts = torch.empty((n_parts, *y.shape), dtype=host.sum_dtype(y.dtype), device=y.device)
         outs, how = (None, parts, None), "identity"
     n_tiles = host.cdiv(n_rows, tile.m) * host.cdiv(n_cols, tile.n)
     host.run(
-        _quantized_linear_kernel, (n_tiles, max(1, n_parts)), (x, packed, scales, zeros, *outs),
-        n_rows, n_cols, n_inner, x.stride(0), packed.stride(0), inner_per_part, magic,
-        ACTIVATION=how, SCALES_SUMS=plan.scales_sums, WHOLE=n_inner % block_k == 0, **constants,
+        _quantized_linear_kernel, (n_tiles, max(1, n_parts)), (x, *weight, *outs),
+        n_rows, n_cols, n_inner, x.stride(0), weight.packed.stride(0), steps_per_part, magic,
+        ACTIVATION=how, SCALES_SUMS=plan.scales_sums, WHOLE=n_inner % constants["BLOCK_K"] == 0, **constants,
         BLOCK_M=tile.m, BLOCK_N=tile.n, num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
     if n_parts > 1:
@@ -387,13 +362,13 @@ def _launch(plan, y, z, x, packed, scales, zeros, bias, activation):
         )  # fmt: skip
 
 
-def _launch_dx(plan, dx, dz, packed, scales, zeros):
-    n_steps, magic, constants = _constants(dz, packed, scales, zeros)
+def _launch_dx(plan, dx, dz, weight):
+    n_steps, magic, constants = _constants(dz, weight)
     (n_rows, n_inner), n_cols = dx.shape, dz.shape[1]
     tile = plan and plan.backward or _plan(n_rows, n_inner, n_steps, dz.dtype, dz.device).backward
     host.run(
-        _dx_kernel, (host.cdiv(n_rows, tile.m) * n_steps,), (dz, packed, scales, zeros, dx),
-        n_rows, n_cols, n_inner, *dz.stride(), packed.stride(0), magic, **constants,
+        _dx_kernel, (host.cdiv(n_rows, tile.m) * n_steps,), (dz, *weight, dx),
+        n_rows, n_cols, n_inner, *dz.stride(), weight.packed.stride(0), magic, **constants,
         BLOCK_M=tile.m, BLOCK_N=tile.n, num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
 
@@ -414,8 +389,9 @@ def _in_rows(t):
 
 
 def _stored(packed, scales, zeros):
-    """The three as kernels read them: scales and zeros contiguous."""
-    return _in_rows(packed), scales.contiguous(), None if zeros is None else zeros.contiguous()
+    """The weight as kernels read it."""
+    scales, zeros = (t if t is None else t.contiguous() for t in (scales, zeros))
+    return QuantizedWeight(_in_rows(packed), scales, zeros)
 
 
 def _forward(x, packed, scales, zeros, bias, activation, plan=None, save_z=False):
@@ -423,7 +399,7 @@ def _forward(x, packed, scales, zeros, bias, activation, plan=None, save_z=False
     if y.numel() > 0:
         rows = _in_rows(x.reshape(math.prod(x.shape[:-1]), x.shape[-1]))
         out, bias = y.view(-1, y.shape[-1]), None if bias is None else bias.contiguous()
-        _launch(plan, out, z, rows, *_stored(packed, scales, zeros), bias, activation)
+        _launch(plan, out, z, rows, _stored(packed, scales, zeros), bias, activation)
     return y, z
 
 
@@ -449,11 +425,11 @@ def _backward(dy, packed, scales, zeros, saved, activation, needs_grad, plan=Non
     saved = None if saved is None else saved.reshape(dy_rows.shape)
     dz, dbias = host.dz_of(dy_rows, saved, activation, has_dx, has_dbias)
     if has_dx:
-        n_inner = QuantizedWeight(packed, scales).shape[1]
-        dx = dz.new_empty(dz.shape[0], n_inner)
-        if dx.numel():
-            _launch_dx(plan, dx, dz, *_stored(packed, scales, zeros))
-        dx = dx.view(*dy.shape[:-1], n_inner)
+        weight = _stored(packed, scales, zeros)
+        dx = dz.new_empty(dz.shape[0], weight.shape[1])
+        if dx.numel() > 0:
+            _launch_dx(plan, dx, dz, weight)
+        dx = dx.view(*dy.shape[:-1], weight.shape[1])
     return dx, dbias
 
 
@@ -485,21 +461,17 @@ def _check_kind(name, weight, kind, group, zero_points):
         raise ValueError(f"{name}: kind must be int4 or int8, got {kind!r}")
     if not isinstance(weight, torch.Tensor) or weight.dtype not in host.DTYPES:
         got = getattr(weight, "dtype", type(weight).__name__)
-        raise TypeError(
-            f"{name}: weight must be a floating-point tensor, got {got}; pass linear.weight"
-        )
+        raise TypeError(f"{name}: weight must be a floating-point tensor, got {got}")
     if weight.dim() != 2:
         got = tuple(weight.shape)
         raise ValueError(f"{name}: weight must be (N, K), got {got}; use weight.flatten(1)")
     if kind == "int8" and zero_points:
-        raise ValueError(f"{name}: zero points go with int4; int8 has 255 integers, and needs none")
-    if kind == "int4" and group not in _GROUPS:
+        raise ValueError(f"{name}: int8 has no zero points; take them with int4, or leave them out")
+    if kind == "int4" and group not in (64, 128):
         raise ValueError(f"{name}: group must be 64 or 128, got {group!r}")
-    if kind == "int4" and (weight.shape[1] == 0 or weight.shape[1] % group):
-        other = 'a group of 64, or kind="int8", which takes any K'
-        raise ValueError(
-            f"{name}: K = {weight.shape[1]} is no multiple of the group, {group}; take {other}"
-        )
+    if weight.shape[1] == 0 or kind == "int4" and weight.shape[1] % group:
+        wrong = f"K = {weight.shape[1]} is no multiple of the group, {group}"
+        raise ValueError(f"{name}: {wrong}; take a group of 64, or int8, which takes any K but 0")
 
 
 @host.remembered
@@ -509,57 +481,37 @@ def _check(name, x, packed, scales, zeros, bias, activation, trains_scales):
         _refuse_to_train_scales(name)
     if zeros is not None and scales is None:
         raise TypeError(f"{name}: zeros without scales; pass both, as quantize(weight) makes them")
-    tensors = {"x": (x, "... K"), "scales": (scales, "G N")} | (
-        {} if bias is None else {"bias": (bias, "N")}
-    )
+    tensors = {"x": (x, "... K")} | ({} if bias is None else {"bias": (bias, "N")})
+    host.check_tensors(name, "quantized_linear_eager", **tensors)
+    tensors |= {"scales": (scales, "G N")}
     host.check_tensors(name, "quantized_linear_eager", host.MIXED, **tensors)
-    if bias is not None and bias.dtype != x.dtype:
-        raise TypeError(
-            f"{name}: x is {x.dtype} and bias {bias.dtype}; cast one of them, as bias.to(x.dtype)"
-        )
-    made, dtype = (
+    made, integers = (
         "pass what quantize(weight) makes",
-        getattr(packed, "dtype", type(packed).__name__),
+        {"packed": (packed, "int8, or int32 of int4")},
     )
-    if dtype not in (torch.int8, torch.int32):
-        raise TypeError(
-            f"{name}: packed must be int8, or int32 of eight int4 each, got {dtype}; {made}"
+    for label, (t, kinds) in (
+        integers | ({} if zeros is None else {"zeros": (zeros, "int8")})
+    ).items():
+        dtype = getattr(t, "dtype", type(t).__name__)
+        if dtype != torch.int8 and (label, dtype) != ("packed", torch.int32):
+            raise TypeError(f"{name}: {label} must be a tensor of {kinds}, got {dtype}; {made}")
+        if t.device != x.device:
+            where = f"x is on {x.device} and {label} on {t.device}"
+            raise ValueError(f"{name}: {where}; move both to one device")
+    (n_scales, n_cols), n_inner, of = scales.shape, x.shape[-1], (packed, scales, zeros)
+    if packed.dtype == torch.int8:
+        fits = packed.shape == (n_cols, n_inner) and n_scales == 1 and zeros is None
+        want = "int8 is (N, K), its scales (1, N), and zeros None"
+    else:
+        fits = n_inner in (64 * n_scales, 128 * n_scales) and packed.shape == (n_cols, n_inner // 8)
+        fits = fits and n_inner > 0 and (zeros is None or zeros.shape == scales.shape)
+        want = (
+            "int32 is (N, K/8), its scales (K/128, N) or (K/64, N), and zeros like scales or None"
         )
-    (n_scales, n_cols), n_inner, per_word = (
-        scales.shape,
-        x.shape[-1],
-        1 if dtype == torch.int8 else 8,
-    )
-    if (
-        packed.device != x.device
-        or zeros is not None
-        and getattr(zeros, "device", x.device) != x.device
-    ):
-        raise ValueError(
-            f"{name}: x is on {x.device}, and packed or zeros are not; move all to one device"
-        )
-    if tuple(packed.shape) != (n_cols, n_inner // per_word) or n_inner % per_word:
-        want = f"({n_cols}, {n_inner}{'' if per_word == 1 else '/8'})"
-        beside = f"for x {tuple(x.shape)} and scales {tuple(scales.shape)}"
-        raise ValueError(
-            f"{name}: packed must be {want} {beside}, got {tuple(packed.shape)}; {made}"
-        )
-    if per_word == 1 and n_scales != 1:
-        wrong = f"packed is int8, whose scales are (1, N), got {tuple(scales.shape)}"
-        raise ValueError(f"{name}: {wrong}; these are of another kind: {made}")
-    if per_word == 8 and n_inner not in (max(1, n_scales) * group for group in _GROUPS):
-        wrong = f"packed is int4, whose scales are (K / 64, N) or (K / 128, N) with K = {n_inner}"
-        raise ValueError(f"{name}: {wrong}, got {tuple(scales.shape)}; {made}")
-    if zeros is None:
-        return
-    if per_word == 1:
-        raise ValueError(f"{name}: packed is int8, which has no zero points; leave zeros out")
-    if getattr(zeros, "dtype", None) != torch.int8:
-        got = getattr(zeros, "dtype", type(zeros).__name__)
-        raise TypeError(f"{name}: zeros must be int8, got {got}; use zeros.to(torch.int8)")
-    if zeros.shape != scales.shape:
-        both = f"scales {tuple(scales.shape)} and zeros {tuple(zeros.shape)}"
-        raise ValueError(f"{name}: zeros must have the shape of scales, got {both}; {made}")
+    if not fits:
+        got = ", ".join("None" if t is None else str(tuple(t.shape)) for t in of)
+        wrong = f"packed, scales and zeros of {got} are no weight for x {tuple(x.shape)}"
+        raise ValueError(f"{name}: {wrong}; packed of {want}: {made}")
 
 
 def _refuse_to_train_scales(name):
@@ -569,14 +521,11 @@ def _refuse_to_train_scales(name):
     )
 
 
-def _trains(scales):
-    return getattr(scales, "requires_grad", False) and torch.is_grad_enabled()
-
-
 def _call(name, x, packed, scales, zeros, bias, activation, plan):
     x, bias = host.autocast(x, bias)
     tensors = x, packed, scales, zeros, bias
-    goes_by_op = _check(name, *tensors, activation, _trains(scales))
+    trains_scales = getattr(scales, "requires_grad", False) and torch.is_grad_enabled()
+    goes_by_op = _check(name, *tensors, activation, trains_scales)
     if goes_by_op:
         save_z = activation in host.OF_Z and host.needs_autograd(x, bias)
         return quantized_linear_op(*tensors, activation, save_z)[0]
@@ -598,15 +547,14 @@ def quantized_linear_triton(
     products) and CUDA graphs; not under torch.func, torch.vmap or forward-mode AD, nor twice
     differentiable: these raise.
     Raises TypeError for a wrong dtype; ValueError for a wrong shape, kind, device or activation, and for
-    scales that require grad while gradients are recorded.
+    scales that require grad.
     """
     tensors = x, packed, scales, zeros, bias
     return _call("quantized_linear_triton", *tensors, activation, plan)
 
 
 @host.custom_op(
-    "fused_kernels::quantized_linear",
-    flops=lambda x, packed, scales, *_: 2 * math.prod(x) * scales[1],
+    "fused_kernels::quantized_linear", flops=lambda x, p, s, *_: 2 * math.prod(x) * s[1]
 )
 def quantized_linear_op(
     x: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None = None,
@@ -618,22 +566,20 @@ def quantized_linear_op(
     empty, and the backward pass multiplies once more.
     """
     tensors = x, packed, scales, zeros, bias
-    _check("quantized_linear_op", *tensors, activation, _trains(scales))
+    _check("quantized_linear_op", *tensors, activation, False)
     return host.none_as_empty(x, _forward(*tensors, activation, save_z=save_z))
 
 
-def _flops_backward(dy, packed, scales, zeros, saved, activation, needs_grad, n_inner):
-    return 2 * math.prod(dy) * needs_grad[0] * n_inner
-
-
-@host.custom_op("fused_kernels::quantized_linear_backward", flops=_flops_backward)
+@host.custom_op(
+    "fused_kernels::quantized_linear_backward",
+    flops=lambda dy, p, s, z, y, act, needs, n_inner: 2 * math.prod(dy) * needs[0] * n_inner,
+)
 def _quantized_linear_backward_op(
     dy: torch.Tensor, packed: torch.Tensor | None, scales: torch.Tensor | None, zeros: torch.Tensor | None,
     saved: torch.Tensor | None, activation: str, needs_grad: list[bool], n_inner: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    return host.none_as_empty(
-        dy, _backward(dy, packed, scales, zeros, saved, activation, needs_grad)
-    )
+    grads = _backward(dy, packed, scales, zeros, saved, activation, needs_grad)
+    return host.none_as_empty(dy, grads)
 
 
 @quantized_linear_op.register_fake
@@ -661,9 +607,8 @@ def _op_backward(ctx, dy, _):
     x, *weight, bias, saved = ctx.saved_tensors
     if saved is None and ctx.activation != "identity":
         saved = quantized_linear_op(x, *weight, bias)[0]
-    grads = _quantized_linear_backward_op(
-        dy, *weight, saved, ctx.activation, ctx.needs_grad, x.shape[-1]
-    )
+    how = ctx.activation, ctx.needs_grad, x.shape[-1]
+    grads = _quantized_linear_backward_op(dy, *weight, saved, *how)
     dx, dbias = (g if needed else None for g, needed in zip(grads, ctx.needs_grad))
     return dx, None, None, None, dbias, None, None
 
