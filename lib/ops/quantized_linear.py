@@ -316,8 +316,8 @@ def _plan(n_rows, n_cols, n_steps, dtype, gpu):
     # desktops' Blackwell, 12, has no more shared memory than Ampere
     if kind != "double" and not 9 <= major < 12:
         kind = "turing" if major < 8 else "elsewhere"
-    *larger, last = _TILES[kind]
-    tile = next((tile for tile in larger if tile.m < 2 * n_rows), last)
+    largest = _TILES[kind][0]
+    tile = next((tile for tile in reversed(_TILES[kind]) if tile.m >= n_rows), largest)
     n_tiles = host.cdiv(n_rows, tile.m) * host.cdiv(n_cols, tile.n)
     n_parts = _RESIDENT * host.n_multiprocessors(gpu) // n_tiles if n_rows <= _FEW_ROWS else 1
     n_parts = max(1, min(_MOST_PARTS, n_steps // _LEAST_STEPS, n_parts))

@@ -1,0 +1,483 @@
+"""quantized_linear: packing, scales and zero points, parts of K, machine code; QuantizedLinear, and QLoRA."""
+
+import copy
+import functools
+from unittest import mock
+
+from lib import machine
+from lib.measure.check import check_against_float64
+from lib.nogpu.compile_only import compile_for, instruction_mix, loop_mix, signature_of
+from lib.ops import quantized_linear as op_file
+from lib.ops.quantized_linear import Plan, Tile
+from lib.tests.ops.battery import assert_close
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+KINDS = {
+    "int8": {"kind": "int8"},
+    "int4": {},
+    "int4 by 64": {"group": 64},
+    "int4 by 64, zero points": {"group": 64, "zero_points": True},
+    "int4, zero points": {"zero_points": True},
+}
+kinds = pytest.mark.parametrize("kind", KINDS)
+dtypes = pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+)
+FEW = Plan(Tile(16, 32, 4, 2), 3, True)  # as for decoding: K in parts, scaled sums
+MANY = Plan(Tile(64, 64, 4, 2))  # as for prefill: scaled numbers
+
+
+def normal(*shape, dtype=torch.float32, seed=0):
+    generator = torch.Generator(machine.device()).manual_seed(seed)
+    return torch.randn(*shape, generator=generator, device=machine.device()).to(dtype)
+
+
+def layer(module, n_in=256, n_out=24, dtype=torch.float32, bias=True, **how):
+    """(a torch.nn.Linear, the same quantized)."""
+    torch.manual_seed(0)
+    linear = torch.nn.Linear(n_in, n_out, bias, machine.device(), dtype)
+    return linear, module.QuantizedLinear.from_linear(linear, **how)
+
+
+# --- packing -------------------------------------------------------------------------------------------------
+
+
+def test_every_number_comes_back_from_every_place(module):
+    """-8 to 7, in each of the eight places of a word: of the definition, and of the kernel."""
+    for place in range(8):
+        numbers = torch.zeros(16, 64, dtype=torch.int64, device=machine.device())
+        numbers[:, place::8] = torch.arange(16, device=machine.device())[:, None]
+        weight = module.QuantizedWeight(
+            module._pack(numbers), torch.ones(1, 16, device=machine.device())
+        )
+        assert weight.packed.dtype == torch.int32
+        assert torch.equal(module.dequantize(weight), numbers - 8.0)
+        eye = torch.eye(64, device=machine.device())
+        assert torch.equal(module.quantized_linear_triton(eye, *weight).T, numbers - 8.0)
+
+
+def test_the_order_in_a_word_is_the_drawn_one(module):
+    word = module._pack(torch.arange(8, device=machine.device())[None])
+    assert word.tolist() == [[0x75316420]]
+
+
+@dtypes
+def test_numbers_are_exact_with_every_zero_point(module, dtype):
+    """By bits, not by conversion, in 16 bits: n - zero for n and zero of 0 to 15, both ways and for dx."""
+    device = machine.device()
+    numbers = torch.arange(16, device=device).repeat_interleave(8).expand(16, 128)
+    zeros = torch.arange(16, dtype=torch.int8, device=device)[None]
+    scales = torch.ones(1, 16, dtype=dtype, device=device)
+    weight = module._pack(numbers), scales, zeros
+    want = (numbers - zeros.T).to(dtype)
+    for plan in (FEW, MANY):
+        eye = torch.eye(128, dtype=dtype, device=device)
+        assert torch.equal(module.quantized_linear_triton(eye, *weight, plan=plan).T, want)
+        x = torch.zeros(16, 128, dtype=dtype, device=device, requires_grad=True)
+        y = module.quantized_linear_triton(x, *weight, plan=plan)
+        (dx,) = torch.autograd.grad(y, x, torch.eye(16, dtype=dtype, device=device))
+        assert torch.equal(dx, want)
+
+
+@dtypes
+def test_every_int8_is_exact(module, dtype):
+    device = machine.device()
+    packed = torch.arange(-128, 128, device=device).to(torch.int8)[None]
+    eye = torch.eye(256, dtype=dtype, device=device)
+    scales = torch.ones(1, 1, dtype=dtype, device=device)
+    y = module.quantized_linear_triton(eye, packed, scales)
+    assert torch.equal(y[:, 0], packed[0].to(dtype))
+
+
+# --- quantizing ----------------------------------------------------------------------------------------------
+
+
+@kinds
+@dtypes
+def test_each_weight_is_half_a_step_off_at_most(module, kind, dtype):
+    weight = normal(24, 256, dtype=dtype)
+    q = module.quantize(weight, **KINDS[kind])
+    assert q.scales.dtype == dtype
+    assert tuple(q.shape) == (24, 256)
+    scales = q.scales.double().T.repeat_interleave(q.group, 1)
+    error = (module.dequantize(q).double() - weight.double()).abs()
+    # and where a scale of few digits is rounded down, the largest number is cut by so much
+    slack = 128 * torch.finfo(dtype).eps if "int8" in kind else 16 * torch.finfo(dtype).eps
+    assert (error <= (0.5 + slack) * scales).all()
+
+
+@kinds
+def test_a_group_has_a_scale_of_its_own(module, kind):
+    """A large number makes its own group coarse, from its first column to its last, and no other."""
+    weight = normal(3, 256)
+    before = module.dequantize(module.quantize(weight, **KINDS[kind]))
+    group = module.quantize(weight, **KINDS[kind]).group
+    for column in (0, group - 1, group, 255):
+        if column >= 256:
+            continue
+        other = weight.clone()
+        other[1, column] = 1e3
+        changed = module.dequantize(module.quantize(other, **KINDS[kind])) != before
+        first = column // group * group
+        assert changed[1, first : first + group].any()
+        changed[1, first : first + group] = False
+        assert not changed.any()
+
+
+def test_zero_points_use_all_integers_and_keep_zero(module):
+    weight = normal(5, 128).abs() + 1
+    weight[:, 7] = 0.0
+    weight[2] *= -1
+    with_zeros, without = module.quantize(weight, zero_points=True), module.quantize(weight)
+    assert with_zeros.zeros.tolist() == [[0, 0, 15, 0, 0]]
+    assert (module.dequantize(with_zeros)[:, 7] == 0).all()
+    errors = [(module.dequantize(q) - weight).square().mean() for q in (with_zeros, without)]
+    assert errors[0] < 0.4 * errors[1]
+
+
+def test_integers_times_a_step_come_back_whole(module):
+    for most, how in ((7, {}), (7, {"group": 64}), (127, {"kind": "int8"})):
+        numbers = torch.arange(256, device=machine.device()).remainder(2 * most + 1) - most
+        weight = numbers.repeat(4, 1) * 0.25
+        assert_close(module.dequantize(module.quantize(weight, **how)), weight, roundings=4)
+    zero = torch.zeros(4, 128, device=machine.device())
+    for how in KINDS.values():
+        assert (module.dequantize(module.quantize(zero, **how)) == 0).all()
+
+
+def test_a_weight_of_any_strides(module):
+    weight = normal(256, 24)
+    got, want = module.quantize(weight.T), module.quantize(weight.T.contiguous())
+    assert torch.equal(got.packed, want.packed)
+    assert torch.equal(got.scales, want.scales)
+
+
+@kinds
+def test_error_against_the_full_weight(module, kind):
+    """That of rounding to a step: the root of the mean square of a step / √12 for each of K numbers."""
+    x, weight = normal(64, 256, seed=1), normal(48, 256) / 16
+    q = module.quantize(weight, **KINDS[kind])
+    error = (module.quantized_linear_triton(x, *q) - x @ weight.T).square().mean().sqrt()
+    expected = (256 * q.scales.square().mean() / 12).sqrt()
+    assert 0.7 * expected < error < 1.2 * expected
+
+
+# --- the product ---------------------------------------------------------------------------------------------
+
+
+@kinds
+@pytest.mark.parametrize("n_rows", [1, 16, 17, 64, 65])
+def test_rows_of_decoding_and_prefill(module, kind, n_rows):
+    """As chosen, an odd N, and scales of another dtype: the float64 rule, and both ways are alike."""
+    q = module.quantize(normal(33, 256) / 16, **KINDS[kind])
+    x = normal(n_rows, 256, dtype=torch.bfloat16, seed=1).requires_grad_()
+    bias = normal(33, dtype=torch.bfloat16, seed=2).requires_grad_()
+    tensors = x, *q, bias
+    for plan in (None, FEW, MANY):
+        call = functools.partial(module.quantized_linear_triton, activation="silu", plan=plan)
+        eager = functools.partial(op_file.quantized_linear_eager, activation="silu")
+        check_against_float64(call, eager, *tensors, slack=2e-2)
+    exact = [t if t is None or not t.is_floating_point() else t.detach().float() for t in tensors]
+    few, many = (module.quantized_linear_triton(*exact, plan=plan) for plan in (FEW, MANY))
+    assert_close(few, many, roundings=16)
+
+
+@kinds
+def test_parts_of_k_are_added_in_one_order(module, kind):
+    """The same bits for any run, and for a row whatever stands beside it."""
+    q, x = module.quantize(normal(40, 640), **KINDS[kind]), normal(16, 640, seed=1)
+    for n_parts in (1, 2, 3, 4, 5, 99):
+        plan = FEW._replace(n_parts=n_parts)
+        y = module.quantized_linear_triton(x, *q, plan=plan)
+        assert torch.equal(y, module.quantized_linear_triton(x, *q, plan=plan))
+        assert torch.equal(y[3:4], module.quantized_linear_triton(x[3:4], *q, plan=plan))
+        assert_close(y, op_file.quantized_linear_eager(x, *q), roundings=512)
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu", "sigmoid"])
+def test_parts_of_k_are_finished_once(module, activation):
+    """Bias and activation after the sum of all parts, z beside y, in float16 that a part would overflow."""
+    q = module.quantize(normal(24, 384), group=64)
+    x = normal(5, 384, seed=1).requires_grad_()
+    bias = normal(24, seed=2).requires_grad_()
+    call = functools.partial(module.quantized_linear_triton, activation=activation, plan=FEW)
+    eager = functools.partial(op_file.quantized_linear_eager, activation=activation)
+    check_against_float64(call, eager, x, *q, bias, slack=1e-5)
+
+
+def test_int8_of_any_k(module):
+    for n_inner in (1, 33, 64, 65, 200):
+        q = module.quantize(normal(9, n_inner), "int8")
+        x = normal(7, n_inner, seed=1).requires_grad_()
+        eager = op_file.quantized_linear_eager
+        check_against_float64(module.quantized_linear_triton, eager, x, *q, slack=1e-5)
+
+
+def test_what_nobody_asks_for_is_not_saved(module):
+    """W for dx alone, z for an activation alone, x never."""
+    q, bias = module.quantize(normal(24, 128)), normal(24).requires_grad_()
+
+    def saved_by(x, activation):
+        saved = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+            module.quantized_linear_triton(x, *q, bias, activation)
+        return saved
+
+    x = normal(5, 128)
+    assert saved_by(x, "identity") == []
+    assert [tuple(t.shape) for t in saved_by(x, "gelu")] == [(5, 24)]
+    x.requires_grad_()
+    of_weight = [tuple(t.shape) for t in q if t is not None]
+    assert [tuple(t.shape) for t in saved_by(x, "identity")] == of_weight
+    assert [tuple(t.shape) for t in saved_by(x, "relu")] == [*of_weight, (5, 24)]
+
+
+# --- QuantizedLinear, QLoRA ----------------------------------------------------------------------------------
+
+
+@kinds
+def test_qlora_trains_as_with_the_dequantized_weight(module, kind):
+    """y = x Wᵀ + b + s (x Aᵀ) Bᵀ below another layer: the same gradients of A, B and x, and the same steps."""
+    _, frozen = layer(module, **KINDS[kind])
+    weight = module.dequantize(frozen.weight)
+    labels, x = normal(40, 24, seed=3), normal(40, 256, seed=4)
+    losses = []
+    for product in (frozen, lambda h: F.linear(h, weight, frozen.bias)):
+        below = (normal(256, 256, seed=5) / 16).requires_grad_()
+        lora_a = (normal(4, 256, seed=6) / 16).requires_grad_()
+        lora_b = torch.zeros(24, 4, device=x.device, requires_grad=True)
+        trained = [below, lora_a, lora_b]
+        optimizer = torch.optim.SGD(trained, lr=0.5)
+        steps = []
+        for _ in range(4):
+            h = x @ below.T
+            loss = (product(h) + 2.0 * (h @ lora_a.T) @ lora_b.T - labels).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            steps.append([loss.detach(), *(t.grad.clone() for t in trained)])
+            optimizer.step()
+        losses.append(steps)
+    for got, want in zip(*losses):
+        assert_close(got, want, roundings=1024)
+    assert losses[0][-1][0] < losses[0][0][0]
+
+
+@kinds
+def test_state_dict_comes_back(module, kind):
+    _, m = layer(module, **KINDS[kind])
+    torch.manual_seed(1)
+    other = module.QuantizedLinear.from_linear(
+        torch.nn.Linear(256, 24, device=machine.device()), **KINDS[kind]
+    )
+    x = normal(3, 256)
+    state = copy.deepcopy(m.state_dict())
+    assert {*state} == {"packed", "scales", "bias"} | ({"zeros"} if "zero" in kind else set())
+    assert not torch.allclose(other(x), m(x))
+    other.load_state_dict(state)
+    assert torch.equal(other(x), m(x))
+    assert [*m.parameters()] == []
+    assert {*layer(module, bias=False)[1].state_dict()} == {"packed", "scales"}
+
+
+def test_the_module_is_near_the_layer_and_says_what_it_is(module):
+    linear, m = layer(module, activation="relu", kind="int8")
+    x = normal(3, 256)
+    assert_close(m(x), torch.relu(linear(x)), torch.bfloat16, roundings=4)
+    assert (m.in_features, m.out_features) == (256, 24)
+    assert m.bias.data_ptr() != linear.bias.data_ptr(), "the layer's own bias"
+    assert linear.weight.requires_grad
+    assert "kind='int8', group=256, zero_points=False, bias=True, activation='relu'" in repr(m)
+    text = repr(layer(module, zero_points=True, group=64, bias=False)[1])
+    assert "in_features=256, out_features=24, kind='int4', group=64, zero_points=True" in text
+
+
+def test_the_module_changes_dtype_and_not_its_integers(module):
+    _, m = layer(module, zero_points=True)
+    x, before = normal(3, 256), [m.packed.clone(), m.zeros.clone()]
+    want = m(x)
+    m.bfloat16()
+    assert m.scales.dtype == m.bias.dtype == torch.bfloat16
+    assert [torch.equal(*pair) for pair in zip(before, (m.packed, m.zeros))] == [True, True]
+    assert_close(m(x.bfloat16()).float(), want, torch.bfloat16)
+
+
+def test_the_module_under_autocast_and_compiled(module):
+    _, m = layer(module, activation="gelu")
+    x = normal(3, 256).requires_grad_()
+    with torch.autocast(machine.device().type, dtype=torch.bfloat16):
+        y = m(x)
+    assert y.dtype == torch.bfloat16
+    (dx,) = torch.autograd.grad(y.float().sum(), x)
+    assert dx.dtype == torch.float32
+    assert m.scales.dtype == torch.float32
+    torch.compiler.reset()
+    graph = torch.compile(m, fullgraph=True, backend="aot_eager")
+    assert_close(graph(x), m(x))
+    (got,), (want,) = (torch.autograd.grad(f(x).square().sum(), x) for f in (graph, m))
+    assert_close(got, want)
+
+
+# --- bad input -----------------------------------------------------------------------------------------------
+
+
+def test_a_wrong_weight_is_refused_in_a_sentence(module):
+    x, by_128 = normal(3, 256), module.quantize(normal(5, 256), zero_points=True)
+    by_row = module.quantize(normal(5, 256), "int8")
+    packed, scales, zeros = by_128
+    call = module.quantized_linear_triton
+    wrong = {
+        "another K": ((normal(3, 384), *by_128), ValueError, "no weight for x"),
+        "no multiple of 8": ((normal(3, 250), *by_128), ValueError, "no weight for x"),
+        "int4 with scales of int8": ((x, packed, by_row.scales), ValueError, "K/128"),
+        "int8 with scales of int4": ((x, by_row.packed, scales), ValueError, r"scales \(1, N\)"),
+        "groups of 32": ((x, packed, scales.repeat(4, 1)), ValueError, "K/64"),
+        "int8 with zero points": (
+            (x, *by_row[:2], by_row.scales.to(torch.int8)), ValueError, "zeros None",
+        ),
+        "zeros of other groups": ((x, packed, scales, zeros.repeat(2, 1)), ValueError, "like scales"),
+        "zeros alone": ((x, packed, None, zeros), TypeError, "zeros without scales"),
+        "zeros in float": ((x, packed, scales, zeros.float()), TypeError, "zeros must be"),
+        "words of 64 bits": ((x, packed.long(), scales), TypeError, "packed must be"),
+        "a weight": ((x, normal(5, 256), scales), TypeError, "packed must be"),
+        "no tensor": ((x, None, scales), TypeError, "packed must be"),
+        "K of 0": (
+            (x[:, :0], packed[:, :0], scales[:0], zeros[:0]), ValueError, "no weight for x",
+        ),
+        "a bias of another dtype": (
+            (x, *by_128, normal(5, dtype=torch.float16)), TypeError, r"bias.to\(x.dtype\)",
+        ),
+        "trained scales": (
+            (x, packed, scales.clone().requires_grad_()), ValueError, "scales require grad",
+        ),
+    }  # fmt: skip
+    for what, (arguments, kind, message) in wrong.items():
+        with pytest.raises(kind, match=f"quantized_linear_triton: .*{message}") as caught:
+            call(*arguments)
+        assert len(str(caught.value)) > 40, what
+    with torch.no_grad():  # nobody asks for a gradient
+        call(x, packed, scales.clone().requires_grad_(), zeros)
+    with pytest.raises(ValueError, match="scales require grad"):
+        module.quantized_linear_op(x, packed, scales.clone().requires_grad_(), zeros)
+
+
+def test_what_cannot_be_quantized_is_refused_in_a_sentence(module):
+    weight = normal(5, 256)
+    wrong = {
+        "another kind": ((weight, "int3"), ValueError, "int4 or int8"),
+        "integers": ((weight.int(),), TypeError, "floating-point"),
+        "a layer": ((torch.nn.Linear(4, 4),), TypeError, "floating-point tensor, got Linear"),
+        "a vector": ((weight[0],), ValueError, "flatten"),
+        "groups of 32": ((weight, "int4", 32), ValueError, "64 or 128"),
+        "K = 192 by 128": ((weight[:, :192],), ValueError, "group of 64"),
+        "no K": ((weight[:, :0], "int8"), ValueError, "any K but 0"),
+        "zero points of int8": ((weight, "int8", 128, True), ValueError, "no zero points"),
+    }
+    for what, (arguments, kind, message) in wrong.items():
+        with pytest.raises(kind, match=f"quantize: .*{message}"):
+            module.quantize(*arguments)
+        assert what
+    for value in (float("nan"), float("inf"), -float("inf")):
+        other = weight.clone()
+        other[3, 200] = value
+        with pytest.raises(ValueError, match="NaN or infinities"):
+            module.quantize(other)
+    with pytest.raises(TypeError, match="must be a torch.nn.Linear"):
+        module.QuantizedLinear.from_linear(weight)
+    with pytest.raises(ValueError, match="activation must be one of"):
+        module.QuantizedLinear.from_linear(torch.nn.Linear(128, 4), activation="tanh")
+    module.quantize(weight[:, :192], group=64)
+    module.quantize(weight[:, :33], "int8")
+
+
+# --- plans and machine code ----------------------------------------------------------------------------------
+
+
+def plan_on_an_h200(n_rows, n_cols=14336, n_inner=4096, dtype=torch.bfloat16):
+    op_file._plan.cache_clear()
+    with (
+        mock.patch.object(op_file.host, "n_multiprocessors", return_value=132),
+        mock.patch.object(op_file.host, "generation", return_value=9),
+    ):
+        plan = op_file._plan(n_rows, n_cols, n_inner // 128, dtype, None)
+    op_file._plan.cache_clear()
+    return plan
+
+
+def test_plans_of_an_h200():
+    for n_rows in (1, 16):
+        assert plan_on_an_h200(n_rows) == Plan(Tile(16, 128, 4, 4), 4, True, Tile(16, 128, 4, 4))
+    assert [plan_on_an_h200(n).tile.m for n in (17, 64, 65, 4096)] == [64, 64, 128, 128]
+    assert plan_on_an_h200(64).n_parts == 4
+    assert plan_on_an_h200(65).n_parts == plan_on_an_h200(4096).n_parts == 1
+    assert plan_on_an_h200(1, n_cols=128).n_parts == 8, "at least four steps in each"
+    assert plan_on_an_h200(1, n_inner=128).n_parts == 1
+
+
+def code_of(n_rows, kind, dtype=torch.bfloat16, shape=(4096, 14336), activation="gelu"):
+    """(n_rows, 4096) by (14336, 4096): what the launches of forward and dx compile to, and their plan."""
+    n_in, n_out = shape
+    how, device = KINDS[kind], machine.device()
+    group = n_in if kind == "int8" else how.get("group", 128)
+    of_scales = (n_in // group, n_out)
+    packed = (n_out, n_in) if kind == "int8" else (n_out, n_in // 8)
+    weight = op_file.QuantizedWeight(
+        torch.empty(packed, dtype=torch.int8 if kind == "int8" else torch.int32, device=device),
+        torch.empty(of_scales, dtype=dtype, device=device),
+        torch.empty(of_scales, dtype=torch.int8, device=device) if "zero" in kind else None,
+    )
+    x, bias = torch.empty(n_rows, n_in, dtype=dtype, device=device), weight.scales[0]
+    y, launches = torch.empty(n_rows, n_out, dtype=dtype, device=device), []
+    plan = plan_on_an_h200(n_rows, dtype=dtype)
+
+    def record(kernel, grid, tensors, *sizes, **options):
+        launches.append((kernel, (*tensors, *sizes), options))
+
+    with mock.patch.object(op_file.host, "run", record):
+        op_file._launch(plan, y, y, x, weight, bias, activation)
+        op_file._launch_dx(plan, x, y, weight)
+    codes = []
+    for kernel, arguments, options in launches:
+        settings = {n: options.pop(n) for n in ("num_warps", "num_stages") if n in options}
+        codes.append(compile_for(kernel, signature_of(kernel, *arguments, **options), **settings))
+    return codes, plan
+
+
+@kinds
+@pytest.mark.parametrize("n_rows", [16, 64, 4096])
+def test_sixteen_bytes_at_a_time_and_no_spills(kind, n_rows):
+    (forward, *_, dx), plan = code_of(n_rows, kind)
+    for kernel in (forward, dx):
+        mix = instruction_mix(kernel)
+        assert kernel.spills == 0
+        assert kernel.shared_bytes <= 227 * 1024
+        step = 64 if kind == "int8" or "64" in kind else 128
+        n_bytes = 2 * plan.tile.m * step + plan.tile.n * step // (1 if kind == "int8" else 2)
+        if kernel is dx:
+            n_bytes += 2 * plan.tile.m * (plan.tile.n - step)  # dz in place of x
+        copies = n_bytes // (16 * 32 * kernel.num_warps)
+        assert mix["LDGSTS.E.BYPASS.128"] >= copies, (
+            "x or dz, and W; scales may come in smaller pieces"
+        )
+        assert [op for op in mix if op.startswith(("HGMMA", "HMMA"))]
+        assert not [op for op in mix if op.startswith(("I2F.BF16", "I2F.F16"))], "slow conversions"
+    assert plan.tile.m == min(n_rows, 128)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_two_numbers_take_a_shift_an_and_and_a_subtraction(dtype):
+    """Of int4 in the loop of decoding, 128 x 128 numbers in 128 threads: 3.3 instructions a number at most."""
+    (forward, *_), plan = code_of(16, "int4", dtype)
+    mix = loop_mix(forward)
+    assert mix.total() <= 3.3 * plan.tile.n
+    pairs = plan.tile.n // 2
+    subtractions = sum(n for op, n in mix.items() if op.startswith("HADD2"))
+    assert pairs <= mix["LOP3.LUT"] <= subtractions + 1 <= pairs + 2
+    assert mix["SHF.R.U32.HI"] == pairs * 3 // 4, "the first pair of four needs no shift"
+
+
+def test_float32_is_three_products():
+    (forward, *_), _ = code_of(16, "int4", torch.float32)
+    assert [op for op in instruction_mix(forward) if "TF32" in op]
