@@ -321,7 +321,7 @@ def _plan(n_rows, n_cols, n_steps, dtype, gpu):
     n_tiles = host.cdiv(n_rows, tile.m) * host.cdiv(n_cols, tile.n)
     n_parts = _RESIDENT * host.n_multiprocessors(gpu) // n_tiles if n_rows <= _FEW_ROWS else 1
     n_parts = max(1, min(_MOST_PARTS, n_steps // _LEAST_STEPS, n_parts))
-    return Plan(tile, n_parts, tile.m == 16, tile)
+    return Plan(tile, n_parts, tile.m == 16)
 
 
 def _constants(x, weight):
@@ -341,10 +341,9 @@ def _launch(plan, y, z, x, weight, bias, activation):
     n_steps, magic, constants = _constants(x, weight)
     (n_rows, n_cols), n_inner = y.shape, x.shape[1]
     plan = plan or _plan(n_rows, n_cols, n_steps, x.dtype, x.device)
-    tile = plan.tile
+    tile, outs, how = plan.tile, (bias, y, z), activation
     steps_per_part = host.cdiv(n_steps, plan.n_parts)
     n_parts = host.cdiv(n_steps, steps_per_part or 1)
-    outs, how = (bias, y, z), activation
     if n_parts > 1:
         parts = torch.empty((n_parts, *y.shape), dtype=host.sum_dtype(y.dtype), device=y.device)
         outs, how = (None, parts, None), "identity"
@@ -365,7 +364,7 @@ def _launch(plan, y, z, x, weight, bias, activation):
 def _launch_dx(plan, dx, dz, weight):
     n_steps, magic, constants = _constants(dz, weight)
     (n_rows, n_inner), n_cols = dx.shape, dz.shape[1]
-    tile = plan and plan.backward or _plan(n_rows, n_inner, n_steps, dz.dtype, dz.device).backward
+    tile = plan and plan.backward or _plan(n_rows, n_inner, n_steps, dz.dtype, dz.device).tile
     host.run(
         _dx_kernel, (host.cdiv(n_rows, tile.m) * n_steps,), (dz, *weight, dx),
         n_rows, n_cols, n_inner, *dz.stride(), weight.packed.stride(0), magic, **constants,
@@ -408,12 +407,15 @@ def _save(ctx, tensors, y, z, activation, all_inputs=False):
 
     all_inputs: save all, to compute z again, and so that a second derivative reaches them and is refused.
     """
-    x, packed, scales, zeros, bias = tensors
+    x, *weight, bias = tensors
+    if ctx.needs_input_grad[2]:
+        frozen = "scales.requires_grad_(False); trained beside this layer are low-rank matrices"
+        raise ValueError(f"quantized_linear: scales require grad, and have none here; use {frozen}")
     ctx.activation = activation
     # of the registered op, torch leaves out zeros and bias where they are None, the default
     needs = (*ctx.needs_input_grad, False, False)
     ctx.needs_grad = [needs[0], bias is not None and needs[4]]
-    weight = (packed, scales, zeros) if needs[0] or all_inputs else (None, None, None)
+    weight = weight if needs[0] or all_inputs else (None, None, None)
     x, bias = (x, bias) if all_inputs else (None, None)
     ctx.save_for_backward(x, *weight, bias, host.saved_of(activation, y, z))
 
@@ -475,10 +477,8 @@ def _check_kind(name, weight, kind, group, zero_points):
 
 
 @host.remembered
-def _check(name, x, packed, scales, zeros, bias, activation, trains_scales):
+def _check(name, x, packed, scales, zeros, bias, activation):
     host.check_activation(name, activation)
-    if trains_scales:
-        _refuse_to_train_scales(name)
     if zeros is not None and scales is None:
         raise TypeError(f"{name}: zeros without scales; pass both, as quantize(weight) makes them")
     tensors = {"x": (x, "... K")} | ({} if bias is None else {"bias": (bias, "N")})
@@ -514,18 +514,10 @@ def _check(name, x, packed, scales, zeros, bias, activation, trains_scales):
         raise ValueError(f"{name}: {wrong}; packed of {want}: {made}")
 
 
-def _refuse_to_train_scales(name):
-    raise ValueError(
-        f"{name}: scales require grad, and this op has no gradient for them; freeze them with "
-        "scales.requires_grad_(False), or train low-rank matrices beside this layer"
-    )
-
-
 def _call(name, x, packed, scales, zeros, bias, activation, plan):
     x, bias = host.autocast(x, bias)
     tensors = x, packed, scales, zeros, bias
-    trains_scales = getattr(scales, "requires_grad", False) and torch.is_grad_enabled()
-    goes_by_op = _check(name, *tensors, activation, trains_scales)
+    goes_by_op = _check(name, *tensors, activation)
     if goes_by_op:
         save_z = activation in host.OF_Z and host.needs_autograd(x, bias)
         return quantized_linear_op(*tensors, activation, save_z)[0]
@@ -546,8 +538,7 @@ def quantized_linear_triton(
     Works under torch.compile (as the op fused_kernels::quantized_linear), autocast (in its dtype, as torch's
     products) and CUDA graphs; not under torch.func, torch.vmap or forward-mode AD, nor twice
     differentiable: these raise.
-    Raises TypeError for a wrong dtype; ValueError for a wrong shape, kind, device or activation, and for
-    scales that require grad.
+    Raises TypeError for a wrong dtype; ValueError for a wrong shape, kind, device or activation.
     """
     tensors = x, packed, scales, zeros, bias
     return _call("quantized_linear_triton", *tensors, activation, plan)
@@ -566,7 +557,7 @@ def quantized_linear_op(
     empty, and the backward pass multiplies once more.
     """
     tensors = x, packed, scales, zeros, bias
-    _check("quantized_linear_op", *tensors, activation, False)
+    _check("quantized_linear_op", *tensors, activation)
     return host.none_as_empty(x, _forward(*tensors, activation, save_z=save_z))
 
 
@@ -597,8 +588,6 @@ def _(dy, packed, scales, zeros, saved, activation, needs_grad, n_inner):
 def _setup_context(ctx, inputs, output):
     (*tensors, activation, save_z), (y, z) = inputs, output
     ctx.mark_non_differentiable(z)
-    if ctx.needs_input_grad[2]:
-        _refuse_to_train_scales("quantized_linear_op")
     _save(ctx, tensors, y, z if save_z else None, activation, all_inputs=True)
 
 
