@@ -77,23 +77,29 @@ def quantized_linear_eager(
 
 
 @triton.jit
-def _pair(words, i: tl.constexpr, zero, magic, DTYPE: tl.constexpr, CENTRE: tl.constexpr):
-    # Numbers 2i and 2i + 1 of each word, less their zero point. In 16 bits without a conversion, whose unit is
+def _quarter(words, i: tl.constexpr, zero, DTYPE: tl.constexpr):
+    # Quarter i of a group's numbers, less their zero points. In 16 bits without a conversion, whose unit is
     # slow: 0x4300 are the bits of 128 in bfloat16, 0x6400 those of 1024 in float16, and n | them those of
-    # 128 + n. With zero points the bits are those of CENTRE, and n - zero is added, positive or not.
+    # 128 + n. With zero points n - zero, of either sign, is added to the bits of 192 and 1536.
     pair = (words >> (4 * i)) & 0x000F000F
     if DTYPE.primitive_bitwidth == 16:
-        pair = pair | magic if zero is None else pair + (magic - zero * 0x00010001)[:, None]
+        is_half: tl.constexpr = tl.float16 == DTYPE
+        if zero is None:
+            pair |= 0x64006400 if is_half else 0x43004300
+            centre: tl.constexpr = 1032.0 if is_half else 136.0
+        else:
+            pair += ((0x66006600 if is_half else 0x43404340) - zero * 0x00010001)[:, None]
+            centre: tl.constexpr = 1536.0 if is_half else 192.0
         low, high = pair.to(tl.int16), (pair >> 16).to(tl.int16)
-        numbers = tl.join(low.to(DTYPE, bitcast=True), high.to(DTYPE, bitcast=True)) - CENTRE
+        numbers = tl.join(low.to(DTYPE, bitcast=True), high.to(DTYPE, bitcast=True)) - centre
     else:
         numbers = tl.join(pair & 15, pair >> 16).to(DTYPE)
         numbers -= 8 if zero is None else zero[:, None, None].to(DTYPE)
-    return numbers.to(DTYPE)
+    return tl.reshape(numbers.to(DTYPE), (words.shape[0], 2 * words.shape[1]))
 
 
 @triton.jit
-def _numbers(words, zeros_ptr, at, mask, magic, DTYPE: tl.constexpr, CENTRE: tl.constexpr):
+def _numbers(words, zeros_ptr, at, mask, DTYPE: tl.constexpr):
     # The integers of a tile of packed, in DTYPE, which holds them exactly; not yet scaled.
     if words.dtype == tl.int8:
         # Triton's interpreter makes of an int8 the bfloat16 that has its bits
@@ -102,12 +108,11 @@ def _numbers(words, zeros_ptr, at, mask, magic, DTYPE: tl.constexpr, CENTRE: tl.
         zero = None
         if zeros_ptr is not None:
             zero = tl.load(zeros_ptr + at, mask=mask, other=0).to(tl.int32)
-        pairs = ()
+        q = ()
         for i in tl.static_range(4):
-            pairs = pairs + (_pair(words, i, zero, magic, DTYPE, CENTRE),)
-        # (rows, words, 2 of a pair, pair // 2, pair % 2): all eight of a word are a thread's own
-        numbers = tl.join(tl.join(pairs[0], pairs[2]), tl.join(pairs[1], pairs[3]))
-        numbers = tl.permute(numbers, (0, 1, 3, 4, 2))
+            q = q + (_quarter(words, i, zero, DTYPE),)
+        # (rows, in a quarter, quarter // 2, quarter % 2), then quarter after quarter
+        numbers = tl.permute(tl.join(tl.join(q[0], q[2]), tl.join(q[1], q[3])), (0, 2, 3, 1))
         numbers = tl.reshape(numbers, (words.shape[0], 8 * words.shape[1]))
     return numbers
 
@@ -125,8 +130,8 @@ def _finish(z, bias_ptr, y_ptr, z_ptr, offsets, cols, mask, n_cols, ACTIVATION: 
 @triton.jit(do_not_specialize=["n_rows"])
 def _quantized_linear_kernel(
     x_ptr, packed_ptr, scales_ptr, zeros_ptr, bias_ptr, y_ptr, z_ptr, n_rows, n_cols, n_inner,
-    stride_xm, stride_pn, steps_per_part, magic,
-    ACTIVATION: tl.constexpr, PRECISION: tl.constexpr, COMPUTE: tl.constexpr, CENTRE: tl.constexpr,
+    stride_xm, stride_pn, steps_per_part,
+    ACTIVATION: tl.constexpr, PRECISION: tl.constexpr, COMPUTE: tl.constexpr,
     PER_WORD: tl.constexpr, SCALES_SUMS: tl.constexpr, WHOLE: tl.constexpr, GROUP: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
@@ -155,7 +160,7 @@ def _quantized_linear_kernel(
             x = tl.load(x_ptrs, mask=row_mask & inside, other=0.0)
             packed = tl.load(packed_ptrs, mask=col_mask[:, None] & inside, other=0)
         at = step * n_cols + cols  # of int8 nothing is read there
-        w = _numbers(packed, zeros_ptr, at, col_mask, magic, DTYPE, CENTRE)
+        w = _numbers(packed, zeros_ptr, at, col_mask, DTYPE)
         if PER_WORD == 1:
             total = device.dot(x, w.T, total, PRECISION, COMPUTE)
         else:
@@ -193,8 +198,8 @@ def _sum_parts_kernel(
 @triton.jit(do_not_specialize=["n_rows"])
 def _dx_kernel(
     dz_ptr, packed_ptr, scales_ptr, zeros_ptr, dx_ptr, n_rows, n_cols, n_inner,
-    stride_dzm, stride_dzn, stride_pn, magic,
-    PRECISION: tl.constexpr, COMPUTE: tl.constexpr, CENTRE: tl.constexpr, PER_WORD: tl.constexpr,
+    stride_dzm, stride_dzn, stride_pn,
+    PRECISION: tl.constexpr, COMPUTE: tl.constexpr, PER_WORD: tl.constexpr,
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     # One program handles one tile of dx, (BLOCK_M, BLOCK_K), for int4 of one group; it goes down W by BLOCK_N.
@@ -214,7 +219,7 @@ def _dx_kernel(
         packed_ptrs = packed_ptr + cols[:, None] * stride_pn + words[None, :]
         packed = tl.load(packed_ptrs, mask=col_mask[:, None] & word_mask, other=0)
         scale = tl.load(scales_ptr + at, mask=col_mask, other=0.0).to(DTYPE)
-        w = _numbers(packed, zeros_ptr, at, col_mask, magic, DTYPE, CENTRE)
+        w = _numbers(packed, zeros_ptr, at, col_mask, DTYPE)
         w = (w * scale[:, None]).to(DTYPE)
         total = device.dot(dz, w, total, PRECISION, COMPUTE)
     offsets, mask = rows[:, None] * n_inner + inner[None, :], row_mask & (inner < n_inner)[None, :]
@@ -223,24 +228,27 @@ def _dx_kernel(
 
 # --- quantizing ----------------------------------------------------------------------------------------------
 
-# Where in its word of 32 bits each of eight numbers begins
-_SHIFTS = (0, 16, 4, 20, 8, 24, 12, 28)
+
+def _shifts(device):
+    """Where in a word its eight numbers begin: (quarter, 1, which of two)."""
+    quarters = 4 * torch.arange(4, dtype=torch.int32, device=device)
+    return quarters[:, None, None] + torch.tensor([0, 16], dtype=torch.int32, device=device)
 
 
 def _pack(numbers):
-    """Integers 0 to 15, (N, K), as (N, K/8) words of 32 bits.
+    """Integers 0 to 15 by groups, (N, K/G, G), as words of 32 bits, (N, K/8).
 
-    A word holds eight numbers of a row in an order that takes two at once out of it:
+    Word j of a group has two neighbours of each of its quarters, which begin G/4 apart; k = 2j:
 
-        bits   31..28 27..24 23..20 19..16 | 15..12 11..8   7..4   3..0
-        k + …       7      5      3      1 |      6     4      2      0
+        bits   31..28     27..24     23..20     19..16 | 15..12     11..8      7..4       3..0
+               k+3G/4+1   k+2G/4+1   k+G/4+1    k+1    | k+3G/4     k+2G/4     k+G/4      k
 
-    (word >> 4i) & 0x000F000F leaves numbers 2i and 2i + 1, each in its half: one shift and one AND give a
-    register that, with the bits of an exponent, is two floats of 16 bits side by side in the order of K.
-    Sixteen bytes are 32 numbers on end.
+    (word >> 4i) & 0x000F000F leaves the two of quarter i, each in its half: one shift and one AND give a
+    register that, with the bits of an exponent, is two floats of 16 bits, side by side in the order of K. Words
+    read as tensor cores take a matrix make four such matrices: no number changes threads.
     """
-    shifts = torch.tensor(_SHIFTS, dtype=torch.int32, device=numbers.device)
-    return (numbers.to(torch.int32).unflatten(1, (-1, 8)) << shifts).sum(-1, dtype=torch.int32)
+    words = numbers.to(torch.int32).unflatten(2, (4, -1, 2)) << _shifts(numbers.device)
+    return words.sum((2, 4), dtype=torch.int32).flatten(1)
 
 
 def quantize(
@@ -267,10 +275,10 @@ def quantize(
     steps = torch.where(scales == 0, 1, scales).to(wide.dtype)
     zeros = torch.round(-low / steps) if zero_points else None
     numbers = torch.round(wide / steps) + (zeros if zero_points else 0)
-    numbers = numbers.clamp(least, most).view(n_rows, n_inner)
+    numbers = numbers.clamp(least, most)
     scales = scales[..., 0].t().contiguous()
     if is_int8:
-        return QuantizedWeight(numbers.to(torch.int8), scales)
+        return QuantizedWeight(numbers.view(n_rows, n_inner).to(torch.int8), scales)
     zeros = zeros[..., 0].t().to(torch.int8).contiguous() if zero_points else None
     return QuantizedWeight(_pack(numbers if zero_points else numbers + 8), scales, zeros)
 
@@ -280,9 +288,8 @@ def dequantize(weight: QuantizedWeight) -> torch.Tensor:
     packed, scales, zeros = weight
     if weight.kind == "int8":
         return packed.to(scales.dtype) * scales.t()
-    shifts = torch.tensor(_SHIFTS, dtype=torch.int32, device=packed.device)
-    numbers = (packed[..., None] >> shifts) & 15  # (N, K/8, 8)
-    numbers = numbers.view(*scales.t().shape, weight.group)  # (N, groups, group)
+    words = packed.view(*scales.t().shape, 1, -1, 1)  # (N, groups, 1, words, 1)
+    numbers = ((words >> _shifts(packed.device)) & 15).flatten(2)  # (N, groups, group)
     numbers = numbers - (8 if zeros is None else zeros.t()[..., None])
     return (numbers.to(scales.dtype) * scales.t()[..., None]).flatten(1)
 
@@ -303,11 +310,6 @@ _GROUP = 8  # rows of tiles that programs go down together
 _FEW_ROWS = 64  # up to which reading W takes the time, and programs share K
 _RESIDENT = 4  # programs on an SM that keep its memory busy
 _MOST_PARTS, _LEAST_STEPS = 16, 4  # parts of K at most, and steps in each at least
-# {dtype: (bits of two numbers, the number)}: what _pair takes, without zero points and with them
-_MAGIC = {
-    torch.float16: ((0x64006400, 1032.0), (0x66006600, 1536.0)),
-    torch.bfloat16: ((0x43004300, 136.0), (0x43404340, 192.0)),
-}
 
 
 @functools.lru_cache(4096)
@@ -325,20 +327,19 @@ def _plan(n_rows, n_cols, n_steps, dtype, gpu):
 
 
 def _constants(x, weight):
-    """(steps of BLOCK_K along K, the bits of _pair, constants) of both kernels."""
+    """(steps of BLOCK_K along K, constants) of both kernels."""
     block_k = _STEP if weight.kind == "int8" else weight.group
-    magic, centre = _MAGIC.get(x.dtype, ((0, 0.0),) * 2)[weight.zeros is not None]
     constants = {
         "PRECISION": "ieee" if host.generation(x.device) < 8 else "tf32x3",
-        "COMPUTE": host.compute_dtype(x.dtype), "CENTRE": centre,
-        "PER_WORD": weight.per_word, "GROUP": _GROUP, "BLOCK_K": block_k,
+        "COMPUTE": host.compute_dtype(x.dtype), "PER_WORD": weight.per_word, "GROUP": _GROUP,
+        "BLOCK_K": block_k,
     }  # fmt: skip
-    return host.cdiv(weight.shape[1], block_k), magic, constants
+    return host.cdiv(weight.shape[1], block_k), constants
 
 
 def _launch(plan, y, z, x, weight, bias, activation):
     """Write y, and z = x Wᵀ + bias unless it is None."""
-    n_steps, magic, constants = _constants(x, weight)
+    n_steps, constants = _constants(x, weight)
     (n_rows, n_cols), n_inner = y.shape, x.shape[1]
     plan = plan or _plan(n_rows, n_cols, n_steps, x.dtype, x.device)
     tile, outs, how = plan.tile, (bias, y, z), activation
@@ -350,7 +351,7 @@ def _launch(plan, y, z, x, weight, bias, activation):
     n_tiles = host.cdiv(n_rows, tile.m) * host.cdiv(n_cols, tile.n)
     host.run(
         _quantized_linear_kernel, (n_tiles, max(1, n_parts)), (x, *weight, *outs),
-        n_rows, n_cols, n_inner, x.stride(0), weight.packed.stride(0), steps_per_part, magic,
+        n_rows, n_cols, n_inner, x.stride(0), weight.packed.stride(0), steps_per_part,
         ACTIVATION=how, SCALES_SUMS=plan.scales_sums, WHOLE=n_inner % constants["BLOCK_K"] == 0, **constants,
         BLOCK_M=tile.m, BLOCK_N=tile.n, num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
@@ -362,12 +363,12 @@ def _launch(plan, y, z, x, weight, bias, activation):
 
 
 def _launch_dx(plan, dx, dz, weight):
-    n_steps, magic, constants = _constants(dz, weight)
+    n_steps, constants = _constants(dz, weight)
     (n_rows, n_inner), n_cols = dx.shape, dz.shape[1]
     tile = plan and plan.backward or _plan(n_rows, n_inner, n_steps, dz.dtype, dz.device).tile
     host.run(
         _dx_kernel, (host.cdiv(n_rows, tile.m) * n_steps,), (dz, *weight, dx),
-        n_rows, n_cols, n_inner, *dz.stride(), weight.packed.stride(0), magic, **constants,
+        n_rows, n_cols, n_inner, *dz.stride(), weight.packed.stride(0), **constants,
         BLOCK_M=tile.m, BLOCK_N=tile.n, num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
 

@@ -9,11 +9,13 @@ from lib.measure.check import check_against_float64
 from lib.nogpu.compile_only import compile_for, instruction_mix, loop_mix, signature_of
 from lib.ops import quantized_linear as op_file
 from lib.ops.quantized_linear import Plan, Tile
+from lib.tests.ops import cases
 from lib.tests.ops.battery import assert_close
 
 import pytest
 import torch
 import torch.nn.functional as F
+import triton
 
 KINDS = {
     "int8": {"kind": "int8"},
@@ -45,23 +47,27 @@ def layer(module, n_in=256, n_out=24, dtype=torch.float32, bias=True, **how):
 # --- packing -------------------------------------------------------------------------------------------------
 
 
-def test_every_number_comes_back_from_every_place(module):
+@pytest.mark.parametrize("group", [64, 128])
+def test_every_number_comes_back_from_every_place(module, group):
     """-8 to 7, in each of the eight places of a word: of the definition, and of the kernel."""
-    for place in range(8):
-        numbers = torch.zeros(16, 64, dtype=torch.int64, device=machine.device())
-        numbers[:, place::8] = torch.arange(16, device=machine.device())[:, None]
-        weight = module.QuantizedWeight(
-            module._pack(numbers), torch.ones(1, 16, device=machine.device())
-        )
-        assert weight.packed.dtype == torch.int32
+    device = machine.device()
+    for shift in range(16):
+        numbers = (torch.arange(2 * group, device=device) + shift).remainder(16)
+        numbers = (numbers + torch.arange(3, device=device)[:, None] * 5).remainder(16)
+        packed = module._pack(numbers.view(3, 2, group))
+        assert (packed.dtype, tuple(packed.shape)) == (torch.int32, (3, group // 4))
+        weight = module.QuantizedWeight(packed, torch.ones(2, 3, device=device))
         assert torch.equal(module.dequantize(weight), numbers - 8.0)
-        eye = torch.eye(64, device=machine.device())
+        eye = torch.eye(2 * group, device=device)
         assert torch.equal(module.quantized_linear_triton(eye, *weight).T, numbers - 8.0)
 
 
-def test_the_order_in_a_word_is_the_drawn_one(module):
-    word = module._pack(torch.arange(8, device=machine.device())[None])
-    assert word.tolist() == [[0x75316420]]
+@pytest.mark.parametrize("group", [64, 128])
+def test_the_order_in_a_word_is_the_drawn_one(module, group):
+    """Word j has 2j and 2j + 1 of each quarter: here numbers that tell quarter and place in it."""
+    k = torch.arange(group, device=machine.device())
+    words = module._pack((4 * (k // (group // 4)) + k % 4)[None, None])
+    assert words.tolist() == [[0xD951C840 - 2**32, 0xFB73EA62 - 2**32] * (group // 16)]
 
 
 @dtypes
@@ -71,7 +77,7 @@ def test_numbers_are_exact_with_every_zero_point(module, dtype):
     numbers = torch.arange(16, device=device).repeat_interleave(8).expand(16, 128)
     zeros = torch.arange(16, dtype=torch.int8, device=device)[None]
     scales = torch.ones(1, 16, dtype=dtype, device=device)
-    weight = module._pack(numbers), scales, zeros
+    weight = module._pack(numbers[:, None]), scales, zeros
     want = (numbers - zeros.T).to(dtype)
     for plan in (FEW, MANY):
         eye = torch.eye(128, dtype=dtype, device=device)
@@ -467,14 +473,16 @@ def test_sixteen_bytes_at_a_time_and_no_spills(kind, n_rows):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_two_numbers_take_a_shift_an_and_and_a_subtraction(dtype):
-    """Of int4 in the loop of decoding, 128 x 128 numbers in 128 threads: 3.3 instructions a number at most."""
+    """Of int4 in the loop of decoding, 128 x 128 numbers in 128 threads; in all 3 to 4 instructions each."""
     (forward, *_), plan = code_of(16, "int4", dtype)
     mix = loop_mix(forward)
-    assert mix.total() <= 3.3 * plan.tile.n
+    # Triton 3.6 moves x's fragments about before each product
+    assert mix.total() <= (3.2 if cases.release(triton) >= (3, 9) else 4.1) * plan.tile.n
     pairs = plan.tile.n // 2
     subtractions = sum(n for op, n in mix.items() if op.startswith("HADD2"))
-    assert pairs <= mix["LOP3.LUT"] <= subtractions + 1 <= pairs + 2
-    assert mix["SHF.R.U32.HI"] == pairs * 3 // 4, "the first pair of four needs no shift"
+    assert pairs <= mix["LOP3.LUT"] <= pairs + 8
+    assert pairs <= subtractions <= pairs + 4
+    assert mix["SHF.R.U32.HI"] == pairs * 3 // 4, "the first of four quarters needs no shift"
 
 
 def test_float32_is_three_products():
