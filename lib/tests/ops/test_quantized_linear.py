@@ -476,12 +476,12 @@ def test_two_numbers_take_a_shift_an_and_and_a_subtraction(dtype):
     """Of int4 in the loop of decoding, 128 x 128 numbers in 128 threads; in all 3 to 4 instructions each."""
     (forward, *_), plan = code_of(16, "int4", dtype)
     mix = loop_mix(forward)
-    # Triton 3.6 moves x's fragments about before each product
-    assert mix.total() <= (3.2 if cases.release(triton) >= (3, 9) else 4.1) * plan.tile.n
-    pairs = plan.tile.n // 2
+    # Triton 3.6's compiler takes two instructions for the AND and the OR
+    merged, pairs = cases.release(triton) >= (3, 9), plan.tile.n // 2
+    assert mix.total() <= (3.2 if merged else 4.1) * plan.tile.n
     subtractions = sum(n for op, n in mix.items() if op.startswith("HADD2"))
-    assert pairs <= mix["LOP3.LUT"] <= pairs + 8
-    assert pairs <= subtractions <= pairs + 4
+    assert pairs <= mix["LOP3.LUT"] <= pairs * (1 if merged else 2) + 4
+    assert pairs <= subtractions <= pairs + 8
     assert mix["SHF.R.U32.HI"] == pairs * 3 // 4, "the first of four quarters needs no shift"
 
 
