@@ -80,12 +80,17 @@ def three_ops_text():
 
 
 def table_cells(op):
-    """The README's cells for an op, bfloat16: shape, eager / compiled / Triton forward, then both passes."""
+    """The README's cells for an op, bfloat16: shape, eager / compiled / Triton forward, then both passes.
+
+    An op without records has words in their place.
+    """
     groups = shares(op)
     letters = op.letters.replace("...", "M").replace(" ", "×")
     shape = f"{letters} = {'×'.join(map(str, op.bench_shapes[0]))}".removeprefix("M = ")
     percent = (
         " / ".join(groups["bfloat16", gradients][v][1] for v in ("eager", "compiled", "triton"))
+        if groups
+        else results.NOT_RECORDED
         for gradients in (False, True)
     )
     return " | ".join([shape, *percent])

@@ -267,7 +267,8 @@ def quantize(
         what = "weight has NaN or infinities, for which there is no scale"
         raise ValueError(f"quantize: {what}; look for what made them before you quantize")
     (n_rows, n_inner), is_int8 = weight.shape, kind == "int8"
-    wide = wide.reshape(n_rows, -1, n_inner if is_int8 else group)
+    group = n_inner if is_int8 else group
+    wide = wide.reshape(n_rows, n_inner // group, group)
     low, high = wide.amin(-1, True).clamp(max=0), wide.amax(-1, True).clamp(min=0)
     least, most = (0, 15) if zero_points else (-127, 127) if is_int8 else (-7, 7)
     # as it is stored; a group of zeros has none, and neither has one too small for the dtype
@@ -288,7 +289,7 @@ def dequantize(weight: QuantizedWeight) -> torch.Tensor:
     packed, scales, zeros = weight
     if weight.kind == "int8":
         return packed.to(scales.dtype) * scales.t()
-    words = packed.view(*scales.t().shape, 1, -1, 1)  # (N, groups, 1, words, 1)
+    words = packed.reshape(*scales.t().shape, 1, weight.group // 8, 1)  # (N, groups, 1, words, 1)
     numbers = ((words >> _shifts(packed.device)) & 15).flatten(2)  # (N, groups, group)
     numbers = numbers - (8 if zeros is None else zeros.t()[..., None])
     return (numbers.to(scales.dtype) * scales.t()[..., None]).flatten(1)

@@ -154,6 +154,11 @@ def test_integers_times_a_step_come_back_whole(module):
         assert (module.dequantize(module.quantize(zero, **how)) == 0).all()
 
 
+def test_a_weight_of_no_rows(module):
+    for how in KINDS.values():
+        assert tuple(module.dequantize(module.quantize(normal(0, 256), **how)).shape) == (0, 256)
+
+
 def test_a_weight_of_any_strides(module):
     weight = normal(256, 24)
     got, want = module.quantize(weight.T), module.quantize(weight.T.contiguous())
