@@ -990,7 +990,7 @@ _QUANTIZED_PLANS = {
     ),
     "split-K in 3 parts, scaled sums": (
         quantized_linear.Plan(quantized_linear.Tile(16, 32, 4, 2), 3, True),
-        [(17, 640, 21), (3, 384, 40)],
+        [(17, 640, 21), (7, 384, 40)],
     ),
     "dx in small tiles": (
         quantized_linear.Plan(
