@@ -1,6 +1,6 @@
 """A whole Llama: embedding, layers, last norm, head and loss, and generation with a cache.
 
-Parts     norm(x, residual, weight) → (y, h), rope(q, k, cos, sin), attention(q, k, v), glu(x, weight),
+Parts     norm(x, residual, weight) → (y, h), rope(q, k, cos, sin), attention(q, k, v), glu(x, layer),
           loss(x, weight, labels), read(q, k, v, lengths): attention of one new token to the cache. EAGER has
           PyTorch's, OURS the ops. A model takes any mixture; its parameters are the same.
 Layers    as Meta's code has them: RMSNorm before each half, rotated halves, grouped heads, SwiGLU. q, k and v
@@ -12,7 +12,7 @@ import dataclasses
 from lib.ops.add_rms_norm import add_rms_norm_eager, add_rms_norm_triton
 from lib.ops.attention import attention_triton
 from lib.ops.linear_cross_entropy import linear_cross_entropy_eager, linear_cross_entropy_triton
-from lib.ops.linear_glu import linear_glu_eager, linear_glu_triton
+from lib.ops.linear_glu import linear_glu_triton
 from lib.ops.rope import rope_eager, rope_tables, rope_triton
 
 import torch
@@ -62,11 +62,22 @@ def _sdpa_of_cache(q, k, v, lengths):
     )
 
 
+def _glu(x, layer):
+    gate, up = layer(x).chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+def _fused_glu(x, layer):
+    if not isinstance(layer, nn.Linear):  # its weight is quantized
+        return _glu(x, layer)
+    return linear_glu_triton(x, layer.weight, None, "silu", "first")
+
+
 EAGER = {
     "norm": _norm_of(add_rms_norm_eager),
     "rope": lambda q, k, cos, sin, at=None: rope_eager(q, k, cos, sin, layout="bhsd", positions=at),
     "attention": sdpa,
-    "glu": lambda x, weight: linear_glu_eager(x, weight, None, "silu", "first"),
+    "glu": _glu,
     "loss": linear_cross_entropy_eager,
     "read": _sdpa_of_cache,
 }
@@ -74,7 +85,7 @@ OURS = {
     "norm": _norm_of(add_rms_norm_triton),
     "rope": lambda q, k, cos, sin, at=None: rope_triton(q, k, cos, sin, layout="bhsd", positions=at),
     "attention": lambda q, k, v: attention_triton(q, k, v, is_causal=True),
-    "glu": lambda x, weight: linear_glu_triton(x, weight, None, "silu", "first"),
+    "glu": _fused_glu,
     "loss": linear_cross_entropy_triton,
     "read": attention_triton,
 }  # fmt: skip
@@ -108,7 +119,7 @@ class Layer(nn.Module):
     def half(self, part, x, h):
         """The layer's second half."""
         y, h = part["norm"](x, h, self.norm2)
-        return self.down(part["glu"](y, self.gate_up.weight)), h
+        return self.down(part["glu"](y, self.gate_up)), h
 
     def next_token(self, part, x, h, tables, cache, at):
         """forward of one token more for each text; at: (B,), how many stand in the cache, which gets it too."""

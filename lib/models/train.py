@@ -85,8 +85,8 @@ def liger():
         cos, sin = (torch.cat([t, t], dim=-1)[None].to(q.dtype) for t in (cos, sin))
         return LigerRopeFunction.apply(q, k, cos, sin)
 
-    def glu(x, weight):
-        gate, up = torch.nn.functional.linear(x, weight).chunk(2, dim=-1)
+    def glu(x, layer):
+        gate, up = layer(x).chunk(2, dim=-1)
         return LigerSiLUMulFunction.apply(gate.contiguous(), up.contiguous())
 
     def loss(x, weight, labels):

@@ -3,7 +3,7 @@
 import math
 
 from lib import machine
-from lib.models import llama, train
+from lib.models import generate, llama, train
 from lib.models.text import Chain
 
 import pytest
@@ -105,3 +105,25 @@ def test_the_bill_promises_that_fusing_gains(case):
 def test_without_a_gpu_it_says_so():
     with pytest.raises(SystemExit, match="whole models need a GPU"):
         train.main([])
+
+
+def test_a_quantized_model_goes_on_as_the_whole_one_does():
+    """Trained on the chain, it says words that follow."""
+    case = train.CASES["Llama"]
+    torch.manual_seed(0)
+    chain, model = Chain(64), llama.Llama(llama.SMALL).to(DEVICE)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(80):
+        text = chain.draw(16, 33).to(DEVICE)
+        train.step_of(model, optimizer, text[:, :-1], text[:, 1:])()
+    model.parts = case.module.EAGER
+    text = chain.draw(4, 6).to(DEVICE)
+    whole = generate.greedy(model, text, 8)
+    smaller = generate.greedy(generate.quantized(model, "int8"), text, 8)
+    for words in (whole, smaller):
+        said = torch.cat([text[:, -1:], words], 1).cpu()
+        follows = (chain.followers[said[:, :-1]] == said[:, 1:, None]).any(-1)
+        assert follows.float().mean() > 0.9
+    assert (whole == smaller).float().mean() > 0.8
+    half = generate.bytes_of_step(generate.quantized(model, "int8"), 1, 0)
+    assert half < 0.5 * generate.bytes_of_step(model, 1, 0)
