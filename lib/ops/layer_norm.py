@@ -1,0 +1,506 @@
+# SPDX-License-Identifier: MIT
+# Copyright (c) 2026 The Fused Kernels authors; Fused Kernels 0.1.0, lib/ops/layer_norm.py
+"""layer_norm: h = x + residual and y = layer_norm(h) · weight + bias, one pass over memory instead of two.
+
+Shapes    x, residual, h, y: (..., N), N up to 32,768, x and residual with any strides, h and y contiguous;
+          weight, bias: (N,). residual, weight and bias may each be None; without residual h is x, which is not
+          written again, and y alone is returned.
+Dtypes    float32, float16 and bfloat16 (computed in float32), also mixed, h and y then as x + residual is;
+          and float64. As in PyTorch, h is rounded to its dtype before its norm is taken.
+Traffic   M rows of N elements of s bytes. Forward 4MNs (x, residual, h, y), in PyTorch 5MNs; backward 4MNs
+          (dy, dh, h, dx), in PyTorch 7MNs; of more than 16,384 columns fused 6MNs.
+Norm      y = n · weight + bias, n = (h - mean)·r, r = 1 / √(mean((h - mean)²) + eps) (Ba, Kiros and Hinton,
+          Layer Normalization, 2016), in two steps: the row stays in registers between its mean and the squares.
+Backward  With g = weight·dy: dx = dh + r·(g - mean(g) - n·mean(g·n)), for x and residual alike; dweight = dy·n
+          and dbias = dy, summed over rows. Saves h, and mean and r of each row, 8 bytes of its 2Ns.
+Copy it   by `make copy OP=layer_norm TO=folder`, or take _host.py and _device.py along. MIT licence.
+"""
+
+import functools
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+
+if __package__:  # shared by the ops: `device` in kernels, `host` around them
+    from . import _device as device
+    from . import _host as host
+else:  # the same, in a plain folder
+    import _device as device
+    import _host as host
+
+
+class Plan(NamedTuple):
+    """How one call is launched: how forward holds rows.
+
+    backward: how it does, in how many strips of rows, one a program, and num_stages; or None to have it chosen.
+    In 0 strips, programs hold rows as forward, and a kernel of its own sums dweight and dbias.
+    """
+
+    rows: host.RowTiles
+    backward: tuple[host.RowTiles, int, int] | None = None
+
+
+def layer_norm_eager(
+    x: torch.Tensor, residual: torch.Tensor | None = None, weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None, eps: float = 1e-5,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    h = x if residual is None else x + residual
+    columns = [t for t in (weight, bias) if t is not None]
+    dtype = host.dtype_of_sum(*[t.dtype for t in (h, *columns)])  # F.layer_norm takes one dtype
+    weight, bias = (t if t is None else t.to(dtype) for t in (weight, bias))
+    y = F.layer_norm(h.to(dtype), h.shape[-1:], weight, bias, eps).to(h.dtype)
+    return y if residual is None else (y, h)
+
+
+@triton.jit
+def _sum_both(a, b, c, d):
+    return a + c, b + d
+
+
+@triton.jit
+def _columns(
+    ptr, t: tl.constexpr, cols, place, UNIT: tl.constexpr, V: tl.constexpr, FULL: tl.constexpr
+):  # fmt: skip
+    # Tile t of weight or bias; None stays None
+    numbers = None
+    if ptr is not None:
+        mask = device.in_row(t, cols, place, UNIT, V, FULL)
+        numbers = tl.load(ptr + (cols - place[1]), mask=mask, other=0.0)
+    return numbers
+
+
+@triton.jit(do_not_specialize=["n_rows", "eps"])
+def _layer_norm_fwd_kernel(
+    x_ptr, residual_ptr, weight_ptr, bias_ptr, h_ptr, y_ptr, stats_ptr, n_rows, n_cols, eps,
+    stride_xm, stride_xn, stride_rm, stride_rn, LATE: tl.constexpr,
+    COMPUTE: tl.constexpr, UNIT: tl.constexpr, V: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TILES: tl.constexpr, FULL: tl.constexpr,
+):  # fmt: skip
+    # One program holds BLOCK_M whole rows, in TILES tiles of BLOCK_N columns. LATE: weight and bias are read
+    # when they are needed, as there are no registers for them.
+    n_cols, stride_xm = n_cols // UNIT * UNIT, stride_xm // UNIT * UNIT
+    stride_rm = stride_rm // UNIT * UNIT
+    first, shift = device.first_row(BLOCK_M, n_cols, UNIT, V)
+    rows, place = device.held_rows(first, shift, n_rows, n_cols, UNIT, V, BLOCK_M)
+    x_rows = x_ptr + device.begin(rows, stride_xm, shift, V)
+    start = device.begin(rows, n_cols, shift, V)
+    xs = device.load_tiles(x_rows, stride_xn, place, UNIT, V, BLOCK_N, TILES, FULL)
+    origin = tl.load(x_rows + shift, mask=place[0], other=0.0)
+    if residual_ptr is not None:
+        r_rows = residual_ptr + device.begin(rows, stride_rm, shift, V)
+        residuals = device.load_tiles(r_rows, stride_rn, place, UNIT, V, BLOCK_N, TILES, FULL)
+        r = tl.load(r_rows + shift, mask=place[0], other=0.0)
+        origin = (origin.to(COMPUTE) + r.to(COMPUTE)).to(h_ptr.dtype.element_ty)
+    weights, biases = (), ()
+    if not LATE:
+        for t in tl.static_range(TILES):
+            cols = device.tile_cols(t, BLOCK_N)
+            weights = weights + (_columns(weight_ptr, t, cols, place, UNIT, V, FULL),)
+            biases = biases + (_columns(bias_ptr, t, cols, place, UNIT, V, FULL),)
+
+    # The mean is that of distances from the row's first number. So it is as good as float32 holds it, however
+    # far from 0 the row lies, and in a row of equal numbers, be they the largest, it is exactly their value.
+    hs, sums, origin = (), tl.zeros((BLOCK_M, BLOCK_N), COMPUTE), origin.to(COMPUTE)
+    for t in tl.static_range(TILES):
+        cols, h = device.tile_cols(t, BLOCK_N), xs[t]
+        if residual_ptr is not None:
+            # rounded as it is stored: the norm is that of the h which everybody else sees
+            h = (h.to(COMPUTE) + residuals[t].to(COMPUTE)).to(h_ptr.dtype.element_ty)
+            device.store_tile(h_ptr + start + cols, h, t, cols, place, UNIT, V, FULL)
+        hs = hs + (h,)
+        sums += device.own(h.to(COMPUTE) - origin, 0.0, t, cols, place, UNIT, V, FULL)
+    mean = origin + tl.sum(sums, axis=1)[:, None] / n_cols
+    # Of the row's own columns: what pads it would count as (0 - mean)². And mean(h²) - mean² would cancel.
+    squares = tl.zeros((BLOCK_M, BLOCK_N), COMPUTE)
+    for t in tl.static_range(TILES):
+        cols = device.tile_cols(t, BLOCK_N)
+        d = device.own(hs[t].to(COMPUTE) - mean, 0.0, t, cols, place, UNIT, V, FULL)
+        squares += d * d
+    root = tl.rsqrt(tl.sum(squares, axis=1)[:, None] / n_cols + eps)
+    if stats_ptr is not None:
+        tl.store(stats_ptr + rows, mean, mask=place[0])
+        tl.store(stats_ptr + n_rows + rows, root, mask=place[0])
+    for t in tl.static_range(TILES):
+        cols, y = device.tile_cols(t, BLOCK_N), (hs[t].to(COMPUTE) - mean) * root
+        if weight_ptr is not None:
+            weight = _columns(weight_ptr, t, cols, place, UNIT, V, FULL) if LATE else weights[t]
+            y *= weight.to(COMPUTE)
+        if bias_ptr is not None:
+            bias = _columns(bias_ptr, t, cols, place, UNIT, V, FULL) if LATE else biases[t]
+            y += bias.to(COMPUTE)
+        device.store_tile(y_ptr + start + cols, y, t, cols, place, UNIT, V, FULL)
+
+
+@triton.jit
+def _and_next(
+    tiles, t: tl.constexpr, row_ptrs, stride_n, place, UNIT: tl.constexpr, V: tl.constexpr,
+    BLOCK_N: tl.constexpr, TILES: tl.constexpr, FULL: tl.constexpr, AGAIN: tl.constexpr,
+):  # fmt: skip
+    # Of a row that is read tile by tile, the tile after t too: before t is stored, past which no load moves
+    if AGAIN and t + 1 < TILES:
+        cols = device.tile_cols(t + 1, BLOCK_N)
+        ptrs = row_ptrs + cols * stride_n
+        tiles = tiles + (device.load_tile(ptrs, t + 1, cols, place, UNIT, V, FULL),)
+    return tiles
+
+
+@triton.jit(do_not_specialize=["n_rows", "rows_per_program"])
+def _layer_norm_bwd_kernel(
+    dy_ptr, dh_ptr, h_ptr, stats_ptr, weight_ptr, dx_ptr, partial_ptr, n_rows, n_cols,
+    stride_dym, stride_dyn, stride_dhm, stride_dhn, stride_hm, stride_hn, rows_per_program,
+    DWEIGHT: tl.constexpr, DBIAS: tl.constexpr, AGAIN: tl.constexpr, NUM_STAGES: tl.constexpr,
+    COMPUTE: tl.constexpr, UNIT: tl.constexpr, V: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TILES: tl.constexpr, FULL: tl.constexpr,
+):  # fmt: skip
+    # One program handles rows_per_program whole rows, BLOCK_M at a time, held as forward, and adds up on the
+    # way: its row of partial, (programs, sums, n_cols), is its share of dweight and of dbias. AGAIN: rows too
+    # long to be held, and the weight, are read tile by tile, and again from a cache once their sums are there.
+    APART: tl.constexpr = V if V > UNIT else 1
+    AT_ONCE: tl.constexpr = 1 if AGAIN else TILES
+    n_cols, stride_dym = n_cols // UNIT * UNIT, stride_dym // UNIT * UNIT
+    stride_dhm, stride_hm = stride_dhm // UNIT * UNIT, stride_hm // UNIT * UNIT
+    first, shift = device.first_row(rows_per_program, n_cols, UNIT, V)
+    _, columns = device.held_rows(first, shift, n_rows, n_cols, UNIT, V, BLOCK_M)
+    dweights, dbiases, weights = (), (), ()
+    for t in tl.static_range(TILES):
+        dweights = dweights + (tl.zeros((BLOCK_M, BLOCK_N), COMPUTE),)
+        dbiases = dbiases + (tl.zeros((BLOCK_M, BLOCK_N), COMPUTE),)
+        if not AGAIN:
+            cols = device.tile_cols(t, BLOCK_N)
+            weights = weights + (_columns(weight_ptr, t, cols, columns, UNIT, V, FULL),)
+    for step in tl.range(0, rows_per_program, BLOCK_M, num_stages=NUM_STAGES):
+        row = first + APART * step
+        rows, place = device.held_rows(row, shift, n_rows, n_cols, UNIT, V, BLOCK_M)
+        mean = tl.load(stats_ptr + rows, mask=place[0], other=0.0)
+        root = tl.load(stats_ptr + n_rows + rows, mask=place[0], other=0.0)
+        h_rows = h_ptr + device.begin(rows, stride_hm, shift, V)
+        dy_rows = dy_ptr + device.begin(rows, stride_dym, shift, V)
+        dh_rows = None if dh_ptr is None else dh_ptr + device.begin(rows, stride_dhm, shift, V)
+        hs = device.load_tiles(h_rows, stride_hn, place, UNIT, V, BLOCK_N, AT_ONCE, FULL)
+        dys = device.load_tiles(dy_rows, stride_dyn, place, UNIT, V, BLOCK_N, AT_ONCE, FULL)
+        if dh_ptr is not None:
+            dhs = device.load_tiles(dh_rows, stride_dhn, place, UNIT, V, BLOCK_N, AT_ONCE, FULL)
+        plain = tl.zeros((BLOCK_M, BLOCK_N), COMPUTE)
+        cross = plain
+        if dx_ptr is not None:
+            for t in tl.static_range(TILES):
+                hs = _and_next(
+                    hs, t, h_rows, stride_hn, place, UNIT, V, BLOCK_N, TILES, FULL, AGAIN
+                )
+                dys = _and_next(
+                    dys, t, dy_rows, stride_dyn, place, UNIT, V, BLOCK_N, TILES, FULL, AGAIN
+                )
+                cols, g = device.tile_cols(t, BLOCK_N), dys[t].to(COMPUTE)
+                if weight_ptr is not None:
+                    weight = (
+                        _columns(weight_ptr, t, cols, columns, UNIT, V, FULL)
+                        if AGAIN
+                        else weights[t]
+                    )
+                    g *= weight.to(COMPUTE)
+                g = device.own(g, 0.0, t, cols, place, UNIT, V, FULL)
+                d = device.own(hs[t].to(COMPUTE) - mean, 0.0, t, cols, place, UNIT, V, FULL)
+                plain += g
+                cross += g * d
+        # both sums of a row in one go, g and g·(h - mean)
+        row_plain, row_cross = tl.reduce((plain, cross), 1, _sum_both)
+        mean_g, mean_gn = row_plain[:, None] / n_cols, root * row_cross[:, None] / n_cols
+        if AGAIN:
+            tl.debug_barrier()  # else these loads are the ones above, for the compiler
+            hs = device.load_tiles(h_rows, stride_hn, place, UNIT, V, BLOCK_N, AT_ONCE, FULL)
+            dys = device.load_tiles(dy_rows, stride_dyn, place, UNIT, V, BLOCK_N, AT_ONCE, FULL)
+        start, dweight_sums, dbias_sums = device.begin(rows, n_cols, shift, V), (), ()
+        for t in tl.static_range(TILES):
+            hs = _and_next(hs, t, h_rows, stride_hn, place, UNIT, V, BLOCK_N, TILES, FULL, AGAIN)
+            dys = _and_next(
+                dys, t, dy_rows, stride_dyn, place, UNIT, V, BLOCK_N, TILES, FULL, AGAIN
+            )
+            cols, dy = device.tile_cols(t, BLOCK_N), dys[t].to(COMPUTE)
+            normal, g = (hs[t].to(COMPUTE) - mean) * root, dy
+            if dx_ptr is not None:
+                if weight_ptr is not None:
+                    weight = (
+                        _columns(weight_ptr, t, cols, columns, UNIT, V, FULL)
+                        if AGAIN
+                        else weights[t]
+                    )
+                    g = dy * weight.to(COMPUTE)
+                dx = root * (g - mean_g - normal * mean_gn)
+                if dh_ptr is not None:
+                    dhs = _and_next(
+                        dhs, t, dh_rows, stride_dhn, place, UNIT, V, BLOCK_N, TILES, FULL, AGAIN
+                    )
+                    dx += dhs[t].to(COMPUTE)
+                device.store_tile(dx_ptr + start + cols, dx, t, cols, place, UNIT, V, FULL)
+            dweight_sums = dweight_sums + (dweights[t] + dy * normal if DWEIGHT else dweights[t],)
+            dbias_sums = dbias_sums + (dbiases[t] + dy if DBIAS else dbiases[t],)
+        dweights, dbiases = dweight_sums, dbias_sums
+    partial_row = tl.program_id(0).to(tl.int64) * ((DWEIGHT + DBIAS) * n_cols) - shift
+    for t in tl.static_range(TILES):
+        cols = device.tile_cols(t, BLOCK_N)
+        mask = device.in_row(t, cols, columns, UNIT, V, FULL)
+        if DWEIGHT:
+            total = tl.sum(dweights[t], axis=0)[None, :]
+            tl.store(partial_ptr + partial_row + cols, total, mask=mask)
+        if DBIAS:
+            total = tl.sum(dbiases[t], axis=0)[None, :]
+            tl.store(partial_ptr + partial_row + DWEIGHT * n_cols + cols, total, mask=mask)
+
+
+# --- plan (the dispatch heuristic) and launch ----------------------------------------------------------------
+
+_WIDEST = 32768  # a row lies in the registers of one program
+_LATE_ABOVE = (
+    24  # elements of a row in a thread: with more, no registers are left for weight and bias
+)
+_LONGEST = (
+    16384  # backward there are two sums to hold: those of longer rows are of some columns at a time
+)
+
+
+@functools.cache
+def _plan(n_cols, itemsize):
+    return Plan(host.row_tiles(n_cols, itemsize))
+
+
+@functools.cache
+def _plan_backward(n_cols, itemsize, shared):
+    """(tiles, strips, num_stages): programs for as long as they find registers on an H200's 132 SMs.
+
+    Rows of 4 and 8 warps have tiles twice as wide, unless a third would be padding. Copied ahead, where there
+    is shared memory, are the next two rows.
+    """
+    rows = host.row_tiles(n_cols, itemsize)
+    block_n, tiles, num_warps = rows.block_n, rows.tiles, min(16, max(2, rows.block_n // 128))
+    if block_n < 128:
+        return rows._replace(block_m=max(1, rows.block_m // 2)), 8 * 132, 1
+    if num_warps in (4, 8) and host.cdiv(n_cols, 2 * block_n) * 2 * block_n < 1.3 * n_cols:
+        block_n, tiles = 2 * block_n, host.cdiv(n_cols, 2 * block_n)
+    copied = 3 * 3 * (tiles + (n_cols % rows.v > 0)) * block_n * itemsize
+    num_stages = 3 if num_warps < 16 and copied <= shared - 4096 else 1
+    rows = host.RowTiles(1, block_n, tiles, num_warps, rows.v)
+    return rows, 132 * max(1, min(4, 8 // num_warps)), num_stages
+
+
+def _launch(plan, x, residual, weight, bias, h, y, stats, eps):
+    n_rows, n_cols = x.shape
+    residual_strides = (0, 0) if residual is None else residual.stride()
+    grid, constants = host.grid_of_rows(plan.rows, x, residual)
+    host.run(
+        _layer_norm_fwd_kernel, grid, (x, residual, weight, bias, h, y, stats), n_rows, n_cols, eps,
+        *x.stride(), *residual_strides, LATE=plan.rows.per_thread > _LATE_ABOVE,
+        COMPUTE=host.compute_dtype(x.dtype), num_warps=plan.rows.num_warps, **constants,
+    )  # fmt: skip
+
+
+def _launch_backward(plan, dy, dh, h, stats, weight, dx, dtype, has_sums):
+    """Write dx unless it is None. Returns what each strip of rows adds to dweight and dbias, or None.
+
+    has_sums: which of the two are needed; (strips, how many · N), the one behind the other. Of one strip these
+    are dweight and dbias themselves, in this dtype.
+    """
+    (n_rows, n_cols), partial = h.shape, None
+    shared = host.shared_memory(h.device)
+    tiles, strips, num_stages = plan and plan.backward or _plan_backward(n_cols, h.itemsize, shared)
+    constants, apart = host.constants_of_rows(tiles, dy, dh, h)
+    rows_per_program, strips, _ = host.strips_of(h, 1, tiles.block_m, strips, None, apart)
+    if any(has_sums):
+        wide = dtype if strips == 1 else host.sum_dtype(h.dtype)
+        partial = h.new_empty((strips, sum(has_sums) * n_cols), dtype=wide)
+    host.run(
+        _layer_norm_bwd_kernel, (strips,), (dy, dh, h, stats, weight, dx, partial),
+        n_rows, n_cols, *dy.stride(), *((0, 0) if dh is None else dh.stride()), *h.stride(),
+        rows_per_program, DWEIGHT=has_sums[0], DBIAS=has_sums[1], AGAIN=tiles.num_warps == 16,
+        NUM_STAGES=num_stages, COMPUTE=host.compute_dtype(h.dtype), num_warps=tiles.num_warps, **constants,
+    )  # fmt: skip
+    return partial
+
+
+# --- forward and backward ------------------------------------------------------------------------------------
+
+
+def _empty(x, residual, weight=None, bias=None, eps=1e-5, has_stats=True):
+    """y, h and stats before they are written: of each row mean and 1 / √(variance + eps), (2, ...).
+
+    Without residual h is x, and of no elements here.
+    """
+    dtype = x.dtype if residual is None else host.dtype_of_sum(x.dtype, residual.dtype)
+    y = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
+    h = x.new_empty(0) if residual is None else torch.empty_like(y)
+    wide = host.sum_dtype(dtype)
+    return y, h, x.new_empty((2, *x.shape[:-1]), dtype=wide) if has_stats else None
+
+
+def _forward(x, residual, weight, bias, eps, plan=None, has_stats=False):
+    y, h, stats = _empty(x, residual, has_stats=has_stats)
+    if y.numel() > 0:
+        plan = plan or _plan(x.shape[-1], y.itemsize)
+        columns = [t if t is None else t.contiguous() for t in (weight, bias)]
+        out = None if residual is None else host.rows_of(h), host.rows_of(y), stats
+        _launch(plan, host.rows_of(x), host.rows_of(residual), *columns, *out, eps)
+    return y, h, stats
+
+
+def _save(ctx, x, residual, weight, bias, eps, h, stats, plan=None):
+    ctx.plan = plan
+    ctx.save_for_backward(x if residual is None else h, stats, weight, bias)
+
+
+def _backward(dy, dh, h, stats, weight, bias, needs_grad=(True, True, True), plan=None):
+    """The gradient of h, which is that of x and of residual, dweight and dbias; each None unless needed."""
+    has_dx, *needs_sums = needs_grad
+    dy = torch.zeros_like(h) if dy is None else dy  # of y, or of h, nobody may have asked
+    dx = torch.empty_like(h, memory_format=torch.contiguous_format) if has_dx else None
+    columns = [t if needed else None for t, needed in zip((weight, bias), needs_sums)]
+    if h.numel() == 0:
+        return dx, *[t if t is None else torch.zeros_like(t) for t in columns]
+    # y.sum().backward() sends a dy of strides 0, which is read as it is
+    dy, dh, h, out = host.rows_of(dy), host.rows_of(dh), host.rows_of(h), host.rows_of(dx)
+    weight, has_sums = (
+        weight if weight is None else weight.contiguous(),
+        [t is not None for t in columns],
+    )
+    dtypes = [t.dtype for t in columns if t is not None]
+    dtype, n_cols = host.dtype_of_sum(*dtypes) if dtypes else None, h.shape[1]
+    is_long = n_cols > _LONGEST and any(has_sums)
+    if is_long and has_dx:
+        _launch_backward(plan, dy, dh, h, stats, weight, out, None, (False, False))
+    parts = [slice(k, k + _LONGEST) for k in range(0, n_cols, _LONGEST)] if is_long else []
+    partials = [
+        _launch_backward(plan, dy[:, part], None, h[:, part], stats, None, None, dtype, has_sums)
+        for part in parts
+    ] or [_launch_backward(plan, dy, dh, h, stats, weight, out, dtype, has_sums)]
+    if not dtypes:
+        return dx, None, None
+    # dweight and dbias in one launch; then apart, as no two gradients share memory
+    sums = [host.sum_rows(p, dtype).view(len(dtypes), -1) for p in partials]
+    sums = list(torch.cat(sums, 1) if len(sums) > 1 else sums[0])
+    return dx, *[t if t is None else sums.pop(0).to(t.dtype, copy=bool(sums)) for t in columns]
+
+
+class _LayerNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, residual, weight, bias, eps, plan):
+        y, h, stats = _forward(x, residual, weight, bias, eps, plan, True)
+        _save(ctx, x, residual, weight, bias, eps, h, stats, plan)
+        ctx.set_materialize_grads(False)  # after the last norm of a model nobody asks for h
+        return y, h, None
+
+    @staticmethod
+    @host.once
+    def backward(ctx, dy, dh, _):
+        needs_dx, needs_dresidual, *needs_sums = ctx.needs_input_grad[:4]
+        needs = (needs_dx or needs_dresidual, *needs_sums)
+        dx, *sums = _backward(dy, dh, *ctx.saved_tensors, needs, ctx.plan)
+        return dx if needs_dx else None, dx if needs_dresidual else None, *sums, None, None
+
+
+# --- the calls -----------------------------------------------------------------------------------------------
+
+
+@host.remembered
+def _check(name, x, residual, weight, bias, eps):
+    if isinstance(eps, bool) or not isinstance(eps, host.NUMBERS) or not eps >= 0:
+        raise ValueError(f"{name}: eps must be a number, 0 or more, got {eps!r}")
+    if (shape := tuple(getattr(x, "shape", ()))) and shape[-1] > _WIDEST:
+        at_most = f"rows of at most {_WIDEST} elements fit into registers"
+        raise ValueError(f"{name}: {at_most}, got {shape[-1]}; use layer_norm_eager")
+    if residual is not None:
+        host.check_same_shape(name, "residual", residual, x)
+    sizes = {"residual": (residual, "... N"), "weight": (weight, "N"), "bias": (bias, "N")}
+    given = {label: (t, letters) for label, (t, letters) in sizes.items() if t is not None}
+    host.check_tensors(name, "layer_norm_eager", host.MIXED, x=(x, "... N"), **given)
+
+
+def layer_norm_triton(
+    x: torch.Tensor, residual: torch.Tensor | None = None, weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None, eps: float = 1e-5, *, plan: Plan | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """(layer_norm(h) · weight + bias, h) with h = x + residual in one Triton kernel, with all gradients.
+
+    x, residual: (..., N), any strides, N up to 32,768; weight, bias: (N,) or None, all on one device. eps: added
+    to the variance. The order is that of F.layer_norm(x, shape, weight, bias, eps), with residual in the place
+    of the shape. Returns y and h of x's shape, contiguous, in the dtype of x + residual (weight and bias may
+    have others); with residual=None, where h is x, y alone, as F.layer_norm.
+    plan: a Plan in place of the one chosen, for tuning; torch.compile leaves it out.
+    Works under torch.compile (as the op fused_kernels::layer_norm), autocast, checkpointing and CUDA graphs;
+    not under torch.func, torch.vmap or forward-mode AD, nor twice differentiable: these raise.
+    Raises TypeError for a wrong dtype, ValueError for a wrong shape, device or eps.
+    """
+    tensors, name = (x, residual, weight, bias), "layer_norm_triton"
+    goes_by_op = _check(name, *tensors, eps)
+    if goes_by_op:
+        y, h, _ = layer_norm_op(*tensors, eps)
+    else:
+        y, h, _ = host.call(name, "layer_norm_eager", _LayerNorm, _forward, tensors, eps, plan)
+    return y if residual is None else (y, h)
+
+
+@host.custom_op("fused_kernels::layer_norm")
+def layer_norm_op(
+    x: torch.Tensor, residual: torch.Tensor | None = None, weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None, eps: float = 1e-5,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    """For torch.compile and torch.export: one node of the graph, which nothing looks into.
+
+    Without residual the second result is empty; the third, mean and root of each row, is for backward alone.
+    """
+    _check("layer_norm_op", x, residual, weight, bias, eps)
+    return _forward(x, residual, weight, bias, eps, has_stats=True)
+
+
+@host.custom_op("fused_kernels::layer_norm_backward")
+def _layer_norm_backward_op(
+    dy: torch.Tensor | None, dh: torch.Tensor | None, h: torch.Tensor, stats: torch.Tensor,
+    weight: torch.Tensor | None, bias: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    return host.none_as_empty(h, _backward(dy, dh, h, stats, weight, bias))
+
+
+def _op_backward(ctx, dy, dh, _):
+    grads = _layer_norm_backward_op(dy, dh if ctx.has_h else None, *ctx.saved_tensors)
+    dx, *sums = [g if needed else None for g, needed in zip(grads, ctx.has_grad)]
+    return dx, dx if ctx.has_h else None, *sums, None
+
+
+def _setup_context(ctx, inputs, output):
+    _, residual, weight, bias, _ = inputs
+    ctx.has_h, ctx.has_grad = residual is not None, (True, weight is not None, bias is not None)
+    _save(ctx, *inputs, *output[1:])
+
+
+layer_norm_op.register_fake(_empty)
+_layer_norm_backward_op.register_fake(
+    lambda dy, dh, h, stats, weight, bias: host.none_as_empty(
+        h,
+        (h.new_empty(h.shape), *[t if t is None else torch.empty_like(t) for t in (weight, bias)]),
+    )
+)
+layer_norm_op.register_autograd(_op_backward, setup_context=_setup_context)
+
+
+class AddLayerNorm(torch.nn.LayerNorm):
+    """torch.nn.LayerNorm over one dimension, of x + residual: forward(x, residual) gives y and the sum h.
+
+    forward(x) gives y alone, as torch.nn.LayerNorm does, whose arguments and parameters it has.
+    """
+
+    def __init__(
+        self, features: int, eps: float = 1e-5, elementwise_affine: bool = True, bias: bool = True,
+        device: torch.device | str | None = None, dtype: torch.dtype | None = None,
+    ):  # fmt: skip
+        super().__init__(features, eps, elementwise_affine, bias, device, dtype)
+        if len(self.normalized_shape) != 1:
+            several = f"the norm is over the last dimension, got {self.normalized_shape}"
+            raise ValueError(f"AddLayerNorm: {several}; flatten these, or use torch.nn.LayerNorm")
+
+    def forward(
+        self, x: torch.Tensor, residual: torch.Tensor | None = None
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        if tuple(x.shape[-1:]) != self.normalized_shape:
+            (features,), got = self.normalized_shape, tuple(x.shape)
+            raise ValueError(f"AddLayerNorm: x must be (..., {features}), got shape {got}")
+        return layer_norm_triton(x, residual, self.weight, self.bias, self.eps)
