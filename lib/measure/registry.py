@@ -20,6 +20,7 @@ from lib.ops import (
     fused_mlp,
     gelu,
     interaction,
+    layer_norm,
     linear_cross_entropy,
     linear_glu,
     lora_epilogue,
@@ -58,7 +59,8 @@ class Op:
     take only with the last dimension side by side.
     mutating: registered ops that do so and have no gradient.
     random: arguments that fix what is random, for checks; benchmarks leave them out.
-    without_zeros: the definition where the eager one multiplies what is not asked for by 0, as 0·inf is NaN.
+    without_zeros: the definition where the eager one multiplies what is not asked for by 0, as 0·inf is NaN, or
+    where its own sums overflow.
     not_compiled: functions of the definition that checks keep out of torch.compile, as it would take a minute.
     checked_elements: benchmarks check shapes larger than this with fewer rows; None: whole.
     slack: check_against_float64's, where the method itself loses digits that eager has.
@@ -203,6 +205,7 @@ class Op:
                     eager=named(variant.eager),
                     versions={n: named(v) for n, v in variant.versions.items()},
                     in_place={n: named(v) for n, v in variant.in_place.items()},
+                    without_zeros=variant.without_zeros and named(variant.without_zeros),
                 )
             ops[label] = variant
         return ops
@@ -554,6 +557,54 @@ ADD_RMS_NORM = Op(
         ),
     },
     sources=("lib/ops/add_rms_norm.py",),
+)
+
+
+_LAYER_NORMED = _NORMED | {"bias": "N"}
+
+
+def _layer_norm_from_the_first(x, residual=None, weight=None, bias=None, eps=1e-5):
+    """The definition of distances from a row's first number: in a row of the largest float, eager overflows."""
+    h = x if residual is None else x + residual
+    y = layer_norm.layer_norm_eager(h - h[..., :1], None, weight, bias, eps)
+    return y if residual is None else (y, h)
+
+
+LAYER_NORM = Op(
+    name="layer_norm",
+    title="layer_norm(x + residual) · weight + bias, and the sum",
+    eager=layer_norm.layer_norm_eager,
+    versions={"triton": layer_norm.layer_norm_triton},
+    registered=(layer_norm.layer_norm_op,),
+    tensors=_LAYER_NORMED,
+    without_zeros=_layer_norm_from_the_first,
+    # as add_rms_norm: what is kept of each row, mean and root, is 8 bytes
+    bytes_moved=ADD_RMS_NORM.bytes_moved,
+    flops=lambda shape, gradients, **_: (26 if gradients else 9) * _numel(shape),
+    variants={
+        "eps 0.5": (_LAYER_NORMED, {"eps": 0.5}),
+        "eps 0": (_LAYER_NORMED, {"eps": 0.0}),
+        "no bias": (_NORMED, {}),
+        "no weight": ({"x": "... N", "residual": "... N", "bias": "N"}, {"weight": None}),
+        "alone": ({"x": "... N", "weight": "N", "bias": "N"}, {"residual": None}),
+        "plain": ({"x": "... N"}, {"residual": None}),
+    },
+    bench_shapes=ADD_RMS_NORM.bench_shapes,
+    traffic_shape=(24, 640),
+    small_shape=(65, 781),
+    # backward rows are read again from 8,193 columns on, and summed in two parts from 16,385 on
+    odd_shapes=ADD_RMS_NORM.odd_shapes,
+    plans={
+        "two strips of several rows": (
+            layer_norm.Plan(RowTiles(2, 16, 3, 1, 4), (RowTiles(4, 16, 3, 1, 4), 2, 1)),
+            [(1, 1), (9, 11), (64, 16), (33, 40)],
+        ),
+        "read again": (
+            layer_norm.Plan(RowTiles(1, 128, 1, 1, 8), (RowTiles(2, 32, 1, 16, 8), 3, 1)),
+            [(1, 1), (9, 119), (64, 256), (33, 181)],
+        ),
+    },
+    sources=("lib/ops/layer_norm.py",),
 )
 
 
@@ -1290,6 +1341,7 @@ _ALL = (
     LORA_EPILOGUE,
     BIAS_GELU_DROPOUT_ADD,
     ADD_RMS_NORM,
+    LAYER_NORM,
     INTERACTION,
     EMBEDDING_HASH,
     ROPE,

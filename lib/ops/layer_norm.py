@@ -36,7 +36,6 @@ class Plan(NamedTuple):
     """How one call is launched: how forward holds rows.
 
     backward: how it does, in how many strips of rows, one a program, and num_stages; or None to have it chosen.
-    In 0 strips, programs hold rows as forward, and a kernel of its own sums dweight and dbias.
     """
 
     rows: host.RowTiles
@@ -48,8 +47,8 @@ def layer_norm_eager(
     bias: torch.Tensor | None = None, eps: float = 1e-5,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     h = x if residual is None else x + residual
-    columns = [t for t in (weight, bias) if t is not None]
-    dtype = host.dtype_of_sum(*[t.dtype for t in (h, *columns)])  # F.layer_norm takes one dtype
+    # F.layer_norm takes one dtype
+    dtype = host.dtype_of_sum(*[t.dtype for t in (h, weight, bias) if t is not None])
     weight, bias = (t if t is None else t.to(dtype) for t in (weight, bias))
     y = F.layer_norm(h.to(dtype), h.shape[-1:], weight, bias, eps).to(h.dtype)
     return y if residual is None else (y, h)
@@ -61,26 +60,34 @@ def _sum_both(a, b, c, d):
 
 
 @triton.jit
-def _columns(
-    ptr, t: tl.constexpr, cols, place, UNIT: tl.constexpr, V: tl.constexpr, FULL: tl.constexpr
+def _column(
+    ptr, t: tl.constexpr, place, UNIT: tl.constexpr, V: tl.constexpr, BLOCK_N: tl.constexpr,
+    FULL: tl.constexpr,
 ):  # fmt: skip
-    # Tile t of weight or bias; None stays None
-    numbers = None
+    # Tile t of weight or bias
+    cols = device.tile_cols(t, BLOCK_N)
+    mask = device.in_row(t, cols, place, UNIT, V, FULL)
+    return tl.load(ptr + (cols - place[1]), mask=mask, other=0.0)
+
+
+@triton.jit
+def _weighted(
+    x, ptr, held, t: tl.constexpr, place, UNIT: tl.constexpr, V: tl.constexpr, FULL: tl.constexpr
+):  # fmt: skip
+    # x·weight; a weight that is not held is read now, from a cache
     if ptr is not None:
-        mask = device.in_row(t, cols, place, UNIT, V, FULL)
-        numbers = tl.load(ptr + (cols - place[1]), mask=mask, other=0.0)
-    return numbers
+        weight = held[t] if t < len(held) else _column(ptr, t, place, UNIT, V, x.shape[1], FULL)
+        x = x * weight.to(x.dtype)
+    return x
 
 
 @triton.jit(do_not_specialize=["n_rows", "eps"])
 def _layer_norm_fwd_kernel(
     x_ptr, residual_ptr, weight_ptr, bias_ptr, h_ptr, y_ptr, stats_ptr, n_rows, n_cols, eps,
-    stride_xm, stride_xn, stride_rm, stride_rn, LATE: tl.constexpr,
-    COMPUTE: tl.constexpr, UNIT: tl.constexpr, V: tl.constexpr,
+    stride_xm, stride_xn, stride_rm, stride_rn, COMPUTE: tl.constexpr, UNIT: tl.constexpr, V: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TILES: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
-    # One program holds BLOCK_M whole rows, in TILES tiles of BLOCK_N columns. LATE: weight and bias are read
-    # when they are needed, as there are no registers for them.
+    # One program holds BLOCK_M whole rows, in TILES tiles of BLOCK_N columns.
     n_cols, stride_xm = n_cols // UNIT * UNIT, stride_xm // UNIT * UNIT
     stride_rm = stride_rm // UNIT * UNIT
     first, shift = device.first_row(BLOCK_M, n_cols, UNIT, V)
@@ -92,15 +99,8 @@ def _layer_norm_fwd_kernel(
     if residual_ptr is not None:
         r_rows = residual_ptr + device.begin(rows, stride_rm, shift, V)
         residuals = device.load_tiles(r_rows, stride_rn, place, UNIT, V, BLOCK_N, TILES, FULL)
-        r = tl.load(r_rows + shift, mask=place[0], other=0.0)
-        origin = (origin.to(COMPUTE) + r.to(COMPUTE)).to(h_ptr.dtype.element_ty)
-    weights, biases = (), ()
-    if not LATE:
-        for t in tl.static_range(TILES):
-            cols = device.tile_cols(t, BLOCK_N)
-            weights = weights + (_columns(weight_ptr, t, cols, place, UNIT, V, FULL),)
-            biases = biases + (_columns(bias_ptr, t, cols, place, UNIT, V, FULL),)
-
+        origin = origin.to(COMPUTE) + tl.load(r_rows + shift, mask=place[0], other=0.0).to(COMPUTE)
+        origin = origin.to(h_ptr.dtype.element_ty)
     # The mean is that of distances from the row's first number. So it is as good as float32 holds it, however
     # far from 0 the row lies, and in a row of equal numbers, be they the largest, it is exactly their value.
     hs, sums, origin = (), tl.zeros((BLOCK_M, BLOCK_N), COMPUTE), origin.to(COMPUTE)
@@ -125,25 +125,21 @@ def _layer_norm_fwd_kernel(
         tl.store(stats_ptr + n_rows + rows, root, mask=place[0])
     for t in tl.static_range(TILES):
         cols, y = device.tile_cols(t, BLOCK_N), (hs[t].to(COMPUTE) - mean) * root
-        if weight_ptr is not None:
-            weight = _columns(weight_ptr, t, cols, place, UNIT, V, FULL) if LATE else weights[t]
-            y *= weight.to(COMPUTE)
+        y = _weighted(y, weight_ptr, (), t, place, UNIT, V, FULL)
         if bias_ptr is not None:
-            bias = _columns(bias_ptr, t, cols, place, UNIT, V, FULL) if LATE else biases[t]
-            y += bias.to(COMPUTE)
+            y += _column(bias_ptr, t, place, UNIT, V, BLOCK_N, FULL).to(COMPUTE)
         device.store_tile(y_ptr + start + cols, y, t, cols, place, UNIT, V, FULL)
 
 
 @triton.jit
 def _and_next(
-    tiles, t: tl.constexpr, row_ptrs, stride_n, place, UNIT: tl.constexpr, V: tl.constexpr,
-    BLOCK_N: tl.constexpr, TILES: tl.constexpr, FULL: tl.constexpr, AGAIN: tl.constexpr,
+    tiles, row, stride_n, place, UNIT: tl.constexpr, V: tl.constexpr, TILES: tl.constexpr, FULL: tl.constexpr
 ):  # fmt: skip
-    # Of a row that is read tile by tile, the tile after t too: before t is stored, past which no load moves
-    if AGAIN and t + 1 < TILES:
-        cols = device.tile_cols(t + 1, BLOCK_N)
-        ptrs = row_ptrs + cols * stride_n
-        tiles = tiles + (device.load_tile(ptrs, t + 1, cols, place, UNIT, V, FULL),)
+    # One tile more, of a row that is read tile by tile: before the last one is stored, past which no load moves
+    t: tl.constexpr = len(tiles)
+    if t < TILES:
+        cols = device.tile_cols(t, tiles[0].shape[1])
+        tiles = tiles + (device.load_tile(row + cols * stride_n, t, cols, place, UNIT, V, FULL),)
     return tiles
 
 
@@ -164,16 +160,16 @@ def _layer_norm_bwd_kernel(
     stride_dhm, stride_hm = stride_dhm // UNIT * UNIT, stride_hm // UNIT * UNIT
     first, shift = device.first_row(rows_per_program, n_cols, UNIT, V)
     _, columns = device.held_rows(first, shift, n_rows, n_cols, UNIT, V, BLOCK_M)
-    dweights, dbiases, weights = (), (), ()
+    dweights, weights = (), ()
     for t in tl.static_range(TILES):
         dweights = dweights + (tl.zeros((BLOCK_M, BLOCK_N), COMPUTE),)
-        dbiases = dbiases + (tl.zeros((BLOCK_M, BLOCK_N), COMPUTE),)
-        if not AGAIN:
-            cols = device.tile_cols(t, BLOCK_N)
-            weights = weights + (_columns(weight_ptr, t, cols, columns, UNIT, V, FULL),)
+        if weight_ptr is not None and not AGAIN:
+            weights = weights + (_column(weight_ptr, t, columns, UNIT, V, BLOCK_N, FULL),)
+    dbiases = dweights
     for step in tl.range(0, rows_per_program, BLOCK_M, num_stages=NUM_STAGES):
-        row = first + APART * step
-        rows, place = device.held_rows(row, shift, n_rows, n_cols, UNIT, V, BLOCK_M)
+        rows, place = device.held_rows(
+            first + APART * step, shift, n_rows, n_cols, UNIT, V, BLOCK_M
+        )
         mean = tl.load(stats_ptr + rows, mask=place[0], other=0.0)
         root = tl.load(stats_ptr + n_rows + rows, mask=place[0], other=0.0)
         h_rows = h_ptr + device.begin(rows, stride_hm, shift, V)
@@ -187,20 +183,10 @@ def _layer_norm_bwd_kernel(
         cross = plain
         if dx_ptr is not None:
             for t in tl.static_range(TILES):
-                hs = _and_next(
-                    hs, t, h_rows, stride_hn, place, UNIT, V, BLOCK_N, TILES, FULL, AGAIN
-                )
-                dys = _and_next(
-                    dys, t, dy_rows, stride_dyn, place, UNIT, V, BLOCK_N, TILES, FULL, AGAIN
-                )
+                hs = _and_next(hs, h_rows, stride_hn, place, UNIT, V, TILES, FULL)
+                dys = _and_next(dys, dy_rows, stride_dyn, place, UNIT, V, TILES, FULL)
                 cols, g = device.tile_cols(t, BLOCK_N), dys[t].to(COMPUTE)
-                if weight_ptr is not None:
-                    weight = (
-                        _columns(weight_ptr, t, cols, columns, UNIT, V, FULL)
-                        if AGAIN
-                        else weights[t]
-                    )
-                    g *= weight.to(COMPUTE)
+                g = _weighted(g, weight_ptr, weights, t, columns, UNIT, V, FULL)
                 g = device.own(g, 0.0, t, cols, place, UNIT, V, FULL)
                 d = device.own(hs[t].to(COMPUTE) - mean, 0.0, t, cols, place, UNIT, V, FULL)
                 plain += g
@@ -214,51 +200,38 @@ def _layer_norm_bwd_kernel(
             dys = device.load_tiles(dy_rows, stride_dyn, place, UNIT, V, BLOCK_N, AT_ONCE, FULL)
         start, dweight_sums, dbias_sums = device.begin(rows, n_cols, shift, V), (), ()
         for t in tl.static_range(TILES):
-            hs = _and_next(hs, t, h_rows, stride_hn, place, UNIT, V, BLOCK_N, TILES, FULL, AGAIN)
-            dys = _and_next(
-                dys, t, dy_rows, stride_dyn, place, UNIT, V, BLOCK_N, TILES, FULL, AGAIN
-            )
+            hs = _and_next(hs, h_rows, stride_hn, place, UNIT, V, TILES, FULL)
+            dys = _and_next(dys, dy_rows, stride_dyn, place, UNIT, V, TILES, FULL)
             cols, dy = device.tile_cols(t, BLOCK_N), dys[t].to(COMPUTE)
-            normal, g = (hs[t].to(COMPUTE) - mean) * root, dy
+            normal = (hs[t].to(COMPUTE) - mean) * root
             if dx_ptr is not None:
-                if weight_ptr is not None:
-                    weight = (
-                        _columns(weight_ptr, t, cols, columns, UNIT, V, FULL)
-                        if AGAIN
-                        else weights[t]
-                    )
-                    g = dy * weight.to(COMPUTE)
+                g = _weighted(dy, weight_ptr, weights, t, columns, UNIT, V, FULL)
                 dx = root * (g - mean_g - normal * mean_gn)
                 if dh_ptr is not None:
-                    dhs = _and_next(
-                        dhs, t, dh_rows, stride_dhn, place, UNIT, V, BLOCK_N, TILES, FULL, AGAIN
-                    )
+                    dhs = _and_next(dhs, dh_rows, stride_dhn, place, UNIT, V, TILES, FULL)
                     dx += dhs[t].to(COMPUTE)
                 device.store_tile(dx_ptr + start + cols, dx, t, cols, place, UNIT, V, FULL)
             dweight_sums = dweight_sums + (dweights[t] + dy * normal if DWEIGHT else dweights[t],)
             dbias_sums = dbias_sums + (dbiases[t] + dy if DBIAS else dbiases[t],)
         dweights, dbiases = dweight_sums, dbias_sums
-    partial_row = tl.program_id(0).to(tl.int64) * ((DWEIGHT + DBIAS) * n_cols) - shift
-    for t in tl.static_range(TILES):
-        cols = device.tile_cols(t, BLOCK_N)
-        mask = device.in_row(t, cols, columns, UNIT, V, FULL)
-        if DWEIGHT:
-            total = tl.sum(dweights[t], axis=0)[None, :]
-            tl.store(partial_ptr + partial_row + cols, total, mask=mask)
-        if DBIAS:
-            total = tl.sum(dbiases[t], axis=0)[None, :]
-            tl.store(partial_ptr + partial_row + DWEIGHT * n_cols + cols, total, mask=mask)
+    if partial_ptr is not None:
+        partial_ptr += tl.program_id(0).to(tl.int64) * ((DWEIGHT + DBIAS) * n_cols)
+        for t in tl.static_range(TILES):
+            cols = device.tile_cols(t, BLOCK_N)
+            mask = device.in_row(t, cols, columns, UNIT, V, FULL)
+            if DWEIGHT:
+                tl.store(
+                    partial_ptr + (cols - shift), tl.sum(dweights[t], axis=0)[None, :], mask=mask
+                )
+            if DBIAS:
+                behind = partial_ptr + DWEIGHT * n_cols
+                tl.store(behind + (cols - shift), tl.sum(dbiases[t], axis=0)[None, :], mask=mask)
 
 
 # --- plan (the dispatch heuristic) and launch ----------------------------------------------------------------
 
 _WIDEST = 32768  # a row lies in the registers of one program
-_LATE_ABOVE = (
-    24  # elements of a row in a thread: with more, no registers are left for weight and bias
-)
-_LONGEST = (
-    16384  # backward there are two sums to hold: those of longer rows are of some columns at a time
-)
+_LONGEST = 16384  # columns whose two sums lie in registers; of longer rows they are summed in parts
 
 
 @functools.cache
@@ -271,67 +244,66 @@ def _plan_backward(n_cols, itemsize, shared):
     """(tiles, strips, num_stages): programs for as long as they find registers on an H200's 132 SMs.
 
     Rows of 4 and 8 warps have tiles twice as wide, unless a third would be padding. Copied ahead, where there
-    is shared memory, are the next two rows.
+    is shared memory, are the next two rows, or one where pieces are shared.
     """
     rows = host.row_tiles(n_cols, itemsize)
     block_n, tiles, num_warps = rows.block_n, rows.tiles, min(16, max(2, rows.block_n // 128))
     if block_n < 128:
-        return rows._replace(block_m=max(1, rows.block_m // 2)), 8 * 132, 1
+        return rows, 8 * 132, 1
     if num_warps in (4, 8) and host.cdiv(n_cols, 2 * block_n) * 2 * block_n < 1.3 * n_cols:
         block_n, tiles = 2 * block_n, host.cdiv(n_cols, 2 * block_n)
-    copied = 3 * 3 * (tiles + (n_cols % rows.v > 0)) * block_n * itemsize
-    num_stages = 3 if num_warps < 16 and copied <= shared - 4096 else 1
+    copied = 3 * tiles if n_cols % rows.v == 0 else 2 * (tiles + 1)
+    num_stages = 3 if num_warps < 16 and 3 * copied * block_n * itemsize <= shared - 4096 else 1
     rows = host.RowTiles(1, block_n, tiles, num_warps, rows.v)
     return rows, 132 * max(1, min(4, 8 // num_warps)), num_stages
 
 
 def _launch(plan, x, residual, weight, bias, h, y, stats, eps):
-    n_rows, n_cols = x.shape
-    residual_strides = (0, 0) if residual is None else residual.stride()
     grid, constants = host.grid_of_rows(plan.rows, x, residual)
     host.run(
-        _layer_norm_fwd_kernel, grid, (x, residual, weight, bias, h, y, stats), n_rows, n_cols, eps,
-        *x.stride(), *residual_strides, LATE=plan.rows.per_thread > _LATE_ABOVE,
+        _layer_norm_fwd_kernel, grid, (x, residual, weight, bias, h, y, stats), *x.shape, eps,
+        *x.stride(), *((0, 0) if residual is None else residual.stride()),
         COMPUTE=host.compute_dtype(x.dtype), num_warps=plan.rows.num_warps, **constants,
     )  # fmt: skip
 
 
-def _launch_backward(plan, dy, dh, h, stats, weight, dx, dtype, has_sums):
-    """Write dx unless it is None. Returns what each strip of rows adds to dweight and dbias, or None.
-
-    has_sums: which of the two are needed; (strips, how many · N), the one behind the other. Of one strip these
-    are dweight and dbias themselves, in this dtype.
-    """
-    (n_rows, n_cols), partial = h.shape, None
-    shared = host.shared_memory(h.device)
-    tiles, strips, num_stages = plan and plan.backward or _plan_backward(n_cols, h.itemsize, shared)
+def _launch_backward(plan, dy, dh, h, stats, weight, dx, summed):
+    """Write dx unless it is None. Returns the gradients of those of weight and bias that are in `summed`."""
+    n_cols, dtypes = h.shape[1], [t.dtype for t in summed if t is not None]
+    if dtypes and n_cols > _LONGEST:
+        if dx is not None:
+            _launch_backward(plan, dy, dh, h, stats, weight, dx, (None, None))
+        parts, rest = zip(dy.split(_LONGEST, 1), h.split(_LONGEST, 1)), (stats, None, None, summed)
+        return torch.cat([_launch_backward(plan, a, None, b, *rest) for a, b in parts], 1)
+    chosen = _plan_backward(n_cols, h.itemsize, host.shared_memory(h.device))
+    tiles, strips, num_stages = plan and plan.backward or chosen
     constants, apart = host.constants_of_rows(tiles, dy, dh, h)
     rows_per_program, strips, _ = host.strips_of(h, 1, tiles.block_m, strips, None, apart)
-    if any(has_sums):
+    partial = None
+    if dtypes:  # those of dweight and dbias side by side, for one launch that adds up both
+        dtype = host.dtype_of_sum(*dtypes)
         wide = dtype if strips == 1 else host.sum_dtype(h.dtype)
-        partial = h.new_empty((strips, sum(has_sums) * n_cols), dtype=wide)
+        partial = h.new_empty((strips, len(dtypes) * n_cols), dtype=wide)
     host.run(
         _layer_norm_bwd_kernel, (strips,), (dy, dh, h, stats, weight, dx, partial),
-        n_rows, n_cols, *dy.stride(), *((0, 0) if dh is None else dh.stride()), *h.stride(),
-        rows_per_program, DWEIGHT=has_sums[0], DBIAS=has_sums[1], AGAIN=tiles.num_warps == 16,
-        NUM_STAGES=num_stages, COMPUTE=host.compute_dtype(h.dtype), num_warps=tiles.num_warps, **constants,
+        *h.shape, *dy.stride(), *((0, 0) if dh is None else dh.stride()), *h.stride(),
+        rows_per_program, DWEIGHT=summed[0] is not None, DBIAS=summed[1] is not None,
+        AGAIN=tiles.num_warps == 16, NUM_STAGES=num_stages, COMPUTE=host.compute_dtype(h.dtype),
+        num_warps=tiles.num_warps, **constants,
     )  # fmt: skip
-    return partial
+    return host.sum_rows(partial, dtype).view(-1, n_cols) if dtypes else ()
 
 
 # --- forward and backward ------------------------------------------------------------------------------------
 
 
-def _empty(x, residual, weight=None, bias=None, eps=1e-5, has_stats=True):
-    """y, h and stats before they are written: of each row mean and 1 / √(variance + eps), (2, ...).
-
-    Without residual h is x, and of no elements here.
-    """
+def _empty(x, residual=None, weight=None, bias=None, eps=1e-5, has_stats=True):
+    """y, h, of no elements where it is x, and stats, mean and root of each row, before they are written."""
     dtype = x.dtype if residual is None else host.dtype_of_sum(x.dtype, residual.dtype)
     y = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
     h = x.new_empty(0) if residual is None else torch.empty_like(y)
-    wide = host.sum_dtype(dtype)
-    return y, h, x.new_empty((2, *x.shape[:-1]), dtype=wide) if has_stats else None
+    stats = (2, *x.shape[:-1]) if has_stats else None
+    return y, h, stats and x.new_empty(stats, dtype=host.sum_dtype(dtype))
 
 
 def _forward(x, residual, weight, bias, eps, plan=None, has_stats=False):
@@ -354,31 +326,15 @@ def _backward(dy, dh, h, stats, weight, bias, needs_grad=(True, True, True), pla
     has_dx, *needs_sums = needs_grad
     dy = torch.zeros_like(h) if dy is None else dy  # of y, or of h, nobody may have asked
     dx = torch.empty_like(h, memory_format=torch.contiguous_format) if has_dx else None
-    columns = [t if needed else None for t, needed in zip((weight, bias), needs_sums)]
+    summed = [t if needed else None for t, needed in zip((weight, bias), needs_sums)]
     if h.numel() == 0:
-        return dx, *[t if t is None else torch.zeros_like(t) for t in columns]
+        return dx, *[t if t is None else torch.zeros_like(t) for t in summed]
+    weight = weight if weight is None else weight.contiguous()
     # y.sum().backward() sends a dy of strides 0, which is read as it is
     dy, dh, h, out = host.rows_of(dy), host.rows_of(dh), host.rows_of(h), host.rows_of(dx)
-    weight, has_sums = (
-        weight if weight is None else weight.contiguous(),
-        [t is not None for t in columns],
-    )
-    dtypes = [t.dtype for t in columns if t is not None]
-    dtype, n_cols = host.dtype_of_sum(*dtypes) if dtypes else None, h.shape[1]
-    is_long = n_cols > _LONGEST and any(has_sums)
-    if is_long and has_dx:
-        _launch_backward(plan, dy, dh, h, stats, weight, out, None, (False, False))
-    parts = [slice(k, k + _LONGEST) for k in range(0, n_cols, _LONGEST)] if is_long else []
-    partials = [
-        _launch_backward(plan, dy[:, part], None, h[:, part], stats, None, None, dtype, has_sums)
-        for part in parts
-    ] or [_launch_backward(plan, dy, dh, h, stats, weight, out, dtype, has_sums)]
-    if not dtypes:
-        return dx, None, None
-    # dweight and dbias in one launch; then apart, as no two gradients share memory
-    sums = [host.sum_rows(p, dtype).view(len(dtypes), -1) for p in partials]
-    sums = list(torch.cat(sums, 1) if len(sums) > 1 else sums[0])
-    return dx, *[t if t is None else sums.pop(0).to(t.dtype, copy=bool(sums)) for t in columns]
+    sums = list(_launch_backward(plan, dy, dh, h, stats, weight, out, summed))
+    # copied, but for one: no two gradients share memory
+    return dx, *[t if t is None else sums.pop(0).to(t.dtype, copy=bool(sums)) for t in summed]
 
 
 class _LayerNorm(torch.autograd.Function):
@@ -392,10 +348,10 @@ class _LayerNorm(torch.autograd.Function):
     @staticmethod
     @host.once
     def backward(ctx, dy, dh, _):
-        needs_dx, needs_dresidual, *needs_sums = ctx.needs_input_grad[:4]
-        needs = (needs_dx or needs_dresidual, *needs_sums)
+        of_x, of_residual, *of_sums = ctx.needs_input_grad[:4]
+        needs = (of_x or of_residual, *of_sums)
         dx, *sums = _backward(dy, dh, *ctx.saved_tensors, needs, ctx.plan)
-        return dx if needs_dx else None, dx if needs_dresidual else None, *sums, None, None
+        return dx if of_x else None, dx if of_residual else None, *sums, None, None
 
 
 # --- the calls -----------------------------------------------------------------------------------------------
@@ -421,18 +377,17 @@ def layer_norm_triton(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """(layer_norm(h) · weight + bias, h) with h = x + residual in one Triton kernel, with all gradients.
 
-    x, residual: (..., N), any strides, N up to 32,768; weight, bias: (N,) or None, all on one device. eps: added
-    to the variance. The order is that of F.layer_norm(x, shape, weight, bias, eps), with residual in the place
-    of the shape. Returns y and h of x's shape, contiguous, in the dtype of x + residual (weight and bias may
-    have others); with residual=None, where h is x, y alone, as F.layer_norm.
+    x, residual: (..., N), any strides, N up to 32,768; weight, bias: (N,) or None, all on one device. eps:
+    added to the variance. The order is that of F.layer_norm(x, shape, weight, bias, eps), with residual in the
+    place of the shape. Returns y and h of x's shape, contiguous, in the dtype of x + residual (weight and bias
+    may have others); with residual=None, where h is x, y alone, as F.layer_norm.
     plan: a Plan in place of the one chosen, for tuning; torch.compile leaves it out.
     Works under torch.compile (as the op fused_kernels::layer_norm), autocast, checkpointing and CUDA graphs;
     not under torch.func, torch.vmap or forward-mode AD, nor twice differentiable: these raise.
     Raises TypeError for a wrong dtype, ValueError for a wrong shape, device or eps.
     """
     tensors, name = (x, residual, weight, bias), "layer_norm_triton"
-    goes_by_op = _check(name, *tensors, eps)
-    if goes_by_op:
+    if _check(name, *tensors, eps):  # it goes by the op
         y, h, _ = layer_norm_op(*tensors, eps)
     else:
         y, h, _ = host.call(name, "layer_norm_eager", _LayerNorm, _forward, tensors, eps, plan)
@@ -461,24 +416,22 @@ def _layer_norm_backward_op(
 
 
 def _op_backward(ctx, dy, dh, _):
-    grads = _layer_norm_backward_op(dy, dh if ctx.has_h else None, *ctx.saved_tensors)
-    dx, *sums = [g if needed else None for g, needed in zip(grads, ctx.has_grad)]
-    return dx, dx if ctx.has_h else None, *sums, None
+    dx, *sums = _layer_norm_backward_op(dy, dh if ctx.has[0] else None, *ctx.saved_tensors)
+    return dx, *[t if has else None for t, has in zip((dx, *sums), ctx.has)], None
 
 
 def _setup_context(ctx, inputs, output):
-    _, residual, weight, bias, _ = inputs
-    ctx.has_h, ctx.has_grad = residual is not None, (True, weight is not None, bias is not None)
+    ctx.has = [t is not None for t in inputs[1:4]]
     _save(ctx, *inputs, *output[1:])
 
 
+def _empty_grads(dy, dh, h, stats, weight, bias):
+    sums = [t if t is None else torch.empty_like(t) for t in (weight, bias)]
+    return host.none_as_empty(h, (h.new_empty(h.shape), *sums))
+
+
 layer_norm_op.register_fake(_empty)
-_layer_norm_backward_op.register_fake(
-    lambda dy, dh, h, stats, weight, bias: host.none_as_empty(
-        h,
-        (h.new_empty(h.shape), *[t if t is None else torch.empty_like(t) for t in (weight, bias)]),
-    )
-)
+_layer_norm_backward_op.register_fake(_empty_grads)
 layer_norm_op.register_autograd(_op_backward, setup_context=_setup_context)
 
 
@@ -501,6 +454,6 @@ class AddLayerNorm(torch.nn.LayerNorm):
         self, x: torch.Tensor, residual: torch.Tensor | None = None
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         if tuple(x.shape[-1:]) != self.normalized_shape:
-            (features,), got = self.normalized_shape, tuple(x.shape)
-            raise ValueError(f"AddLayerNorm: x must be (..., {features}), got shape {got}")
+            want, got = self.normalized_shape[0], tuple(x.shape)
+            raise ValueError(f"AddLayerNorm: x must be (..., {want}), got shape {got}")
         return layer_norm_triton(x, residual, self.weight, self.bias, self.eps)
