@@ -28,13 +28,13 @@ from tqdm import tqdm
 
 NAME = "widths"
 ROW_OPS = (
-    "softmax", "add_rms_norm", "bias_gelu_dropout_add", "gelu", "lora_epilogue", "add_relu",
+    "softmax", "add_rms_norm", "layer_norm", "bias_gelu_dropout_add", "gelu", "lora_epilogue", "add_relu",
 )  # fmt: skip
 VERSIONS = ("triton", "eager", "compiled", "liger")
 FEW = ("compiled", "liger")  # timed at every third width
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 ELEMENTS = 2**27
-WIDEST = {"add_rms_norm": 32768}
+WIDEST = {"add_rms_norm": 32768, "layer_norm": 32768}
 
 
 def draw(seed=0, count=40):

@@ -47,9 +47,8 @@ def layer_norm_eager(
     bias: torch.Tensor | None = None, eps: float = 1e-5,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     h = x if residual is None else x + residual
-    # F.layer_norm takes one dtype
     dtype = host.dtype_of_sum(*[t.dtype for t in (h, weight, bias) if t is not None])
-    weight, bias = (t if t is None else t.to(dtype) for t in (weight, bias))
+    weight, bias = (t if t is None else t.to(dtype) for t in (weight, bias))  # PyTorch takes one
     y = F.layer_norm(h.to(dtype), h.shape[-1:], weight, bias, eps).to(h.dtype)
     return y if residual is None else (y, h)
 
@@ -60,24 +59,18 @@ def _sum_both(a, b, c, d):
 
 
 @triton.jit
-def _column(
-    ptr, t: tl.constexpr, place, UNIT: tl.constexpr, V: tl.constexpr, BLOCK_N: tl.constexpr,
+def _affine(
+    x, weight_ptr, held, bias_ptr, t: tl.constexpr, cols, place, UNIT: tl.constexpr, V: tl.constexpr,
     FULL: tl.constexpr,
 ):  # fmt: skip
-    # Tile t of weight or bias
-    cols = device.tile_cols(t, BLOCK_N)
+    # x·weight + bias, which are read when they are needed, from a cache, unless tiles of the weight are held
     mask = device.in_row(t, cols, place, UNIT, V, FULL)
-    return tl.load(ptr + (cols - place[1]), mask=mask, other=0.0)
-
-
-@triton.jit
-def _weighted(
-    x, ptr, held, t: tl.constexpr, place, UNIT: tl.constexpr, V: tl.constexpr, FULL: tl.constexpr
-):  # fmt: skip
-    # x·weight; a weight that is not held is read now, from a cache
-    if ptr is not None:
-        weight = held[t] if t < len(held) else _column(ptr, t, place, UNIT, V, x.shape[1], FULL)
-        x = x * weight.to(x.dtype)
+    if t < len(held):
+        x *= held[t].to(x.dtype)
+    elif weight_ptr is not None:
+        x *= tl.load(weight_ptr + (cols - place[1]), mask=mask, other=0.0).to(x.dtype)
+    if bias_ptr is not None:
+        x += tl.load(bias_ptr + (cols - place[1]), mask=mask, other=0.0).to(x.dtype)
     return x
 
 
@@ -125,9 +118,7 @@ def _layer_norm_fwd_kernel(
         tl.store(stats_ptr + n_rows + rows, root, mask=place[0])
     for t in tl.static_range(TILES):
         cols, y = device.tile_cols(t, BLOCK_N), (hs[t].to(COMPUTE) - mean) * root
-        y = _weighted(y, weight_ptr, (), t, place, UNIT, V, FULL)
-        if bias_ptr is not None:
-            y += _column(bias_ptr, t, place, UNIT, V, BLOCK_N, FULL).to(COMPUTE)
+        y = _affine(y, weight_ptr, (), bias_ptr, t, cols, place, UNIT, V, FULL)
         device.store_tile(y_ptr + start + cols, y, t, cols, place, UNIT, V, FULL)
 
 
@@ -153,7 +144,7 @@ def _layer_norm_bwd_kernel(
 ):  # fmt: skip
     # One program handles rows_per_program whole rows, BLOCK_M at a time, held as forward, and adds up on the
     # way: its row of partial, (programs, sums, n_cols), is its share of dweight and of dbias. AGAIN: rows too
-    # long to be held, and the weight, are read tile by tile, and again from a cache once their sums are there.
+    # long to be held are read tile by tile, and again, from a cache, once their sums are there.
     APART: tl.constexpr = V if V > UNIT else 1
     AT_ONCE: tl.constexpr = 1 if AGAIN else TILES
     n_cols, stride_dym = n_cols // UNIT * UNIT, stride_dym // UNIT * UNIT
@@ -164,7 +155,9 @@ def _layer_norm_bwd_kernel(
     for t in tl.static_range(TILES):
         dweights = dweights + (tl.zeros((BLOCK_M, BLOCK_N), COMPUTE),)
         if weight_ptr is not None and not AGAIN:
-            weights = weights + (_column(weight_ptr, t, columns, UNIT, V, BLOCK_N, FULL),)
+            cols = device.tile_cols(t, BLOCK_N)
+            mask = device.in_row(t, cols, columns, UNIT, V, FULL)
+            weights = weights + (tl.load(weight_ptr + (cols - shift), mask=mask, other=0.0),)
     dbiases = dweights
     for step in tl.range(0, rows_per_program, BLOCK_M, num_stages=NUM_STAGES):
         rows, place = device.held_rows(
@@ -186,7 +179,7 @@ def _layer_norm_bwd_kernel(
                 hs = _and_next(hs, h_rows, stride_hn, place, UNIT, V, TILES, FULL)
                 dys = _and_next(dys, dy_rows, stride_dyn, place, UNIT, V, TILES, FULL)
                 cols, g = device.tile_cols(t, BLOCK_N), dys[t].to(COMPUTE)
-                g = _weighted(g, weight_ptr, weights, t, columns, UNIT, V, FULL)
+                g = _affine(g, weight_ptr, weights, None, t, cols, columns, UNIT, V, FULL)
                 g = device.own(g, 0.0, t, cols, place, UNIT, V, FULL)
                 d = device.own(hs[t].to(COMPUTE) - mean, 0.0, t, cols, place, UNIT, V, FULL)
                 plain += g
@@ -205,7 +198,7 @@ def _layer_norm_bwd_kernel(
             cols, dy = device.tile_cols(t, BLOCK_N), dys[t].to(COMPUTE)
             normal = (hs[t].to(COMPUTE) - mean) * root
             if dx_ptr is not None:
-                g = _weighted(dy, weight_ptr, weights, t, columns, UNIT, V, FULL)
+                g = _affine(dy, weight_ptr, weights, None, t, cols, columns, UNIT, V, FULL)
                 dx = root * (g - mean_g - normal * mean_gn)
                 if dh_ptr is not None:
                     dhs = _and_next(dhs, dh_rows, stride_dhn, place, UNIT, V, TILES, FULL)
@@ -286,10 +279,9 @@ def _launch_backward(plan, dy, dh, h, stats, weight, dx, summed):
         partial = h.new_empty((strips, len(dtypes) * n_cols), dtype=wide)
     host.run(
         _layer_norm_bwd_kernel, (strips,), (dy, dh, h, stats, weight, dx, partial),
-        *h.shape, *dy.stride(), *((0, 0) if dh is None else dh.stride()), *h.stride(),
-        rows_per_program, DWEIGHT=summed[0] is not None, DBIAS=summed[1] is not None,
-        AGAIN=tiles.num_warps == 16, NUM_STAGES=num_stages, COMPUTE=host.compute_dtype(h.dtype),
-        num_warps=tiles.num_warps, **constants,
+        *h.shape, *dy.stride(), *((0, 0) if dh is None else dh.stride()), *h.stride(), rows_per_program,
+        DWEIGHT=summed[0] is not None, DBIAS=summed[1] is not None, AGAIN=tiles.num_warps == 16,
+        NUM_STAGES=num_stages, COMPUTE=host.compute_dtype(h.dtype), num_warps=tiles.num_warps, **constants,
     )  # fmt: skip
     return host.sum_rows(partial, dtype).view(-1, n_cols) if dtypes else ()
 
@@ -348,10 +340,9 @@ class _LayerNorm(torch.autograd.Function):
     @staticmethod
     @host.once
     def backward(ctx, dy, dh, _):
-        of_x, of_residual, *of_sums = ctx.needs_input_grad[:4]
-        needs = (of_x or of_residual, *of_sums)
-        dx, *sums = _backward(dy, dh, *ctx.saved_tensors, needs, ctx.plan)
-        return dx if of_x else None, dx if of_residual else None, *sums, None, None
+        of_x, of_r, *of_sums = ctx.needs_input_grad[:4]
+        dx, *sums = _backward(dy, dh, *ctx.saved_tensors, (of_x or of_r, *of_sums), ctx.plan)
+        return dx if of_x else None, dx if of_r else None, *sums, None, None
 
 
 # --- the calls -----------------------------------------------------------------------------------------------

@@ -276,7 +276,7 @@ def marked_dynamic(op, version):
 
 
 NUMBERS = {
-    "add_rms_norm": ("eps",), "attention": ("scale",), "bias_gelu_dropout_add": ("p",),
+    "add_rms_norm": ("eps",), "attention": ("scale",), "bias_gelu_dropout_add": ("p",), "layer_norm": ("eps",),
     "linear_cross_entropy": ("label_smoothing", "z_loss", "softcap"), "lora_epilogue": ("scale",),
     "lora_linear": ("scale",), "softmax": ("scale",),
 }  # fmt: skip
