@@ -160,9 +160,8 @@ def _layer_norm_bwd_kernel(
             weights = weights + (tl.load(weight_ptr + (cols - shift), mask=mask, other=0.0),)
     dbiases = dweights
     for step in tl.range(0, rows_per_program, BLOCK_M, num_stages=NUM_STAGES):
-        rows, place = device.held_rows(
-            first + APART * step, shift, n_rows, n_cols, UNIT, V, BLOCK_M
-        )
+        row = first + APART * step
+        rows, place = device.held_rows(row, shift, n_rows, n_cols, UNIT, V, BLOCK_M)
         mean = tl.load(stats_ptr + rows, mask=place[0], other=0.0)
         root = tl.load(stats_ptr + n_rows + rows, mask=place[0], other=0.0)
         h_rows = h_ptr + device.begin(rows, stride_hm, shift, V)
@@ -212,13 +211,11 @@ def _layer_norm_bwd_kernel(
         for t in tl.static_range(TILES):
             cols = device.tile_cols(t, BLOCK_N)
             mask = device.in_row(t, cols, columns, UNIT, V, FULL)
+            ptrs = partial_ptr + (cols - shift)
             if DWEIGHT:
-                tl.store(
-                    partial_ptr + (cols - shift), tl.sum(dweights[t], axis=0)[None, :], mask=mask
-                )
+                tl.store(ptrs, tl.sum(dweights[t], axis=0)[None, :], mask=mask)
             if DBIAS:
-                behind = partial_ptr + DWEIGHT * n_cols
-                tl.store(behind + (cols - shift), tl.sum(dbiases[t], axis=0)[None, :], mask=mask)
+                tl.store(ptrs + DWEIGHT * n_cols, tl.sum(dbiases[t], axis=0)[None, :], mask=mask)
 
 
 # --- plan (the dispatch heuristic) and launch ----------------------------------------------------------------
