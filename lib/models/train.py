@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from lib import machine
 from lib.measure import bench, roofline
-from lib.models import llama
+from lib.models import gpt2, llama
 from lib.models.text import Chain
 from lib.nogpu.one_call import as_on_gpu
 from lib.profiling.bill import Counter
@@ -50,6 +50,7 @@ class Case(NamedTuple):
 
 CASES = {
     "Llama": Case(llama, llama.Llama, ("norm", "rope", "attention", "glu", "loss"), 4, 4096),
+    "GPT-2": Case(gpt2, gpt2.GPT2, ("norm", "attention", "up", "loss"), 16, 1024),
 }
 
 
