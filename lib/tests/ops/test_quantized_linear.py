@@ -7,6 +7,7 @@ from unittest import mock
 from lib import machine
 from lib.measure.check import check_against_float64
 from lib.nogpu.compile_only import compile_for, instruction_mix, loop_mix, signature_of
+from lib.nogpu.memory import count_traffic
 from lib.ops import quantized_linear as op_file
 from lib.ops.quantized_linear import Plan, Tile
 from lib.tests.ops import cases
@@ -113,6 +114,21 @@ def test_each_weight_is_half_a_step_off_at_most(module, kind, dtype):
     # and where a scale of few digits is rounded down, the largest number is cut by so much
     slack = 128 * torch.finfo(dtype).eps if "int8" in kind else 16 * torch.finfo(dtype).eps
     assert (error <= (0.5 + slack) * scales).all()
+
+
+@kinds
+def test_numbers_are_the_nearest_of_the_scales_that_are_stored(module, kind):
+    """In bfloat16, whose rounding moves a scale by up to 1/256: integers of the scale before would differ."""
+    weight = normal(24, 256, dtype=torch.bfloat16)
+    q = module.quantize(weight, **KINDS[kind])
+    ones = q._replace(scales=torch.ones_like(q.scales, dtype=torch.float32))
+    scales = q.scales.float().T.repeat_interleave(q.group, 1)
+    most = 127 if kind == "int8" else 7
+    want = torch.round(weight.float() / scales)
+    want = want if "zero" in kind else want.clamp(-most, most)
+    differ = module.dequantize(ones) != want
+    # with zero points the ends are cut, to which a group's largest and smallest number go
+    assert differ.sum() <= (2 * q.scales.numel() if "zero" in kind else 0)
 
 
 @kinds
@@ -227,6 +243,23 @@ def test_int8_of_any_k(module):
         check_against_float64(module.quantized_linear_triton, eager, x, *q, slack=1e-5)
 
 
+def test_the_plan_and_z_of_a_call(module):
+    """A launch more with parts of K; z written for gelu's slope, and not for relu's, which is taken from y."""
+    q, x = module.quantize(normal(24, 384)), normal(5, 384, seed=1).requires_grad_()
+
+    def traffic(activation, plan):
+        return count_traffic(
+            lambda: module.quantized_linear_triton(x, *q, activation=activation, plan=plan)
+        )
+
+    for plan, launches in ((MANY, 1), (FEW, 2), (FEW._replace(n_parts=1), 1)):
+        for activation in ("identity", "relu", "gelu"):
+            seen = traffic(activation, plan)
+            assert seen.launches == launches
+            writes_z = any(name.endswith(".z_ptr") for name in seen.by_argument)
+            assert writes_z == (activation == "gelu")
+
+
 def test_what_nobody_asks_for_is_not_saved(module):
     """W for dx alone, z for an activation alone, x never."""
     q, bias = module.quantize(normal(24, 128)), normal(24).requires_grad_()
@@ -321,9 +354,10 @@ def test_the_module_under_autocast_and_compiled(module):
     with torch.autocast(machine.device().type, dtype=torch.bfloat16):
         y = m(x)
     assert y.dtype == torch.bfloat16
+    narrow = x.detach().bfloat16(), *m.weight, m.bias.bfloat16(), "gelu"
+    assert torch.equal(y, module.quantized_linear_triton(*narrow)), "scales stay in 32 bits"
     (dx,) = torch.autograd.grad(y.float().sum(), x)
     assert dx.dtype == torch.float32
-    assert m.scales.dtype == torch.float32
     torch.compiler.reset()
     graph = torch.compile(m, fullgraph=True, backend="aot_eager")
     assert_close(graph(x), m(x))
