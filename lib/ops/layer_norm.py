@@ -8,11 +8,11 @@ Shapes    x, residual, h, y: (..., N), N up to 32,768, x and residual with any s
 Dtypes    float32, float16 and bfloat16 (computed in float32), also mixed, h and y then as x + residual is;
           and float64. As in PyTorch, h is rounded to its dtype before its norm is taken.
 Traffic   M rows of N elements of s bytes. Forward 4MNs (x, residual, h, y), in PyTorch 5MNs; backward 4MNs
-          (dy, dh, h, dx), in PyTorch 7MNs; of more than 16,384 columns fused 6MNs.
+          (dy, dh, h, dx), in PyTorch 8MNs; of more than 16,384 columns fused 6MNs.
 Norm      y = n · weight + bias, n = (h - mean)·r, r = 1 / √(mean((h - mean)²) + eps) (Ba, Kiros and Hinton,
           Layer Normalization, 2016), in two steps: the row stays in registers between its mean and the squares.
 Backward  With g = weight·dy: dx = dh + r·(g - mean(g) - n·mean(g·n)), for x and residual alike; dweight = dy·n
-          and dbias = dy, summed over rows. Saves h, and mean and r of each row, 8 bytes of its 2Ns.
+          and dbias = dy, summed over rows. Saves h, and mean and r of each row, 8 bytes beside its Ns.
 Copy it   by `make copy OP=layer_norm TO=folder`, or take _host.py and _device.py along. MIT licence.
 """
 
