@@ -8,6 +8,8 @@ import contextlib
 import fcntl
 import functools
 import os
+import subprocess
+import sys
 import zlib
 from pathlib import PurePath
 
@@ -134,6 +136,8 @@ NIGHTLY = {
             "test_the_sentence_says_why",
             "test_points_are_the_dots_of_the_exercise",
             "test_each_student_has_a_page",
+            "test_the_graders_own_files_are_hidden",
+            "test_what_can_be_forged_is_pointed_out_and_a_value_cannot",
         )
     ],
     "exercises/test_museum.py": [
@@ -319,3 +323,21 @@ def reader_folder(tmp_path, monkeypatch):
 @pytest.fixture
 def device():
     return machine.device()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem):
+    """A test marked `fresh_process` runs in a pytest of its own: it forks, and other tests leave threads."""
+    if (
+        pyfuncitem.get_closest_marker("fresh_process") is None
+        or "FUSED_KERNELS_FRESH" in os.environ
+    ):
+        return None
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider"]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
+    done = subprocess.run(
+        [*command, pyfuncitem.nodeid], cwd=pyfuncitem.config.rootpath,
+        env=environment | {"FUSED_KERNELS_FRESH": "1"}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    return True

@@ -264,6 +264,7 @@ def _main(monkeypatch, *arguments):
     return program.main()
 
 
+@pytest.mark.fresh_process
 def test_without_a_fence_nothing_runs_unless_asked(tmp_path, monkeypatch):
     (tmp_path / "hand in/ada").mkdir(parents=True)
     (tmp_path / "hand in/ada/x.ipynb").write_text(json.dumps(_answered(RIGHT)))
@@ -421,6 +422,7 @@ def forge(*args):
 
 
 @needs_fence
+@pytest.mark.fresh_process
 def test_what_can_be_forged_is_pointed_out_and_a_value_cannot(tmp_path):
     rows = _rows(tmp_path, {"00.1": f"{FORGES}bytes_of_multiply_add = forge"})
     assert rows["00.1"].status == "right"  # so teaching.md says
@@ -437,6 +439,7 @@ traffic_ratio = lambda k: k"""
 
 @needs_fence
 @pytest.mark.parametrize("where", ["elsewhere", "in the home"])
+@pytest.mark.fresh_process
 def test_the_graders_own_files_are_hidden(where, tmp_path, monkeypatch):
     home, folder = tmp_path / "home", tmp_path / "hand in"
     for path in (folder, home / ".ssh", home / "course"):
@@ -454,6 +457,7 @@ def test_the_graders_own_files_are_hidden(where, tmp_path, monkeypatch):
 
 
 @needs_fence
+@pytest.mark.fresh_process
 def test_what_comes_below_the_check_is_of_no_concern(tmp_path):
     notebook = _answered({"00.2": "traffic_ratio = lambda k: k"})
     for cell in _exercise_cells(notebook):
@@ -464,6 +468,7 @@ def test_what_comes_below_the_check_is_of_no_concern(tmp_path):
 
 
 @needs_fence
+@pytest.mark.fresh_process
 def test_a_value_is_checked_where_no_answer_runs(tmp_path):
     always = "class Any(tuple):\n    __eq__ = lambda *_: True\n"
     patch = "from lib.exercises import nb30\nnb30.check_smallest = nb30.expect = lambda *_: None\n"
