@@ -414,10 +414,9 @@ def _save(ctx, tensors, y, z, activation, all_inputs=False):
         frozen = "scales.requires_grad_(False); trained beside this layer are low-rank matrices"
         raise ValueError(f"quantized_linear: scales require grad, and have none here; use {frozen}")
     ctx.activation = activation
-    # of the registered op, torch leaves out zeros and bias where they are None, the default
-    needs = (*ctx.needs_input_grad, False, False)
-    ctx.needs_grad = [needs[0], bias is not None and needs[4]]
-    weight = weight if needs[0] or all_inputs else (None, None, None)
+    # of the registered op, torch leaves out what is left at its default
+    ctx.needs_grad = [ctx.needs_input_grad[0], bias is not None and ctx.needs_input_grad[4]]
+    weight = weight if ctx.needs_grad[0] or all_inputs else (None, None, None)
     x, bias = (x, bias) if all_inputs else (None, None)
     ctx.save_for_backward(x, *weight, bias, host.saved_of(activation, y, z))
 

@@ -156,6 +156,10 @@ def test_zero_points_use_all_integers_and_keep_zero(module):
     with_zeros, without = module.quantize(weight, zero_points=True), module.quantize(weight)
     assert with_zeros.zeros.tolist() == [[0, 0, 15, 0, 0]]
     assert (module.dequantize(with_zeros)[:, 7] == 0).all()
+    far = module.quantize(weight[:, 8:72].abs() + 100, group=64, zero_points=True)
+    assert far.zeros.tolist() == [[0] * 5], (
+        "0 is one of 16 integers also where all numbers are larger"
+    )
     errors = [(module.dequantize(q) - weight).square().mean() for q in (with_zeros, without)]
     assert errors[0] < 0.4 * errors[1]
 
@@ -167,7 +171,12 @@ def test_integers_times_a_step_come_back_whole(module):
         assert_close(module.dequantize(module.quantize(weight, **how)), weight, roundings=4)
     zero = torch.zeros(4, 128, device=machine.device())
     for how in KINDS.values():
-        assert (module.dequantize(module.quantize(zero, **how)) == 0).all()
+        q = module.quantize(zero, **how)
+        assert (module.dequantize(q) == 0).all()
+        ones = q._replace(scales=torch.ones_like(q.scales))
+        assert (module.dequantize(ones) == 0).all(), (
+            "its integers are 0, and not what is left of a NaN"
+        )
 
 
 def test_a_weight_of_no_rows(module):
@@ -260,6 +269,18 @@ def test_the_plan_and_z_of_a_call(module):
             assert writes_z == (activation == "gelu")
 
 
+@pytest.mark.parametrize("activation", ["identity", "relu", "gelu", "silu"])
+def test_the_registered_op_with_what_is_needed_alone(module, activation):
+    """No zeros, no bias, no z: the gradient is the same, and z is computed once more where a slope takes it."""
+    q, x = module.quantize(normal(24, 256)), normal(5, 256, seed=1).requires_grad_()
+    want = torch.autograd.grad(
+        op_file.quantized_linear_eager(x, *q, activation=activation).square().sum(), x
+    )
+    for save_z in (False, True):
+        y, _ = module.quantized_linear_op(x, *q[:2], activation=activation, save_z=save_z)
+        assert_close(torch.autograd.grad(y.square().sum(), x), want, roundings=4096)
+
+
 def test_what_nobody_asks_for_is_not_saved(module):
     """W for dx alone, z for an activation alone, x never."""
     q, bias = module.quantize(normal(24, 128)), normal(24).requires_grad_()
@@ -332,6 +353,7 @@ def test_the_module_is_near_the_layer_and_says_what_it_is(module):
     assert_close(m(x), torch.relu(linear(x)), torch.bfloat16, roundings=4)
     assert (m.in_features, m.out_features) == (256, 24)
     assert m.bias.data_ptr() != linear.bias.data_ptr(), "the layer's own bias"
+    assert not m.bias.requires_grad
     assert linear.weight.requires_grad
     assert "kind='int8', group=256, zero_points=False, bias=True, activation='relu'" in repr(m)
     text = repr(layer(module, zero_points=True, group=64, bias=False)[1])

@@ -137,7 +137,7 @@ MUTANTS = mutants_in("""
 - plan = plan or _plan(n_rows, n_cols, n_steps, x.dtype, x.device)
 + plan = _plan(n_rows, n_cols, n_steps, x.dtype, x.device)
 # W saved for nothing
-- weight = weight if needs[0] or all_inputs else (None, None, None)
+- weight = weight if ctx.needs_grad[0] or all_inputs else (None, None, None)
 + pass
 # x saved for nothing
 - x, bias = (x, bias) if all_inputs else (None, None)
@@ -197,8 +197,8 @@ MUTANTS = mutants_in("""
 - if saved is None and ctx.activation != "identity":
 + if False:
 # op: no gradient where zeros and bias are left out
-- needs = (*ctx.needs_input_grad, False, False)
-+ needs = ctx.needs_input_grad
+- bias is not None and ctx.needs_input_grad[4]]
++ ctx.needs_input_grad[4]]
 # op: another dx than the bias asked for
 - dx, dbias = (g if needed else None for g, needed in zip(grads, ctx.needs_grad))
 + dx, dbias = grads
