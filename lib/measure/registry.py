@@ -70,6 +70,8 @@ class Op:
     odd_shapes: small ones that hurt; empty_shapes: of no elements, or of sums over none.
     host_shape: so small that a call costs what the host does.
     traffic_shape: at which each large tensor is read or written once, of ops that do so; else None.
+    looked_up: the share of that traffic that may be asked for twice, as elements that are looked up alone.
+    roundings: by so many of them results may differ from those of without_zeros.
     """
 
     name: str
@@ -109,6 +111,8 @@ class Op:
     empty_shapes: tuple = ((0, 5), (5, 0))
     host_shape: tuple = (64, 64)
     traffic_shape: tuple | None = None
+    looked_up: float = 0.0
+    roundings: int = 64
 
     def inputs(self, shape, dtype, device, seed=0, draw=None):
         """The op's tensors for one shape, leaves that require grad unless frozen or integers.
@@ -532,6 +536,8 @@ ADD_RMS_NORM = Op(
     },
     bench_shapes=((16384, 4096), (65536, 1024), (8192, 8192), (4096, 16384), (131072, 781)),
     traffic_shape=(24, 640),
+    looked_up=0.01,  # the first number of each row
+    roundings=1024,  # in a row of equal numbers their rounding is all that the norm has
     small_shape=(65, 781),
     # backward rows are read again from 8,193 columns on, and do without the sum from 16,385 on
     odd_shapes=(
@@ -591,6 +597,8 @@ LAYER_NORM = Op(
     },
     bench_shapes=ADD_RMS_NORM.bench_shapes,
     traffic_shape=(24, 640),
+    looked_up=0.01,  # the first number of each row
+    roundings=1024,  # in a row of equal numbers their rounding is all that the norm has
     small_shape=(65, 781),
     # backward rows are read again from 8,193 columns on, and summed in two parts from 16,385 on
     odd_shapes=ADD_RMS_NORM.odd_shapes,
