@@ -36,6 +36,12 @@ def sum_rows_kernel(
 
 
 @triton.jit
+def add_both(a, b, c, d):
+    # For tl.reduce of two sums in one go
+    return a + c, b + d
+
+
+@triton.jit
 def fold_ends(n_rows, n_cols, cols, FOLD: tl.constexpr):
     # FOLD consecutive rows count as one of n_cols. A mask that ends at a multiple of 16 leaves 16-byte loads
     # whole. Returns where it ends, and offsets and mask of the fewer than 16 elements after it.

@@ -53,11 +53,6 @@ def add_rms_norm_eager(
 
 
 @triton.jit
-def _add_both(a, b, c, d):
-    return a + c, b + d
-
-
-@triton.jit
 def _weight(
     weight_ptr, t: tl.constexpr, cols, place, UNIT: tl.constexpr, V: tl.constexpr, FULL: tl.constexpr
 ):  # fmt: skip
@@ -155,7 +150,7 @@ def _add_rms_norm_bwd_kernel(
             squares += h * h
             cross += dy * _factor(weight, PLUS_ONE, COMPUTE) * h
         # both sums of a row in one go, h² and g·h; mean(g·n) is root·mean(g·h)
-        row_squares, row_cross = tl.reduce((squares, cross), 1, _add_both)
+        row_squares, row_cross = tl.reduce((squares, cross), 1, device.add_both)
         root = tl.rsqrt(row_squares / n_cols + eps)[:, None]
         mean = root * row_cross[:, None] / n_cols
         if roots_ptr is not None:

@@ -54,11 +54,6 @@ def layer_norm_eager(
 
 
 @triton.jit
-def _sum_both(a, b, c, d):
-    return a + c, b + d
-
-
-@triton.jit
 def _affine(
     x, weight_ptr, held, bias_ptr, t: tl.constexpr, cols, place, UNIT: tl.constexpr, V: tl.constexpr,
     FULL: tl.constexpr,
@@ -184,7 +179,7 @@ def _layer_norm_bwd_kernel(
                 plain += g
                 cross += g * d
         # both sums of a row in one go, g and g·(h - mean)
-        row_plain, row_cross = tl.reduce((plain, cross), 1, _sum_both)
+        row_plain, row_cross = tl.reduce((plain, cross), 1, device.add_both)
         mean_g, mean_gn = row_plain[:, None] / n_cols, root * row_cross[:, None] / n_cols
         if AGAIN:
             tl.debug_barrier()  # else these loads are the ones above, for the compiler
