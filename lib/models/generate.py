@@ -14,6 +14,7 @@ from lib import machine
 from lib.measure import bench, roofline
 from lib.models import llama
 from lib.ops.quantized_linear import QuantizedLinear
+from lib.profiling.bill import n_bytes
 from lib.recorded import results
 
 import torch
@@ -38,9 +39,7 @@ def quantized(model, kind, group=128):
 
 def bytes_of_step(model, n_texts, length):
     """Bytes that one step reads: weights, keys and values, without the few rows of the embedding."""
-    tensors = [*model.parameters(), *model.buffers()]
-    tables = {model.embedding.weight.data_ptr(), model.bits_of_tables.data_ptr()}
-    weights = sum(t.numel() * t.element_size() for t in tensors if t.data_ptr() not in tables)
+    weights = n_bytes(model.layers.state_dict(), model.head.state_dict(), model.norm)
     s, itemsize = model.sizes, model.norm.element_size()
     return weights + 2 * s.n_layers * n_texts * length * s.n_kv_heads * s.head_dim * itemsize
 

@@ -9,10 +9,8 @@ Layers    as OpenAI's code has them: LayerNorm before each half, GELU in its tan
 
 import dataclasses
 
-from lib.models.llama import sdpa
-from lib.ops.attention import attention_triton
+from lib.models import llama
 from lib.ops.layer_norm import layer_norm_eager, layer_norm_triton
-from lib.ops.linear_cross_entropy import linear_cross_entropy_eager, linear_cross_entropy_triton
 from lib.ops.matmul import matmul_triton
 
 import torch
@@ -34,26 +32,17 @@ class Sizes:
 SMALL = Sizes(n_words=64, width=32, n_heads=2, n_layers=2, longest=32)
 
 
-def _norm_of(layer_norm):
-    def norm(x, residual, weight, bias):
-        if residual is None:  # before the first layer there is nothing to add
-            return layer_norm(x, None, weight, bias), x
-        return layer_norm(x, residual, weight, bias)
-
-    return norm
-
-
 EAGER = {
-    "norm": _norm_of(layer_norm_eager),
-    "attention": sdpa,
+    "norm": llama.norm_of(layer_norm_eager),
+    "attention": llama.EAGER["attention"],
     "up": lambda x, weight, bias: F.gelu(F.linear(x, weight, bias), approximate="tanh"),
-    "loss": linear_cross_entropy_eager,
+    "loss": llama.EAGER["loss"],
 }
 OURS = {
-    "norm": _norm_of(layer_norm_triton),
-    "attention": lambda q, k, v: attention_triton(q, k, v, is_causal=True),
+    "norm": llama.norm_of(layer_norm_triton),
+    "attention": llama.OURS["attention"],
     "up": lambda x, weight, bias: matmul_triton(x, weight.t(), bias, "gelu_tanh"),
-    "loss": linear_cross_entropy_triton,
+    "loss": llama.OURS["loss"],
 }
 
 
@@ -85,9 +74,7 @@ class GPT2(nn.Module):
         self.places = nn.Embedding(sizes.longest, sizes.width)
         self.layers = nn.ModuleList(Layer(sizes) for _ in range(sizes.n_layers))
         self.norm = nn.LayerNorm(sizes.width)
-        for parameter in self.parameters():
-            if parameter.dim() == 2:
-                nn.init.normal_(parameter, std=0.02)
+        llama.draw_weights(self)
 
     def forward(self, ids, labels):
         places = torch.arange(ids.shape[1], device=ids.device)

@@ -41,17 +41,24 @@ class Sizes:
 SMALL = Sizes(n_words=64, width=32, hidden=48, n_heads=4, n_kv_heads=2, n_layers=2, longest=32)
 
 
-def _norm_of(add_norm):
-    def norm(x, residual, weight):
-        if residual is None:  # before the first layer there is nothing to add
-            return add_norm(x, None, weight), x
-        return add_norm(x, residual, weight)
+def norm_of(add_norm):
+    """An op of (x, residual, *parameters) as a part: y and the sum, also before the first layer."""
+
+    def norm(x, residual, *parameters):
+        y = add_norm(x, residual, *parameters)
+        return (y, x) if residual is None else y
 
     return norm
 
 
-def sdpa(q, k, v):
-    """PyTorch's attention, each token to itself and those before; k and v may have fewer heads."""
+def draw_weights(model):
+    """As GPT-2's were drawn: matrices from a normal distribution of 0.02; the rest stays as it is."""
+    for parameter in model.parameters():
+        if parameter.dim() == 2:
+            nn.init.normal_(parameter, std=0.02)
+
+
+def _sdpa(q, k, v):
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
 
 
@@ -74,15 +81,15 @@ def _fused_glu(x, layer):
 
 
 EAGER = {
-    "norm": _norm_of(add_rms_norm_eager),
+    "norm": norm_of(add_rms_norm_eager),
     "rope": lambda q, k, cos, sin, at=None: rope_eager(q, k, cos, sin, layout="bhsd", positions=at),
-    "attention": sdpa,
+    "attention": _sdpa,
     "glu": _glu,
     "loss": linear_cross_entropy_eager,
     "read": _sdpa_of_cache,
 }
 OURS = {
-    "norm": _norm_of(add_rms_norm_triton),
+    "norm": norm_of(add_rms_norm_triton),
     "rope": lambda q, k, cos, sin, at=None: rope_triton(q, k, cos, sin, layout="bhsd", positions=at),
     "attention": lambda q, k, v: attention_triton(q, k, v, is_causal=True),
     "glu": _fused_glu,
@@ -143,9 +150,7 @@ class Llama(nn.Module):
         self.layers = nn.ModuleList(Layer(sizes) for _ in range(sizes.n_layers))
         self.norm = nn.Parameter(torch.ones(sizes.width))
         self.head = nn.Linear(sizes.width, sizes.n_words, bias=False)
-        for parameter in self.parameters():
-            if parameter.dim() == 2:
-                nn.init.normal_(parameter, std=0.02)
+        draw_weights(self)
         tables = torch.stack(rope_tables(sizes.longest, sizes.head_dim, base=500000.0))
         # as integers: model.bfloat16() would round them
         self.register_buffer("bits_of_tables", tables.view(torch.int32), persistent=False)

@@ -27,7 +27,7 @@ from lib.measure import bench, roofline
 from lib.models import gpt2, llama
 from lib.models.text import Chain
 from lib.nogpu.one_call import as_on_gpu
-from lib.profiling.bill import Counter
+from lib.profiling.bill import Counter, n_bytes
 from lib.recorded import results
 
 import torch
@@ -99,11 +99,6 @@ def liger():
 # --- a step, on a GPU and on paper ---------------------------------------------------------------------------
 
 
-def adamw(model, fused=True):
-    """PyTorch's AdamW for all parameters of a model; fused: one kernel for many of them, else foreach."""
-    return torch.optim.AdamW(model.parameters(), lr=3e-4, fused=fused, foreach=not fused)
-
-
 def step_of(model, optimizer, ids, labels):
     """A closure: one step; it returns the loss."""
 
@@ -128,7 +123,7 @@ def promised_us(case, parts):
             ids = torch.zeros(case.n_texts, case.n_tokens, dtype=torch.int64)
             with Counter() as counter:
                 model(ids, ids).backward()
-            n = sum(p.numel() * p.element_size() for p in model.parameters())
+            n = n_bytes([*model.parameters()])
     finally:
         torch.set_default_dtype(default)
     rows = [*counter.rows, ("AdamW", 7 * n, 0)]
@@ -157,7 +152,8 @@ def measure(name, n_steps=10):
             row["note"] = f"✘ not timed: its loss is {loss:.4f}, eager's {first:.4f}"
         else:
             run = torch.compile(model, dynamic=False) if compiled else model
-            row |= _timed(step_of(run, adamw(model), ids, labels), n_steps, ids.numel())
+            optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
+            row |= _timed(step_of(run, optimizer, ids, labels), n_steps, ids.numel())
             row["promised, ms"] = promised_us(case, parts) / 1e3
         rows.append(row)
         model.zero_grad(set_to_none=True)
