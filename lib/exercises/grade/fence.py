@@ -75,9 +75,8 @@ def _shut(scratch, hidden):
 
 def _lock():
     """The first process of the new namespace: its mounts cannot be undone by what it starts."""
-    with contextlib.suppress(
-        Fenceless
-    ):  # a container may hide parts of /proc, and then it stays as it is
+    # a container may hide parts of /proc, and then it stays as it is
+    with contextlib.suppress(Fenceless):
         _mount("proc", "/proc", _MS_NOSUID | _MS_NODEV)
     _unshare(_NEW_MOUNTS)  # mounts of another user namespace are locked
     _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
@@ -97,8 +96,8 @@ def _limit(timeout_s, memory):
         "CORE": 0,
         "CPU": int(timeout_s) + 10,
         "FSIZE": MOST_DISK,
-        "NPROC": MOST_PROCESSES
-        * 4,  # threads count, and on old systems this user's other processes
+        # threads count, and on old systems this user's other processes
+        "NPROC": 4 * MOST_PROCESSES,
         "AS": memory + (64 << 30),  # some checks reserve addresses and touch few of them
     }
     for name, most in limits.items():
@@ -110,9 +109,8 @@ def _limit(timeout_s, memory):
 
 def _quiet(pipe):
     """Nothing is read or printed, and of the open files only `pipe` stays; its new number."""
-    with contextlib.suppress(
-        OSError
-    ):  # where memory runs out all the same, this process goes first
+    # where memory runs out all the same, this process goes first
+    with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
     null = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):

@@ -13,9 +13,7 @@ from IPython.core.inputtransformer2 import TransformerManager
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "notebooks"
-MOST_BYTES = (
-    50_000_000  # of a notebook file; the course's own, with their pictures, have one or two
-)
+MOST_BYTES = 50_000_000  # of a notebook file; the course's own have one or two million
 _CALL = re.compile(r"""\bcheck\(\s*["'](\d\d\.\d+)["']""")
 
 
