@@ -1,9 +1,10 @@
 """Time the versions of an op, after checking them, and show them as a ladder.
 
-Method    triton.testing.do_bench: warm-up, L2 flushed before every run, GPU events around it; median, p20 and
-          p80 of the runs, in µs. Where p80 is above 1.1 times p20 it is timed again, and marked if it stays so.
-          Launches are counted by torch.profiler. Of calls under 300 µs the GPU's own time, as a CUDA graph, and
-          the host's stand apart.
+Method    the versions of a case in turns: one run of each, in an order drawn anew, so that all meet the same
+          clock. L2 is flushed before every run, GPU events stand around it; median, p20 and p80 of the runs, in
+          µs. Where p80 is above 1.1 times p20 all are timed again, and marked if it stays so. NVML tells clock
+          and power meanwhile, torch.profiler the launches. Of calls under 300 µs the GPU's own time, as a CUDA
+          graph, and the host's stand apart.
 Rule      a version that fails the float64 check is not timed: its row says why.
 No GPU    the check runs here, on a small shape; the times are the recorded ones, and say so.
 
@@ -11,11 +12,14 @@ No GPU    the check runs here, on a small shape; the times are the recorded ones
 """
 
 import argparse
+import concurrent.futures
 import contextlib
 import dataclasses
 import functools
 import itertools
+import multiprocessing
 import os
+import random
 import statistics
 import sys
 import time
@@ -53,11 +57,16 @@ COLUMNS = [
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """µs: the median of many runs, and the 20th and 80th percentile."""
+    """µs: the median of many runs, and the 20th and 80th percentile.
+
+    sm_mhz, watts: the clock and the power meanwhile; None where nobody asked, or NVML is not there.
+    """
 
     median_us: float
     p20_us: float
     p80_us: float
+    sm_mhz: int | None = None
+    watts: int | None = None
 
     @property
     def spread(self):
@@ -83,25 +92,73 @@ def time_us(fn, rep_ms=200):
     return Timing(*(1e3 * ms for ms in quantiles))
 
 
-def steady_us(fn, n_tries=3):
-    """time_us(fn), measured again while the runs differ by more than STEADY; the steadiest of n_tries."""
-    tries = [time_us(fn)]
-    while tries[-1].spread > results.STEADY and len(tries) < n_tries:
-        tries.append(time_us(fn))
-    return min(tries, key=lambda timing: timing.spread)
+def in_turns(calls, rep_ms=200, seed=0):
+    """{name: Timing} of `calls`, {name: closure}: one run of each, in an order drawn anew, then the next round.
+
+    A GPU that multiplies for long lowers its clock: timed one after the other, later ones would look slower.
+    As many rounds as give each rep_ms, five at least. ValueError with no GPU.
+    """
+    _require_gpu("in_turns")
+    order, gpu = random.Random(seed), triton.runtime.driver.active
+    memory, gauges = gpu.get_empty_cache_for_benchmark(), []
+
+    def run_each():
+        events = {name: [torch.cuda.Event(enable_timing=True) for _ in "ab"] for name in calls}
+        for name in order.sample(list(calls), len(calls)):
+            gpu.clear_cache(memory)
+            events[name][0].record()
+            calls[name]()
+            events[name][1].record()
+        return events
+
+    run_each()  # compiles here, so that no round has a pause in which the GPU cools
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    run_each()
+    torch.cuda.synchronize()
+    n_rounds = int(rep_ms * len(calls) / (1e3 * (time.perf_counter() - start)))
+    n_rounds, rounds = max(5, min(n_rounds, 1000)), []
+    for i in range(n_rounds):
+        rounds.append(run_each())
+        if i % max(1, n_rounds // 8) == 0:
+            gauges.append(_clock_and_power())
+            run_each()  # meanwhile the GPU ran dry: without this the next times would be the host's
+    torch.cuda.synchronize()
+    sm_mhz, watts = (statistics.median(g) if None not in g else None for g in zip(*gauges))
+    timings = {}
+    for name in calls:
+        times = torch.tensor([1e3 * a.elapsed_time(b) for a, b in (r[name] for r in rounds)])
+        timings[name] = Timing(
+            *times.quantile(torch.tensor([0.5, 0.2, 0.8])).tolist(), sm_mhz, watts
+        )
+    return timings
+
+
+def _clock_and_power():
+    """MHz of the SMs and watts, by NVML; (None, None) without the package nvidia-ml-py."""
+    try:
+        return torch.cuda.clock_rate(), torch.cuda.power_draw() // 1000
+    except (ImportError, RuntimeError):
+        return None, None
+
+
+def steadily(calls, n_tries=3):
+    """in_turns(calls), again while the runs of one differ by more than STEADY; of each the steadiest try."""
+    steadiest = {}
+    for _ in range(n_tries):
+        for name, timing in in_turns(calls).items():
+            steadiest[name] = min(
+                steadiest.get(name, timing), timing, key=lambda timing: timing.spread
+            )
+        if max(timing.spread for timing in steadiest.values()) <= results.STEADY:
+            break
+    return steadiest
 
 
 def in_turns_us(calls, n_rounds=5, rep_ms=100):
-    """{name: µs} of `calls`, {name: closure}, timed in turns: for each the median of its n_rounds medians.
-
-    For comparing products: a GPU that multiplies for long lowers its clock, so later ones would look slower.
-    """
-    for call in calls.values():
-        call()  # compiles here, so that no round has a pause in which the GPU cools
-    rounds = [
-        {n: time_us(call, rep_ms).median_us for n, call in calls.items()} for _ in range(n_rounds)
-    ]
-    return {name: statistics.median(times[name] for times in rounds) for name in calls}
+    """{name: median µs} of in_turns(calls), n_rounds · rep_ms for each."""
+    timings = in_turns(calls, n_rounds * rep_ms)
+    return {name: timing.median_us for name, timing in timings.items()}
 
 
 def host_us(fn, n_calls=100, n_repeats=7):
@@ -277,33 +334,30 @@ def measure(op, shape, dtype, gradients, versions=None, progress=None, timed=Non
 
     timed: the versions to time, where checks had to fix what is random in them.
     """
-    rows = []
+    rows, calls = [], {}
     least = {
         "bytes_moved": op.bytes_moved(shape, dtype.itemsize, gradients),
         "flops": op.flops(shape, gradients),
     }
-    for name, version in (versions or versions_of(op)).items():
-        if progress is not None:
-            progress.set_postfix_str(f"{op.name} {name} {tuple(shape)}")
-        few = op.checked_shape(shape)
-        checked = op.checked_inputs(few, dtype, machine.device())
-        with really_compiled(op.not_compiled):
+    checked = op.checked_inputs(op.checked_shape(shape), dtype, machine.device())
+    with really_compiled(op.not_compiled):
+        for name, version in (versions or versions_of(op)).items():
+            if progress is not None:
+                progress.set_postfix_str(f"{op.name} {name} {tuple(shape)}")
             error, note = _checked(name, version, op, checked, gradients)
-            del checked
-            inputs = op.inputs(shape, dtype, machine.device())
-            row = {
-                "version": name,
-                "where": "measured here",
-                "error_vs_float64": error,
-                "note": note,
-            }
-            if not note:
-                run_it = (timed or {}).get(name, version)
-                row |= _timed(call_of(run_it, inputs, gradients), least, dtype)
+            where = {"version": name, "where": "measured here"}
+            rows.append({**where, "error_vs_float64": error, "note": note})
+            calls |= {} if note else {name: (timed or {}).get(name, version)}
+        del checked
+        inputs = op.inputs(shape, dtype, machine.device())
+        calls = {name: call_of(version, inputs, gradients) for name, version in calls.items()}
+        timings = steadily(calls) if calls else {}
+        for row in rows:
+            if (name := row["version"]) in calls:
+                row |= _timed(calls[name], timings[name], least, dtype)
                 row["note"] = _note_on(row)
-        rows.append(row)
-        del inputs
-        torch.cuda.empty_cache()
+    del inputs, calls
+    torch.cuda.empty_cache()
     return rows
 
 
@@ -314,12 +368,12 @@ def _note_on(row):
     return row.get("note") or unsteady
 
 
-def _timed(call, least, dtype):
+def _timed(call, timing, least, dtype):
     """least: the fewest bytes_moved and flops; ceiling_pct says how near their time the call comes.
 
     Below 300 µs the host may take longer than the GPU: there the GPU's own time and the host's stand apart.
     """
-    timing, apart = steady_us(call), {}
+    apart = {}
     if timing.median_us < 300:
         gpu = gpu_us(call)
         apart = {"gpu_us": gpu and round(gpu, 2), "host_us": round(host_us(call), 1)}
@@ -335,7 +389,17 @@ def _timed(call, least, dtype):
         "tflops": round(least["flops"] / timing.median_us / 1e6, 2),
         "ceiling_pct": round(100 * limit_us / timing.median_us, 1),
         "peak_mib": round(peak_mib(call), 1),
+        **_at_its_clock(timing, least["flops"]),
     }
+
+
+def _at_its_clock(timing, flops):
+    """Clock and power, and what each SM did in a cycle; nothing without NVML."""
+    if timing.sm_mhz is None:
+        return {}
+    n_sms = torch.cuda.get_device_properties(0).multi_processor_count
+    each = flops / (timing.median_us * timing.sm_mhz * n_sms)
+    return {"sm_mhz": timing.sm_mhz, "watts": timing.watts, "flops_per_clock_and_sm": round(each)}
 
 
 def fit(op, shape, dtype):
@@ -432,9 +496,11 @@ def run(op, quick=False):
 
     Configurations after the first are measured on the first shape, and their rows carry their label.
     """
+    cases = _cases(op, quick)
+    compile_ahead(_compile, [(op.name, *case) for case in cases])
     # first: later the process has more to do than launches
     rows = _host_rows(op.unfixed().configured())
-    with tqdm(_cases(op, quick), unit="case", desc=op.name) as progress:
+    with tqdm(cases, unit="case", desc=op.name) as progress:
         for label, shape, dtype, gradients in progress:
             chosen = op.configured(label)
             fitted = fit(chosen, shape, dtype)
@@ -460,17 +526,47 @@ def _cases(op, quick):
     return cases + [*itertools.product([None], shapes, dtypes, passes)] + half
 
 
+def compile_ahead(function, cases):
+    """function(*case) of each case, in as many processes as there are cores: compiling takes most of the time.
+
+    What they compile stays in the caches of Triton and of torch.compile.
+    """
+    workers, context = min(os.cpu_count(), 16), multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(workers, mp_context=context) as pool:
+        futures = [pool.submit(function, *case) for case in cases]
+        done = concurrent.futures.as_completed(futures)
+        for future in tqdm(done, total=len(futures), unit="case", desc="compile"):
+            future.result()
+
+
+def _compile(name, label, shape, dtype, gradients):
+    op = registry.find(name)
+    chosen = op.configured(label)
+    with really_compiled(chosen.not_compiled):
+        for version, run_version in (versions_of(chosen) | (_to_time(op, label) or {})).items():
+            if not _why_skipped(version):
+                run_once(run_version, chosen, shape, dtype, gradients)
+
+
+def run_once(version, op, shape, dtype, gradients):
+    """One call, for what it compiles. What fails here says so where it is timed."""
+    with contextlib.suppress(RuntimeError):
+        call_of(version, op.inputs(shape, dtype, machine.device()), gradients)()
+        torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+
+
 def _host_rows(op):
-    """Host time per call on a shape so small that nothing else counts."""
+    """Host time per call, forward and of both passes, on a shape so small that nothing else counts."""
     rows, shape = [], op.host_shape
     for name, version in versions_of(op).items():
         if _why_skipped(name):
             continue
-        inputs = detached(op.inputs(shape, torch.float32, machine.device()))
-        call = functools.partial(version, *inputs)
+        inputs = op.inputs(shape, torch.float32, machine.device())
         row = {"shape": list(shape), "dtype": "host", "version": name}
         with really_compiled():
-            row["host_us"] = round(host_us(call), 1)
+            row["host_us"] = round(host_us(call_of(version, inputs, False)), 1)
+            row["host_both_us"] = round(host_us(call_of(version, inputs, True)), 1)
         rows.append(row)
     return rows
 

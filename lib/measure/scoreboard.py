@@ -59,7 +59,7 @@ def draw():
     figure.get_layout_engine().set(h_pad=0.12)  # a title stands clear of the panel above it
     for ax, (op, groups) in zip(axes[:, 0], ops):
         _draw_op(ax, op, groups)
-    _save(figure, PATH, scoreboard_text())
+    save(figure, PATH, scoreboard_text())
     _draw_three()
     return PATH
 
@@ -117,7 +117,7 @@ def _draw_three():
     _bars(ax, [v for v in STYLES if all(v in group for group in groups)], labels, groups)
     ax.set(ylabel="% of the ceiling", ylim=(0, 128))
     ax.set_title("bfloat16, forward and backward, on an NVIDIA H200", fontsize="medium")
-    _save(figure, SMALL, three_ops_text())
+    save(figure, SMALL, three_ops_text())
 
 
 def _bars(ax, versions, labels, groups):
@@ -147,7 +147,8 @@ def _draw_op(ax, op, groups):
     ax.set_title(f"{op.name}: {op.title}, {shape}, {where}", fontsize="medium")
 
 
-def _save(figure, path, text):
+def save(figure, path, text):
+    """Write the picture; `text` goes into the file: a test can tell whether it shows today's records."""
     raw, information = io.BytesIO(), PngImagePlugin.PngInfo()
     figure.savefig(raw, format="png", dpi=160)
     plt.close(figure)

@@ -1,27 +1,26 @@
 """The row ops at widths that nobody chose: checked on this GPU, then timed beside eager, compile and Liger.
 
 Widths    drawn log-uniformly from 33 to 131,072 with a seed, 2²⁷ elements in all; compiled versions and Liger
-          at every third of them, as compiling takes the time.
+          at every third of them in bfloat16, as compiling takes the time.
 Method    lib.measure.bench.time_us: L2 flushed before each run, the median in µs; its share of the fewest bytes
           at the copy rate of this GPU. A version that fails the float64 check on a few rows is not timed.
 Compiles  first, in as many processes as there are cores, which takes most of the time.
-Saved     data/results/<gpu>/widths.json, with stamp and source hash.
+Saved     data/results/<gpu>/widths_<op>.json, with stamp and source hash, as soon as an op is done.
+
+Picture   of what is saved, beside it: widths.png
 
     python -m lib.measure.widths [--op softmax] [--seed 0] [--count 40] [--versions triton eager compiled liger]
 """
 
 import argparse
-import concurrent.futures
-import contextlib
-import multiprocessing
-import os
 import random
 
 from lib import machine
-from lib.measure import bench, registry, roofline
+from lib.measure import bench, registry, roofline, scoreboard
 from lib.measure.check import CheckError, check_against_float64
 from lib.recorded import results
 
+import matplotlib.pyplot as plt
 import pandas as pd
 import torch
 from tqdm import tqdm
@@ -32,6 +31,12 @@ ROW_OPS = (
 )  # fmt: skip
 VERSIONS = ("triton", "eager", "compiled", "liger")
 FEW = ("compiled", "liger")  # timed at every third width
+LINES = {  # colour, marker and line of each version in the picture
+    "eager": ("#a0a0a0", ".", ":"),
+    "compiled": ("#c06000", "s", "--"),
+    "liger": ("#5b8c5a", "^", "--"),
+    "triton": ("#1f4e79", "o", "-"),
+}
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 ELEMENTS = 2**27
 WIDEST = {"add_rms_norm": 32768, "layer_norm": 32768}
@@ -72,42 +77,37 @@ def run(ops=ROW_OPS, widths=None, dtypes=tuple(DTYPES), versions=VERSIONS):
         for i, n_cols in enumerate(widths or draw())
         if n_cols <= WIDEST.get(name, n_cols)
     ]
-    compile_all(cases, versions)
+    bench.compile_ahead(
+        _compile,
+        [(op.name, dtype, n, _to_compile(versions, i, dtype)) for op, dtype, i, n in cases],
+    )
     rows = []
     with tqdm(cases, unit="width", desc="widths") as progress:
         for op, dtype, i, n_cols in progress:
             progress.set_postfix_str(f"{op.name} {dtype} {n_cols}")
-            names = [name for name in versions if i % 3 == 0 or name not in FEW]
+            names = [name for name in versions if name not in FEW or _is_one_of_few(i, dtype)]
             rows += _measure(op, names, dtype, n_cols)
             torch.cuda.empty_cache()
     return rows
 
 
-def compile_all(cases, versions):
-    """Triton's kernels of these cases, into its cache: each case once, on a few rows."""
-    workers = min(os.cpu_count(), 16)
-    context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(workers, mp_context=context) as pool:
-        futures = [
-            pool.submit(_compile, op.name, dtype, n_cols, set(versions) & {"triton", "liger"})
-            for op, dtype, _, n_cols in cases
-        ]
-        for done in tqdm(
-            concurrent.futures.as_completed(futures), total=len(futures), desc="compile"
-        ):
-            done.result()
+def _is_one_of_few(i, dtype):
+    return i % 3 == 0 and dtype == "bfloat16"
+
+
+def _to_compile(versions, i, dtype):
+    of_few = FEW if _is_one_of_few(i, dtype) else ()
+    return [name for name in versions if name == "triton" or name in of_few]
 
 
 def _compile(name, dtype, n_cols, versions):
     op = registry.find(name).unfixed().configured()
-    inputs = op.inputs(
-        (min(max(1, ELEMENTS // n_cols), 2048), n_cols), DTYPES[dtype], machine.device()
-    )
-    for version in versions_of(op, versions).values():
+    for version, run_version in versions_of(op, versions).items():
+        # code of torch.compile is for this number of rows; of others only its kind counts
+        n_rows = max(1, ELEMENTS // n_cols)
+        shape = (n_rows if version == "compiled" else min(n_rows, 2048), n_cols)
         for gradients in (False, True):
-            with contextlib.suppress(RuntimeError):  # told where it is timed
-                bench.call_of(version, inputs, gradients)()
-    torch.cuda.synchronize()
+            bench.run_once(run_version, op, shape, DTYPES[dtype], gradients)
 
 
 def _measure(op, names, dtype, n_cols):
@@ -170,6 +170,54 @@ def summary(rows):
     return lines
 
 
+def recorded(gpu):
+    """The records of all ops that were swept on this kind of GPU."""
+    names = [f"{NAME}_{name}" for name in ROW_OPS]
+    return [
+        results.load(name, gpu)
+        for name in names
+        if (results.FOLDER / gpu / f"{name}.json").exists()
+    ]
+
+
+def picture(records):
+    """Draw bfloat16's shares of saved sweeps over widths, an op a row, into widths.png; returns its path."""
+    table = pd.DataFrame(_in_bfloat16(records)).dropna(subset=["share_pct"])
+    groups = table.groupby(["op", "pass"], sort=False)
+    ops, passes = table["op"].unique(), table["pass"].unique()
+    figure, axes = plt.subplots(
+        len(ops), len(passes), figsize=(9, 2.2 * len(ops)), sharex=True, sharey=True, squeeze=False,
+        layout="constrained",
+    )  # fmt: skip
+    for ax, ((op, what), group) in zip(axes.flat, groups):
+        for version, (color, marker, line) in LINES.items():
+            own = group[group["version"] == version].sort_values("columns")
+            ax.plot(
+                own["columns"], own["share_pct"], line, color=color, marker=marker, label=version
+            )
+        ax.axhline(90, color="black", linestyle=":", linewidth=1)
+        ax.set(xscale="log", ylim=(0, 110))
+        ax.set_title(f"{op}, {what}", fontsize="medium")
+    figure.legend(
+        *axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=len(LINES)
+    )
+    figure.supxlabel("columns")
+    figure.supylabel(f"% of the copy rate, bfloat16, {results.where(records[0])}")
+    path = results.FOLDER / f"{NAME}.png"
+    scoreboard.save(figure, path, picture_text(records))
+    return path
+
+
+def picture_text(records):
+    """The picture in words: its alt text."""
+    lines = [line.split(": {")[0] for line in summary(_in_bfloat16(records))]
+    return "% of the copy rate over widths. " + ". ".join(lines)
+
+
+def _in_bfloat16(records):
+    return [row for record in records for row in record["rows"] if row["dtype"] == "bfloat16"]
+
+
 def main(argv=None):
     """Run the sweep on this GPU and save it; says so where there is none."""
     parser = argparse.ArgumentParser(
@@ -186,11 +234,17 @@ def main(argv=None):
         raise SystemExit(f"the sweep needs a GPU, and torch sees none; {where}")
     print(machine.stamp().line())
     widths = draw(options.seed, options.count)
-    rows = run(options.op, widths, options.dtypes, options.versions)
-    print("\n".join(summary(rows)))
-    if options == parser.parse_args([]):  # anything else is a part, or other widths
-        sources = ("lib/measure/widths.py", *[f"lib/ops/{name}.py" for name in ROW_OPS])
-        print("saved", results.save(NAME, rows, sources).relative_to(results.ROOT))
+    defaults = parser.parse_args([])
+    defaults.op = options.op
+    for name in options.op:
+        rows = run([name], widths, options.dtypes, options.versions)
+        print("\n".join(summary(rows)), flush=True)
+        if options == defaults:  # anything else is a part, or other widths
+            sources = ("lib/measure/widths.py", f"lib/ops/{name}.py")
+            saved = results.save(f"{NAME}_{name}", rows, sources)
+            print("saved", saved.relative_to(results.ROOT), flush=True)
+    if options == defaults:
+        print("drawn", picture(recorded(results.gpu_slug())).relative_to(results.ROOT))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,8 @@
 """What a benchmark checks and times; the times themselves need a GPU."""
 
+import os
+from types import SimpleNamespace
+
 from lib import machine
 from lib.measure import bench, registry
 from lib.measure.check import check_against_float64
@@ -7,6 +10,7 @@ from lib.recorded import results
 
 import pytest
 import torch
+import triton
 
 
 @pytest.mark.parametrize(
@@ -23,28 +27,64 @@ def test_fewer_rows(shape, most, want):
     assert registry.fewer_rows(shape, most) == want
 
 
+class Clock:
+    """A GPU on which only calls take time, in µs: as much of it as in_turns asks for."""
+
+    def __init__(self, patch):
+        self.us, self.log = 0.0, []
+        driver = SimpleNamespace(
+            get_empty_cache_for_benchmark=lambda: None,
+            clear_cache=lambda _: self.log.append("flush"),
+        )
+        patch.setattr(triton.runtime, "driver", SimpleNamespace(active=driver))
+        patch.setattr(torch.cuda, "synchronize", lambda: None)
+        patch.setattr(torch.cuda, "Event", lambda enable_timing: Event(self))
+        patch.setattr(machine, "HAS_GPU", True)
+        patch.setattr(bench, "_clock_and_power", lambda: (1400, 690))
+
+    def call(self, name, times):
+        """A closure that takes the next of these µs, and then the last of them again and again."""
+
+        def run():
+            self.us += times.pop(0) if len(times) > 1 else times[0]
+            self.log.append(name)
+
+        return run
+
+
+class Event:
+    def __init__(self, clock):
+        self.clock = clock
+
+    def record(self):
+        self.us = self.clock.us
+
+    def elapsed_time(self, later):
+        return (later.us - self.us) / 1e3
+
+
 def test_calls_are_timed_in_turns(monkeypatch):
-    order = []
-    calls = {name: lambda name=name: order.append(name) for name in "ab"}
-
-    def time_us(call, rep_ms):
-        call()
-        us = {3: 9.0, 5: 1.0, 7: 2.0}.get(len(order), 50.0)  # of a: one slow, one fast, one usual
-        return bench.Timing(us, us, us)
-
-    monkeypatch.setattr(bench, "time_us", time_us)
-    assert bench.in_turns_us(calls, n_rounds=3) == {"a": 2.0, "b": 50.0}
-    assert "".join(order) == "ab" + "ab" * 3
+    clock = Clock(monkeypatch)
+    slow_at_first = clock.call("a", [900.0, 900.0, 8.0, 2.0])
+    timings = bench.in_turns({"a": slow_at_first, "b": clock.call("b", [50.0])}, rep_ms=1)
+    assert timings["a"] == bench.Timing(2.0, 2.0, 2.0, 1400, 690)
+    assert timings["b"] == bench.Timing(50.0, 50.0, 50.0, 1400, 690)
+    assert clock.log[::2] == ["flush"] * (len(clock.log) // 2)
+    rounds = {"".join(pair) for pair in zip(clock.log[1::4], clock.log[3::4])}
+    assert rounds == {"ab", "ba"}, "in each round each once, in an order drawn anew"
 
 
 @pytest.mark.parametrize(
     ("spreads", "want"), [([1.05], 1.05), ([1.3, 1.1], 1.1), ([1.5, 1.2, 1.3], 1.2)]
 )
 def test_what_is_unsteady_is_timed_again(spreads, want, monkeypatch):
-    timings = [bench.Timing(100.0, 90.0, 90.0 * spread) for spread in spreads]
-    monkeypatch.setattr(bench, "time_us", lambda fn: timings.pop(0))
-    assert bench.steady_us(None).spread == pytest.approx(want)
-    assert not timings
+    steady = bench.Timing(10.0, 10.0, 10.0)
+    tries = [{"a": steady, "b": bench.Timing(100.0, 90.0, 90.0 * spread)} for spread in spreads]
+    monkeypatch.setattr(bench, "in_turns", lambda calls: tries.pop(0))
+    timings = bench.steadily(None)
+    assert timings["a"] == steady
+    assert timings["b"].spread == pytest.approx(want)
+    assert not tries
 
 
 @pytest.mark.parametrize(
@@ -109,3 +149,14 @@ def test_a_page_recorded_on_the_reference_gpu_shows_each_version_once(
     table = bench.ladder("add_relu", versions={"eager": None})
     assert len(table) == n_rows
     assert table["where"][0] == "measured here"
+
+
+def test_what_is_compiled_ahead_is_each_case_in_other_processes(tmp_path):
+    bench.compile_ahead(_leave, [(tmp_path, "a"), (tmp_path, "b")])
+    left = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert set(left) == {"a", "b"}
+    assert str(os.getpid()) not in left.values()
+
+
+def _leave(folder, name):
+    (folder / name).write_text(str(os.getpid()))

@@ -2,8 +2,10 @@
 
 from lib import machine
 from lib.measure import registry, widths
+from lib.recorded import results
 
 import pytest
+from PIL import Image
 
 
 def test_widths_are_drawn_over_all_sizes_and_the_same_each_time():
@@ -36,6 +38,21 @@ def test_the_summary_names_widths_under_90_and_who_is_ahead():
     assert "triton: lowest 80, median 88, 1 of 2 under 90: {58: 80.0}" in ours
     assert ours.endswith("behind: {58: (80.0, 85.0)}")
     assert "eager: lowest 40" in eager and "behind" not in eager
+
+
+def test_the_picture_says_what_it_shows(tmp_path, monkeypatch):
+    monkeypatch.setattr(results, "FOLDER", tmp_path)
+    row = {"op": "softmax", "dtype": "bfloat16", "pass": "forward", "note": ""}
+    rows = [
+        row | {"version": version, "columns": n_cols, "share_pct": share}
+        for version, share in (("triton", 96.0), ("eager", 41.0))
+        for n_cols in (58, 363, 5120)
+    ]
+    results.save(f"{widths.NAME}_softmax", rows, [])
+    records = widths.recorded(results.gpu_slug())
+    picture = Image.open(widths.picture(records))
+    assert picture.info["Description"] == widths.picture_text(records)
+    assert "softmax bfloat16 forward triton: lowest 96" in widths.picture_text(records)
 
 
 @pytest.mark.skipif(machine.HAS_GPU, reason="says so where there is none")
