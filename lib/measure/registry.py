@@ -539,7 +539,7 @@ ADD_RMS_NORM = Op(
     looked_up=0.01,  # the first number of each row
     roundings=1024,  # in a row of equal numbers their rounding is all that the norm has
     small_shape=(65, 781),
-    # backward rows are read again from 8,193 columns on, and do without the sum from 16,385 on
+    # backward eight warps hold a row from 5,121 columns on, and rows are read twice from 16,385 on
     odd_shapes=(
         (1, 1),
         (5, 7),
@@ -554,11 +554,16 @@ ADD_RMS_NORM = Op(
     ),  # fmt: skip
     plans={
         "two strips of several rows": (
-            add_rms_norm.Plan(RowTiles(2, 16, 3, 1, 4), (RowTiles(4, 16, 3, 1, 4), 2, 1)),
+            add_rms_norm.Plan(
+                RowTiles(2, 16, 3, 1, 4), add_rms_norm.Backward(RowTiles(4, 16, 3, 1, 4), 2)
+            ),
             [(1, 1), (9, 11), (64, 16), (33, 40)],
         ),
-        "dweight by itself": (
-            add_rms_norm.Plan(RowTiles(1, 128, 1, 1, 8), (RowTiles(1, 128, 1, 1, 8), 0, 1)),
+        "rows read twice": (
+            add_rms_norm.Plan(
+                RowTiles(1, 128, 1, 1, 8),
+                add_rms_norm.Backward(RowTiles(4, 64, 1, 1, 8), 2, held=False),
+            ),
             [(1, 1), (9, 119), (64, 256), (33, 181)],
         ),
     },

@@ -148,15 +148,18 @@ def strips_of(matrix, fold, block_m, strips, dtype, apart=1):
     return rows_per_program, strips, partial
 
 
-def sum_rows(partial, dtype):
-    """The sum over strips (row chunks), in one launch and in a fixed order: the same bits in every run."""
+def sum_rows(partial, dtype, most=64):
+    """The sum over strips (row chunks), in one launch and in a fixed order: the same bits in every run.
+
+    most: how many of more than 256 strips a program reads at one time. Few columns are few programs.
+    """
     n_strips, n_cols = partial.shape
     if n_strips == 1:
         return partial.view(n_cols)  # in this dtype already
     out = partial.new_empty(n_cols, dtype=dtype)
     run(
         device.sum_rows_kernel, (cdiv(n_cols, 32),), (partial, out), n_strips, n_cols,
-        BLOCK_M=64, BLOCK_N=32, num_warps=8,
+        BLOCK_M=64 if n_strips <= 256 else most, BLOCK_N=32, num_warps=8,
     )  # fmt: skip
     return out
 
@@ -185,7 +188,7 @@ class RowTiles(NamedTuple):
 
 
 @functools.cache
-def row_tiles(n_cols, itemsize):
+def row_tiles(n_cols, itemsize, most=16):
     """The RowTiles of contiguous rows of any length.
 
     A load takes 16 bytes, from wherever rows begin: pieces at their ends are shared. Rows under 1 KB have ends
@@ -193,8 +196,9 @@ def row_tiles(n_cols, itemsize):
     under 128 bytes, are moved element by element if they have to be.
     A row is cut into 5 to 8 tiles of a power of two, so that little is padding. Of each a thread takes 4
     elements, so that many threads load at once; of those over 1024 columns 8.
-    Of rows of up to 1024 columns two share a program; of those of up to 512 as many as make a load for each of
-    128 threads, 16 at most, or 1024 elements: a GPU starts blocks at no more than a certain rate.
+    Of rows of up to 1024 columns two share a program, of 32 bits one; of those of up to 512 eight, and of the
+    shortest `most`, or as many as make a load for each of 128 threads, or 1024 elements: a GPU starts blocks at
+    no more than a certain rate.
     """
     full = 16 // itemsize
     unit = math.gcd(n_cols, full)
@@ -203,9 +207,11 @@ def row_tiles(n_cols, itemsize):
     block_n = max(128, power_of_2(n_cols)) // 8
     tiles = cdiv(n_cols, block_n)
     if block_n >= 128:
-        num_warps = min(16, max(2, block_n // (128 if block_n <= 1024 else 256)))
-        return RowTiles(max(1, 256 // block_n), block_n, tiles, num_warps, v)
-    block_m = min(16, 128 * min(v, 4) // block_n)
+        num_warps = min(
+            16, max(2 if itemsize == 2 else 1, block_n // (128 if block_n <= 1024 else 256))
+        )
+        return RowTiles(max(1, 512 // (block_n * itemsize)), block_n, tiles, num_warps, v)
+    block_m = min(most if block_n < 32 else 8, most * 8 * min(v, 4) // block_n)
     return RowTiles(
         max(block_m, power_of_2(1024 // (tiles * block_n) + 1) // 2, 1), block_n, tiles, 4, v
     )

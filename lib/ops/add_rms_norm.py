@@ -7,7 +7,8 @@ Shapes    x, residual, h, y: (..., N), N up to 32,768, x and residual with any s
 Dtypes    float32, float16 and bfloat16 (computed in float32), also mixed, h and y then as x + residual is;
           and float64. As in PyTorch, h is rounded to its dtype before its norm is taken.
 Traffic   M rows of N elements of s bytes. Forward 4MNs (x, residual, h, y), in PyTorch 5MNs; backward 4MNs
-          (dy, dh, h, dx), in PyTorch 6MNs; of more than 16,384 columns fused 6MNs too.
+          (dy, dh, h, dx), in PyTorch 6MNs; of more than 16,384 columns, or 12,288 that begin off 16 bytes,
+          fused 6MNs too.
 Norm      y = h · r · weight, r = 1 / √(mean(h²) + eps) (Zhang and Sennrich, Root Mean Square Layer
           Normalization, 2019). plus_one: by 1 + weight, added in float32: in bfloat16 it would be rounded.
 Backward  With n = h·r and g = weight·dy: dx = dh + r·(g - n · mean(g·n)), for x and residual alike;
@@ -31,15 +32,23 @@ else:  # the same, in a plain folder
     import _host as host
 
 
-class Plan(NamedTuple):
-    """How one call is launched: how forward holds rows.
+class Backward(NamedTuple):
+    """How backward is launched: its tiles, and in how many strips of rows, one a program.
 
-    backward: how it does, in how many strips of rows, one a program, and num_stages; or None to have it chosen.
-    In 0 strips, programs hold rows as forward, and dweight is summed by a kernel of its own.
+    held: whole rows lie in the registers of a program; else they are read twice, a tile at a time.
     """
 
     rows: host.RowTiles
-    backward: tuple[host.RowTiles, int, int] | None = None
+    strips: int
+    num_stages: int = 1
+    held: bool = True
+
+
+class Plan(NamedTuple):
+    """How one call is launched: how forward holds rows. backward: None to have it chosen."""
+
+    rows: host.RowTiles
+    backward: Backward | None = None
 
 
 def add_rms_norm_eager(
@@ -108,17 +117,29 @@ def _add_rms_norm_fwd_kernel(
         device.store_tile(y_ptr + start + cols, y, t, cols, place, UNIT, V, FULL)
 
 
+@triton.jit
+def _dx(dy, dh, h, factor, root, mean, place, NO_EPS: tl.constexpr, COMPUTE: tl.constexpr):
+    # What h's tile has to do with y: its gradient, and normal·dy, a row of which is added to dweight
+    dy, normal = dy.to(COMPUTE), h.to(COMPUTE) * root
+    if NO_EPS:
+        normal = tl.where(place[0], normal, 0.0)  # of a row that is not there 0·inf
+    dx = root * (dy * factor - normal * mean)
+    if dh is not None:
+        dx += dh.to(COMPUTE)
+    return dx, dy * normal
+
+
 @triton.jit(do_not_specialize=["n_rows", "eps", "rows_per_program"])
 def _add_rms_norm_bwd_kernel(
-    dy_ptr, dh_ptr, h_ptr, weight_ptr, dx_ptr, partial_ptr, roots_ptr, n_rows, n_cols, eps,
+    dy_ptr, dh_ptr, h_ptr, weight_ptr, dx_ptr, partial_ptr, n_rows, n_cols, eps,
     stride_dym, stride_dyn, stride_dhm, stride_dhn, stride_hm, stride_hn, rows_per_program,
-    PLUS_ONE: tl.constexpr, NO_EPS: tl.constexpr, LATE: tl.constexpr, AGAIN: tl.constexpr,
-    NUM_STAGES: tl.constexpr, COMPUTE: tl.constexpr, UNIT: tl.constexpr, V: tl.constexpr,
+    PLUS_ONE: tl.constexpr, NO_EPS: tl.constexpr, LATE: tl.constexpr, NUM_STAGES: tl.constexpr,
+    COMPUTE: tl.constexpr, UNIT: tl.constexpr, V: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TILES: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
     # One program handles rows_per_program whole rows, BLOCK_M at a time, held as forward, and adds up on the
-    # way: its row of partial, (programs, n_cols), is its share of dweight. AGAIN: rows too long to be held
-    # until their sums are there are read again, from a cache. roots: root of each row, for the kernel below.
+    # way: its row of partial, (programs, n_cols), is its share of dweight. dh is read when it is needed, and so
+    # is weight if LATE: the next rows of all three are copied to shared memory meanwhile.
     APART: tl.constexpr = V if V > UNIT else 1
     n_cols, stride_dym = n_cols // UNIT * UNIT, stride_dym // UNIT * UNIT
     stride_dhm, stride_hm = stride_dhm // UNIT * UNIT, stride_hm // UNIT * UNIT
@@ -137,9 +158,6 @@ def _add_rms_norm_bwd_kernel(
         dy_rows = dy_ptr + device.begin(rows, stride_dym, shift, V)
         hs = device.load_tiles(h_rows, stride_hn, place, UNIT, V, BLOCK_N, TILES, FULL)
         dys = device.load_tiles(dy_rows, stride_dyn, place, UNIT, V, BLOCK_N, TILES, FULL)
-        dh_rows = None if dh_ptr is None else dh_ptr + device.begin(rows, stride_dhm, shift, V)
-        if dh_ptr is not None and not (AGAIN and LATE):
-            dhs = device.load_tiles(dh_rows, stride_dhn, place, UNIT, V, BLOCK_N, TILES, FULL)
         squares = tl.zeros((BLOCK_M, BLOCK_N), COMPUTE)
         cross = squares
         for t in tl.static_range(TILES):
@@ -153,27 +171,18 @@ def _add_rms_norm_bwd_kernel(
         row_squares, row_cross = tl.reduce((squares, cross), 1, device.add_both)
         root = tl.rsqrt(row_squares / n_cols + eps)[:, None]
         mean = root * row_cross[:, None] / n_cols
-        if roots_ptr is not None:
-            tl.store(roots_ptr + rows, root, mask=place[0])
-        if AGAIN:
-            tl.debug_barrier()  # else these loads are the ones above, for the compiler
-            hs = device.load_tiles(h_rows, stride_hn, place, UNIT, V, BLOCK_N, TILES, FULL)
-            dys = device.load_tiles(dy_rows, stride_dyn, place, UNIT, V, BLOCK_N, TILES, FULL)
-        if dh_ptr is not None and AGAIN and LATE:
-            dhs = device.load_tiles(dh_rows, stride_dhn, place, UNIT, V, BLOCK_N, TILES, FULL)
         start, sums = device.begin(rows, n_cols, shift, V), ()
         for t in tl.static_range(TILES):
-            cols, dy = device.tile_cols(t, BLOCK_N), dys[t].to(COMPUTE)
-            weight = _weight(weight_ptr, t, cols, columns, UNIT, V, FULL) if LATE else weights[t]
-            normal = hs[t].to(COMPUTE) * root
-            if NO_EPS:
-                normal = tl.where(place[0], normal, 0.0)  # of a row that is not there 0·inf
-            dx = root * (dy * _factor(weight, PLUS_ONE, COMPUTE) - normal * mean)
+            cols, dh = device.tile_cols(t, BLOCK_N), None
             if dh_ptr is not None:
-                dx += dhs[t].to(COMPUTE)
+                dh_rows = dh_ptr + device.begin(rows, stride_dhm, shift, V)
+                dh = device.tile_at(dh_rows, stride_dhn, t, place, UNIT, V, BLOCK_N, FULL)
+            weight = _weight(weight_ptr, t, cols, columns, UNIT, V, FULL) if LATE else weights[t]
+            factor = _factor(weight, PLUS_ONE, COMPUTE)
+            dx, share = _dx(dys[t], dh, hs[t], factor, root, mean, place, NO_EPS, COMPUTE)
             if dx_ptr is not None:
                 device.store_tile(dx_ptr + start + cols, dx, t, cols, place, UNIT, V, FULL)
-            sums = sums + (totals[t] + dy * normal if partial_ptr is not None else totals[t],)
+            sums = sums + (totals[t] + share if partial_ptr is not None else totals[t],)
         totals = sums
     if partial_ptr is not None:
         partial_ptr += tl.program_id(0).to(tl.int64) * n_cols
@@ -183,39 +192,87 @@ def _add_rms_norm_bwd_kernel(
             tl.store(partial_ptr + (cols - shift), total, mask=mask)
 
 
-@triton.jit(do_not_specialize=["n_rows", "rows_per_program"])
-def _add_rms_norm_dweight_kernel(
-    dy_ptr, h_ptr, roots_ptr, partial_ptr, n_rows, n_cols, stride_dym, stride_dyn, stride_hm, stride_hn,
-    rows_per_program, NUM_STAGES: tl.constexpr, COMPUTE: tl.constexpr,
-    UNIT: tl.constexpr, V: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+# Rows too long to be held: one kernel for what dx needs of its whole row, one for columns. Copied ahead, as
+# above, tiles come more slowly here.
+
+
+@triton.jit(do_not_specialize=["n_rows", "eps"])
+def _add_rms_norm_rows_kernel(
+    dy_ptr, h_ptr, weight_ptr, roots_ptr, means_ptr, n_rows, n_cols, eps,
+    stride_dym, stride_dyn, stride_hm, stride_hn, PLUS_ONE: tl.constexpr, COMPUTE: tl.constexpr,
+    UNIT: tl.constexpr, V: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    # The same sums, dy·h·root over rows_per_program rows, of BLOCK_N columns alone
-    APART: tl.constexpr = V if V > UNIT else 1
+    # One program handles a row, BLOCK_N columns at a time: 1/√(mean(h²) + eps) and mean(g·n)
     n_cols, stride_dym = n_cols // UNIT * UNIT, stride_dym // UNIT * UNIT
     stride_hm = stride_hm // UNIT * UNIT
+    first, shift = device.first_row(1, n_cols, UNIT, V)
+    row, place = device.held_rows(first, shift, n_rows, n_cols, UNIT, V, 1)
+    h_row = h_ptr + device.begin(row, stride_hm, shift, V)
+    dy_row = dy_ptr + device.begin(row, stride_dym, shift, V)
+    squares = tl.zeros((1, BLOCK_N), COMPUTE)
+    cross = squares
+    for start in tl.range(0, shift + n_cols, BLOCK_N, num_stages=1):
+        cols = start + tl.arange(0, BLOCK_N)[None, :]
+        h = device.load_tile(h_row + cols * stride_hn, 0, cols, place, UNIT, V, 0)
+        dy = device.load_tile(dy_row + cols * stride_dyn, 0, cols, place, UNIT, V, 0)
+        h = device.own(h.to(COMPUTE), 0.0, 0, cols, place, UNIT, V, 0)
+        dy = device.own(dy.to(COMPUTE), 0.0, 0, cols, place, UNIT, V, 0)
+        weight = _weight(weight_ptr, 0, cols, place, UNIT, V, 0)
+        squares += h * h
+        cross += dy * _factor(weight, PLUS_ONE, COMPUTE) * h
+    row_squares, row_cross = tl.reduce((squares, cross), 1, device.add_both)
+    root = tl.rsqrt(row_squares / n_cols + eps)[:, None]
+    tl.store(roots_ptr + row, root, mask=place[0])
+    tl.store(means_ptr + row, root * row_cross[:, None] / n_cols, mask=place[0])
+
+
+@triton.jit(do_not_specialize=["n_rows", "rows_per_program"])
+def _add_rms_norm_columns_kernel(
+    dy_ptr, dh_ptr, h_ptr, weight_ptr, roots_ptr, means_ptr, dx_ptr, partial_ptr, n_rows, n_cols,
+    stride_dym, stride_dyn, stride_dhm, stride_dhn, stride_hm, stride_hn, rows_per_program,
+    PLUS_ONE: tl.constexpr, NO_EPS: tl.constexpr,
+    COMPUTE: tl.constexpr, UNIT: tl.constexpr, V: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    # One program handles BLOCK_N columns of rows_per_program rows, BLOCK_M at a time, and adds up on the way
+    APART: tl.constexpr = V if V > UNIT else 1
+    n_cols, stride_dym = n_cols // UNIT * UNIT, stride_dym // UNIT * UNIT
+    stride_dhm, stride_hm = stride_dhm // UNIT * UNIT, stride_hm // UNIT * UNIT
     first, shift = device.first_row(rows_per_program, n_cols, UNIT, V)
+    _, columns = device.held_rows(first, shift, n_rows, n_cols, UNIT, V, BLOCK_M)
     cols = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    factor = _factor(_weight(weight_ptr, 0, cols, columns, UNIT, V, 0), PLUS_ONE, COMPUTE)
     total = tl.zeros((BLOCK_M, BLOCK_N), COMPUTE)
-    for step in tl.range(0, rows_per_program, BLOCK_M, num_stages=NUM_STAGES):
+    for step in tl.range(0, rows_per_program, BLOCK_M, num_stages=1):
         row = first + APART * step
         rows, place = device.held_rows(row, shift, n_rows, n_cols, UNIT, V, BLOCK_M)
         root = tl.load(roots_ptr + rows, mask=place[0], other=0.0)
+        mean, dh = tl.load(means_ptr + rows, mask=place[0], other=0.0), None
         h_ptrs = h_ptr + device.begin(rows, stride_hm, shift, V) + cols * stride_hn
         dy_ptrs = dy_ptr + device.begin(rows, stride_dym, shift, V) + cols * stride_dyn
-        h = device.load_tile(h_ptrs, 0, cols, place, UNIT, V, 0).to(COMPUTE)
-        total += device.load_tile(dy_ptrs, 0, cols, place, UNIT, V, 0).to(COMPUTE) * (h * root)
-    _, columns = device.held_rows(first, shift, n_rows, n_cols, UNIT, V, BLOCK_M)
-    partial_ptr += tl.program_id(0).to(tl.int64) * n_cols
-    mask = device.in_row(0, cols, columns, UNIT, V, 0)
-    tl.store(partial_ptr + (cols - shift), tl.sum(total, axis=0)[None, :], mask=mask)
+        h = device.load_tile(h_ptrs, 0, cols, place, UNIT, V, 0)
+        dy = device.load_tile(dy_ptrs, 0, cols, place, UNIT, V, 0)
+        if dh_ptr is not None:
+            dh_ptrs = dh_ptr + device.begin(rows, stride_dhm, shift, V) + cols * stride_dhn
+            dh = device.load_tile(dh_ptrs, 0, cols, place, UNIT, V, 0)
+        dx, share = _dx(dy, dh, h, factor, root, mean, place, NO_EPS, COMPUTE)
+        if dx_ptr is not None:
+            dx_ptrs = dx_ptr + device.begin(rows, n_cols, shift, V) + cols
+            device.store_tile(dx_ptrs, dx, 0, cols, place, UNIT, V, 0)
+        total += share
+    if partial_ptr is not None:
+        partial_ptr += tl.program_id(0).to(tl.int64) * n_cols
+        mask = device.in_row(0, cols, columns, UNIT, V, 0)
+        tl.store(partial_ptr + (cols - shift), tl.sum(total, axis=0)[None, :], mask=mask)
 
 
 # --- plan (the dispatch heuristic) and launch ----------------------------------------------------------------
 
-_WIDEST = 32768  # a row lies in the registers of one program
+_WIDEST = 32768  # forward, a row lies in the registers of one program
 _LEAST_EPS = 2.0**-126  # below it eps is 0 in the kernel, or may be taken for it
 _LATE_ABOVE = 24  # elements of a row in a thread: with more, no registers are left for the weight
-_LONGEST = 16384  # backward there are three rows and a sum to hold: longer ones do without the sum
+_LATE_BACKWARD = 48  # the same backward, where warps are fewer
+_LONGEST = 16384  # backward there are three rows and a sum to hold
+_LONGEST_SHARED = 12288  # and where pieces are shared, masks
 
 
 @functools.cache
@@ -224,24 +281,30 @@ def _plan(n_cols, itemsize):
 
 
 @functools.cache
-def _plan_backward(n_cols, itemsize, shared):
-    """(tiles, strips, num_stages): programs for as long as they find registers on an H200's 132 SMs.
+def _plan_backward(n_cols, itemsize, gpu):
+    """Eight warps an SM, which find up to 255 registers a thread: for 40 elements of three rows and of a sum.
 
-    Rows of 4 and 8 warps have tiles twice as wide, unless a third would be padding. Copied ahead, where there
-    is shared memory, are the next two rows; where pieces are shared, and a tile more may be needed, the next.
+    Copied ahead are the next two rows, or the next, if there is shared memory for them. The shortest rows are
+    held by as many programs as an SM takes.
     """
-    rows = host.row_tiles(n_cols, itemsize)
-    block_n, tiles, num_warps = rows.block_n, rows.tiles, min(16, max(2, rows.block_n // 128))
-    if block_n < 128:
-        return rows, 8 * 132, 1
-    if n_cols > _LONGEST:
-        return rows, 0, 1
-    if num_warps in (4, 8) and host.cdiv(n_cols, 2 * block_n) * 2 * block_n < 1.3 * n_cols:
-        block_n, tiles = 2 * block_n, host.cdiv(n_cols, 2 * block_n)
-    copied = 3 * tiles if n_cols % rows.v == 0 else 2 * (tiles + 1)
-    num_stages = 3 if num_warps < 16 and 3 * copied * block_n * itemsize <= shared - 4096 else 1
-    rows = host.RowTiles(1, block_n, tiles, num_warps, rows.v)
-    return rows, 132 * max(1, min(4, 12 // num_warps)), num_stages
+    rows, n_sms = host.row_tiles(n_cols, itemsize), host.n_multiprocessors(gpu)
+    if n_cols > (_LONGEST if n_cols % rows.v == 0 else _LONGEST_SHARED):
+        strips = max(1, 4096 * n_sms // n_cols)
+        return Backward(host.RowTiles(4, 512, 1, 4, rows.v), strips, held=False)
+    if rows.block_n < 32:
+        return Backward(rows._replace(block_m=64 // rows.block_n, num_warps=1), 32 * n_sms)
+    if rows.block_n < 128:
+        few = rows._replace(block_m=256 // rows.block_n, num_warps=2)
+        return Backward(few, 4 * n_sms, 3)
+    num_warps = min(8, host.power_of_2(host.cdiv(n_cols, 1280)))
+    block_n = 4096 if n_cols > 10240 else num_warps * (128 if num_warps <= 2 else 256)
+    tiles, n_programs = host.cdiv(n_cols, block_n), 8 // num_warps
+    held = host.RowTiles(1, block_n, tiles, num_warps, rows.v)
+    n_tiles = tiles if n_cols % rows.v == 0 else host.cdiv(n_cols + rows.v - 1, block_n)
+    n_tensors = 4 if held.per_thread > _LATE_BACKWARD else 3
+    copied = n_programs * n_tensors * n_tiles * block_n * itemsize
+    num_stages = min(3, 1 + (host.shared_memory(gpu) - 4096) // copied)
+    return Backward(held, n_programs * n_sms, num_stages)
 
 
 def _launch(plan, x, residual, weight, h, y, eps, plus_one):
@@ -255,38 +318,39 @@ def _launch(plan, x, residual, weight, h, y, eps, plus_one):
     )  # fmt: skip
 
 
-def _launch_backward(plan, dy, dh, h, weight, dx, eps, plus_one, dtype, roots=None):
+def _launch_backward(plan, dy, dh, h, weight, dx, eps, plus_one, dtype):
     """Write dx unless it is None. Returns what each strip of rows adds to dweight, (strips, N), or None.
 
     dtype: that of dweight, None where it is not needed. Of one strip that is dweight itself, in this dtype.
     """
     n_rows, n_cols = h.shape
-    shared = host.shared_memory(h.device)
-    tiles, strips, num_stages = plan and plan.backward or _plan_backward(n_cols, h.itemsize, shared)
-    constants, apart = host.constants_of_rows(tiles, dy, dh, h)
-    strides, compute = (*dy.stride(), *h.stride()), host.compute_dtype(h.dtype)
-    if strips == 0 and dtype:  # a kernel of its own sums
-        roots = h.new_empty(n_rows, dtype=host.sum_dtype(h.dtype))
-        _launch_backward(plan, dy, dh, h, weight, dx, eps, plus_one, None, roots)
-        strips = 8 * 132 * 512 // n_cols
-        rows_per_program, strips, partial = host.strips_of(h, 1, 4, strips, dtype, apart)
-        how = {name: constants[name] for name in ("UNIT", "V")}
+    plan = plan and plan.backward or _plan_backward(n_cols, h.itemsize, h.device)
+    constants, apart = host.constants_of_rows(plan.rows, dy, dh, h)
+    rows_per_program, strips, partial = host.strips_of(
+        h, 1, plan.rows.block_m, plan.strips, dtype, apart
+    )
+    strides = *dy.stride(), *((0, 0) if dh is None else dh.stride()), *h.stride()
+    how = {"PLUS_ONE": plus_one, "COMPUTE": host.compute_dtype(h.dtype)}
+    no_eps, num_warps = eps < _LEAST_EPS, plan.rows.num_warps
+    if plan.held:
         host.run(
-            _add_rms_norm_dweight_kernel, (strips, host.cdiv(n_cols + apart, 512)), (dy, h, roots, partial),
-            n_rows, n_cols, *strides, rows_per_program, BLOCK_M=4, BLOCK_N=512, NUM_STAGES=3,
-            COMPUTE=compute, num_warps=4, **how,
+            _add_rms_norm_bwd_kernel, (strips,), (dy, dh, h, weight, dx, partial), n_rows, n_cols, eps,
+            *strides, rows_per_program, NO_EPS=no_eps, LATE=plan.rows.per_thread > _LATE_BACKWARD,
+            NUM_STAGES=plan.num_stages, num_warps=num_warps, **how, **constants,
         )  # fmt: skip
         return partial
-    alone, strips = strips == 0, strips or n_rows + apart
-    rows_per_program, strips, partial = host.strips_of(h, 1, tiles.block_m, strips, dtype, apart)
-    n_bytes = tiles.per_thread * h.itemsize  # with 16 warps a thread has 128 registers
-    late = alone or tiles.num_warps == 16 and n_bytes >= 128
-    again = alone or tiles.num_warps == 16 and not late
+    how |= {name: constants[name] for name in ("UNIT", "V")}
+    roots = h.new_empty(n_rows, dtype=host.sum_dtype(h.dtype))
+    means = torch.empty_like(roots)
     host.run(
-        _add_rms_norm_bwd_kernel, (strips,), (dy, dh, h, weight, dx, partial, roots),
-        n_rows, n_cols, eps, *dy.stride(), *((0, 0) if dh is None else dh.stride()), *h.stride(),
-        rows_per_program, PLUS_ONE=plus_one, NO_EPS=eps < _LEAST_EPS, LATE=late, AGAIN=again,
-        NUM_STAGES=num_stages, COMPUTE=compute, num_warps=tiles.num_warps, **constants,
+        _add_rms_norm_rows_kernel, (host.cdiv(n_rows, apart) * apart,), (dy, h, weight, roots, means),
+        n_rows, n_cols, eps, *dy.stride(), *h.stride(), BLOCK_N=2048, num_warps=4, **how,
+    )  # fmt: skip
+    block_m, block_n = plan.rows.block_m, plan.rows.block_n
+    host.run(
+        _add_rms_norm_columns_kernel, (strips, host.cdiv(n_cols + apart - 1, block_n)),
+        (dy, dh, h, weight, roots, means, dx, partial), n_rows, n_cols, *strides, rows_per_program,
+        NO_EPS=no_eps, BLOCK_M=block_m, BLOCK_N=block_n, num_warps=num_warps, **how,
     )  # fmt: skip
     return partial
 
@@ -327,7 +391,7 @@ def _backward(dy, dh, h, weight, eps, plus_one=False, needs_grad=(True, True), p
     dy, dh, h, out = host.rows_of(dy), host.rows_of(dh), host.rows_of(h), host.rows_of(dx)
     dtype = weight.dtype if has_dweight else None
     partial = _launch_backward(plan, dy, dh, h, weight.contiguous(), out, eps, plus_one, dtype)
-    return dx, host.sum_rows(partial, dtype) if has_dweight else None
+    return dx, host.sum_rows(partial, dtype, 512) if has_dweight else None
 
 
 class _AddRMSNorm(torch.autograd.Function):

@@ -52,8 +52,9 @@ def _locate(n_rows, n_cols, ONE_ROW: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_
 
 @triton.jit
 def _fwd_tile(x_ptrs, y_ptrs, mask, TANH: tl.constexpr, COMPUTE: tl.constexpr):
+    NARROW: tl.constexpr = y_ptrs.dtype.element_ty.primitive_bitwidth == 16
     x = tl.load(x_ptrs, mask=mask).to(COMPUTE)
-    y = device.gelu_tanh(x) if TANH else device.gelu(x)
+    y = device.gelu_tanh(x) if TANH else device.gelu(x, NARROW)
     tl.store(y_ptrs, y, mask=mask)
 
 
@@ -77,9 +78,10 @@ def _gelu_fwd_kernel(
 
 @triton.jit
 def _bwd_tile(dy_ptrs, x_ptrs, dx_ptrs, mask, TANH: tl.constexpr, COMPUTE: tl.constexpr):
+    NARROW: tl.constexpr = dx_ptrs.dtype.element_ty.primitive_bitwidth == 16
     dy = tl.load(dy_ptrs, mask=mask).to(COMPUTE)
     x = tl.load(x_ptrs, mask=mask).to(COMPUTE)
-    dx = dy * (device.gelu_tanh_grad(x) if TANH else device.gelu_grad(x))
+    dx = dy * (device.gelu_tanh_grad(x) if TANH else device.gelu_grad(x, NARROW))
     tl.store(dx_ptrs, dx, mask=mask)
 
 

@@ -398,7 +398,7 @@ def _plan_parts(n_cols, itemsize, gpu, tiles):
 
 @functools.cache
 def _plan(n_cols, itemsize, gpu):
-    tiles = host.row_tiles(n_cols, itemsize)
+    tiles = host.row_tiles(n_cols, itemsize, 64 // itemsize)
     if tiles.tiles * tiles.block_n > _LONGEST[itemsize]:
         return _plan_parts(n_cols, itemsize, gpu, _TILES[itemsize])
     return Plan("rows", *tiles)

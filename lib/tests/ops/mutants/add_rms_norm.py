@@ -10,8 +10,10 @@ MUTANTS = mutants_in("""
 - tl.sum(squares, axis=1)[:, None] / n_cols + eps
 + tl.sum(squares, axis=1)[:, None] / n_cols
 # eps squared backward
-- row_squares / n_cols + eps)[
-+ row_squares / n_cols + eps * eps)[
+-
+-         root = tl.rsqrt(row_squares / n_cols + eps)[
++
++         root = tl.rsqrt(row_squares / n_cols + eps * eps)[
 # squares added to the other sum
 - return a + c, b + d
 + return a + c, b + c
@@ -21,11 +23,9 @@ MUTANTS = mutants_in("""
 # what the neighbours have counted in, backward
 - h = device.own(hs[t].to(COMPUTE), 0.0, t, cols, place, UNIT, V, FULL)
 + h = hs[t].to(COMPUTE)
-# another row read again
--
--             dys = device.load_tiles(dy_rows, stride_dyn
-+
-+             dys = device.load_tiles(h_rows, stride_dyn
+# dy is read where h is
+- dys = device.load_tiles(dy_rows, stride_dyn
++ dys = device.load_tiles(h_rows, stride_dyn
 # the norm of h before it is rounded
 - device.store_tile(h_ptr + start + cols, h, t, cols, place, UNIT, V, FULL)
 + device.store_tile(h_ptr + start + cols, h, t, cols, place, UNIT, V, FULL)
@@ -54,26 +54,28 @@ MUTANTS = mutants_in("""
 +
 +         dy_rows = dy_ptr + device.begin(rows, n_cols, shift, V)
 # dh read as if contiguous
-- dh_ptr + device.begin(rows, stride_dhm, shift, V)
-+ dh_ptr + device.begin(rows, n_cols, shift, V)
+- dh_rows = dh_ptr + device.begin(rows, stride_dhm, shift, V)
++ dh_rows = dh_ptr + device.begin(rows, n_cols, shift, V)
 # the gradient of h in place of the sum
-- dx += dhs[t].to(COMPUTE)
-+ dx = dhs[t].to(COMPUTE)
+- dx += dh.to(COMPUTE)
++ dx = dh.to(COMPUTE)
 # the mean without the weight
-- cross += dy * _factor(weight, PLUS_ONE, COMPUTE) * h
-+ cross += dy * h
+-
+-             cross += dy * _factor(weight, PLUS_ONE, COMPUTE) * h
++
++             cross += dy * h
 # the sign of what the norm takes away
-- dx = root * (dy * _factor(weight, PLUS_ONE, COMPUTE) - normal * mean)
-+ dx = root * (dy * _factor(weight, PLUS_ONE, COMPUTE) + normal * mean)
+- dx = root * (dy * factor - normal * mean)
++ dx = root * (dy * factor + normal * mean)
 # h in place of its norm
-- normal = hs[t].to(COMPUTE) * root
-+ normal = hs[t].to(COMPUTE)
+- dy, normal = dy.to(COMPUTE), h.to(COMPUTE) * root
++ dy, normal = dy.to(COMPUTE), h.to(COMPUTE)
 # only the last rows summed
-- totals[t] + dy * normal if
-+ dy * normal if
+- totals[t] + share if
++ share if
 # dweight times the weight
-- totals[t] + dy * normal if
-+ totals[t] + dy * weight * normal if
+- return dx, dy * normal
++ return dx, dy * factor * normal
 # the sum of a strip without where its rows begin
 - tl.store(partial_ptr + (cols - shift), total, mask=mask)
 + tl.store(partial_ptr + cols, total, mask=mask)
@@ -87,18 +89,37 @@ MUTANTS = mutants_in("""
 # strips counted as if rows lay side by side
 - strips = cdiv(n_rows, rows_per_program) * apart
 + strips = cdiv(n_rows, rows_per_program)
-# by itself: dweight of h in place of its norm
-- (h * root)
-+ h
-# by itself: only the last rows
-- total += device.load_tile(dy_ptrs
-+ total = device.load_tile(dy_ptrs
-# by itself: without where rows begin
+# long rows: eps squared
+-
+-     root = tl.rsqrt(row_squares / n_cols + eps)[
++
++     root = tl.rsqrt(row_squares / n_cols + eps * eps)[
+# long rows: the mean without the weight
+-
+-         cross += dy * _factor(weight, PLUS_ONE, COMPUTE) * h
++
++         cross += dy * h
+# long rows: what the neighbours have counted in
+- h = device.own(h.to(COMPUTE), 0.0, 0, cols, place, UNIT, V, 0)
++ h = h.to(COMPUTE)
+# long rows: the last tile left out of their sums
+- tl.range(0, shift + n_cols, BLOCK_N, num_stages=1)
++ tl.range(0, n_cols // BLOCK_N * BLOCK_N, BLOCK_N, num_stages=1)
+# long rows: root in place of the mean
+- mean, dh = tl.load(means_ptr
++ mean, dh = tl.load(roots_ptr
+# long rows: dh read as if contiguous
+- dh_ptrs = dh_ptr + device.begin(rows, stride_dhm, shift, V)
++ dh_ptrs = dh_ptr + device.begin(rows, n_cols, shift, V)
+# long rows: only the last rows
+- total += share
++ total = share
+# long rows: without where rows begin
 - tl.store(partial_ptr + (cols - shift), tl.sum
 + tl.store(partial_ptr + cols, tl.sum
-# by itself: the last columns forgotten
-- (strips, host.cdiv(n_cols + apart, 512))
-+ (strips, max(1, n_cols // 512))
+# long rows: the last columns forgotten
+- (strips, host.cdiv(n_cols + apart - 1, block_n))
++ (strips, max(1, n_cols // block_n))
 # a strided weight read as if contiguous
 - _launch(plan, *rows, weight.contiguous(), *out, eps, plus_one)
 + _launch(plan, *rows, weight, *out, eps, plus_one)
@@ -112,8 +133,8 @@ MUTANTS = mutants_in("""
 - return weight.to(COMPUTE) + 1.0 if PLUS_ONE else weight.to(COMPUTE)
 + return (weight + 1.0).to(weight.dtype).to(COMPUTE) if PLUS_ONE else weight.to(COMPUTE)
 # without the 1 backward
-- rows_per_program, PLUS_ONE=plus_one
-+ rows_per_program, PLUS_ONE=False
+- how = {"PLUS_ONE": plus_one
++ how = {"PLUS_ONE": False
 # with eps = 0 a row that is not there makes dweight NaN
 - normal = tl.where(place[0], normal, 0.0)
 + normal = normal * 1.0
