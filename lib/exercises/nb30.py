@@ -13,11 +13,13 @@ from lib.exercises import (
     expect,
     expect_launches,
     expect_op,
+    expect_rounded_once,
 )
-from lib.exercises.watch import expect_fixed_order, expect_no_pass
+from lib.exercises.watch import FILLS, expect_fixed_order, expect_no_pass
 from lib.measure import registry
 from lib.measure.check import check_against_float64
 from lib.nogpu import cuda
+from lib.nogpu.memory import count_traffic
 
 import torch
 
@@ -99,7 +101,53 @@ def check_bias_gradient(answer):
         expect_fixed_order(answer, (dy, y), f"at {shape[0]}×{shape[1]}")
 
 
-@exercise("30.4", "A launch that covers everything", minutes=15, level=2)
+@exercise("30.4", "Both gradients of a leaky ReLU", minutes=25, level=3)
+def check_leaky_gradients(answer):
+    def inputs(shape, dtype):
+        dy, y = (_inputs(shape, dtype)[0] for _ in range(2))
+        y[0, 0] = 0.0
+        return dy + 1, y
+
+    def eager(dy, y):
+        dx = torch.where(y > 0, dy, 0.1 * dy)
+        return dx, dx.sum(0)
+
+    expect_op(answer, eager, inputs, shapes=(*SHAPES, (1100, 3)))
+    dy, y = inputs((5, 7), torch.float32)
+    _expect_launches_up_to(2, lambda: answer(dy, y))
+    dy, y = inputs((129, 70), torch.float32)
+    expect_no_pass(lambda: answer(dy, y), dy.nbytes, "at shape (129, 70)", but=FILLS)
+    expect_fixed_order(lambda *given: answer(*given)[1], (dy, y), "at 129×70")
+    expect_fixed_order(lambda *given: answer(*given)[0], (dy, y), "at 129×70")
+    dy, y = inputs((4096, 64), torch.float32)
+    with case("at shape (4096, 64)"):
+        traffic = count_traffic(lambda: answer(dy, y))
+    passes = traffic.bytes_requested / dy.nbytes
+    expect(
+        passes <= 3.5,
+        f"at shape (4096, 64): programs load and store {passes:.1f} times as many bytes as dy has; three "
+        "passes are enough, and sums of few strips",
+    )
+    expect(
+        traffic.programs >= 16,
+        f"at shape (4096, 64): {traffic.programs} programs in all; let more of them share the rows",
+    )
+    # Sums of strips are large and cancel: what 16 bits lose of them is more than what is left.
+    half = torch.randn(2048, 3, device=machine.device(), dtype=torch.bfloat16)
+    dy = torch.cat([half, -half[torch.randperm(2048, device=half.device)]])
+    dy[-1] = 0.25
+    at = "at shape (4096, 3), bfloat16, where sums of strips cancel"
+    with case(at):
+        _, dbias = answer(dy, torch.ones_like(dy))
+        expect_rounded_once(dbias, dy.double().sum(0), at, "dbias")
+
+
+def _expect_launches_up_to(most, launch):
+    launches = count_traffic(launch).launches
+    expect(launches >= 1, "should launch a Triton kernel or more, launched none")
+    expect(launches <= most, f"should launch {most} Triton kernels at most, launched {launches}")
+
+
 def check_fixed_source(source):
     from lib.ops.add_relu import add_relu_eager
 
@@ -133,7 +181,6 @@ def _expect_check_and_stream(source):
     )
 
 
-@exercise("30.5", "A kernel from an empty cell", minutes=20, level=3)
 def check_build(build):
     if missing := cuda.cuda_build.why_no_compiler():
         raise Skip(missing)

@@ -55,7 +55,48 @@ def bias_gradient(dy, y):
     return dbias
 
 
-# %% 30.4 as many threads as elements, rounded up to whole thread blocks; the kernel's own check trims the rest
+# %% 30.4 a program takes 64 rows of 64 columns; partial is float32, and places that are not there load 0 for dy
+@triton.jit
+def leaky_kernel(
+    dy_ptr, y_ptr, dx_ptr, partial_ptr, n_rows, n_cols, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
+):
+    rows = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    cols = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    mask = (rows < n_rows)[:, None] & (cols < n_cols)[None, :]
+    offsets = rows[:, None] * n_cols + cols[None, :]
+    dy = tl.load(dy_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+    y = tl.load(y_ptr + offsets, mask=mask, other=0.0)
+    dx = tl.where(y > 0, dy, 0.1 * dy)
+    tl.store(dx_ptr + offsets, dx, mask=mask)
+    share = tl.sum(dx, axis=0)
+    tl.store(partial_ptr + tl.program_id(0) * n_cols + cols, share, mask=cols < n_cols)
+
+
+@triton.jit
+def add_shares_kernel(
+    partial_ptr, dbias_ptr, n_strips, n_cols, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
+):
+    cols = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for start in range(0, n_strips, BLOCK_M):
+        strips = start + tl.arange(0, BLOCK_M)
+        mask = (strips < n_strips)[:, None] & (cols < n_cols)[None, :]
+        ptrs = partial_ptr + strips[:, None] * n_cols + cols[None, :]
+        total += tl.load(ptrs, mask=mask, other=0.0)
+    tl.store(dbias_ptr + cols, tl.sum(total, axis=0), mask=cols < n_cols)
+
+
+def leaky_gradients(dy, y):
+    (n_rows, n_cols), dx = y.shape, torch.empty_like(y)
+    dbias = torch.empty(n_cols, dtype=y.dtype, device=y.device)
+    n_strips, across = triton.cdiv(n_rows, 64), triton.cdiv(n_cols, 64)
+    partial = torch.empty(n_strips, n_cols, dtype=torch.float32, device=y.device)
+    leaky_kernel[(n_strips, across)](dy, y, dx, partial, n_rows, n_cols, BLOCK_M=64, BLOCK_N=64)
+    add_shares_kernel[(across,)](partial, dbias, n_strips, n_cols, BLOCK_M=16, BLOCK_N=64)
+    return dx, dbias
+
+
+# %% CUDA 1 as many threads as elements, rounded up to whole thread blocks; the kernel itself trims the rest
 fixed_source = """
 #include <torch/types.h>
 #include <c10/cuda/CUDAException.h>
@@ -79,7 +120,7 @@ torch::Tensor add_relu(torch::Tensor x, torch::Tensor bias) {
 """
 
 
-# %% 30.5 one thread an element, as forward; y <= 0 rather than not y > 0, so that a NaN in y lets dy pass
+# %% CUDA 2 one thread an element; y <= 0 rather than not y > 0, so that a NaN in y lets dy pass
 def build(load_inline):
     return load_inline(
         "add_relu_dx",

@@ -195,3 +195,56 @@ def bias_gradient__overwrites_dy(dy, y):
     dbias = _right.bias_gradient(dy, y)
     dy.zero_()
     return dbias
+
+
+def leaky_gradients__eager(dy, y):
+    dx = torch.where(y > 0, dy, 0.1 * dy)
+    return dx, dx.sum(0)
+
+
+def leaky_gradients__sums_dx_again(dy, y):
+    dx, _ = _right.leaky_gradients(dy, y)
+    return dx, _right.bias_gradient(dx, torch.ones_like(y))
+
+
+def leaky_gradients__sum_by_torch(dy, y):
+    dx, _ = _right.leaky_gradients(dy, y)
+    return dx, dx.sum(0)
+
+
+def leaky_gradients__first_strip_only(dy, y):
+    dx, _ = _right.leaky_gradients(dy, y)
+    return dx, _right.leaky_gradients(dy[:64], y[:64])[1]
+
+
+def leaky_gradients__atomics_in_any_order(dy, y):
+    dx, _ = _right.leaky_gradients(dy, y)
+    dbias = torch.zeros(y.shape[1], dtype=torch.float32, device=y.device)
+    grid = (triton.cdiv(y.numel(), 256),)
+    _atomic_kernel[grid](dx, torch.ones_like(y), dbias, y.numel(), y.shape[1], BLOCK_SIZE=256)
+    return dx, dbias.to(y.dtype)
+
+
+def _leaky(*changes):
+    return solution("30_add_relu", *changes).leaky_gradients
+
+
+leaky_gradients__zero_below = _leaky("tl.where(y > 0, dy, 0.1 * dy)", "tl.where(y > 0, dy, 0.0)")
+leaky_gradients__zero_passes = _leaky("tl.where(y > 0, dy, 0.1", "tl.where(y >= 0, dy, 0.1")
+leaky_gradients__slope_from_dy = _leaky("tl.where(y > 0, dy, 0.1", "tl.where(dy > 0, dy, 0.1")
+leaky_gradients__partial_in_16_bits = _leaky(
+    "n_strips, n_cols, dtype=torch.float32", "n_strips, n_cols, dtype=y.dtype"
+)
+leaky_gradients__strips_rounded_down = _leaky(
+    "n_strips, across = triton.cdiv(n_rows, 64)", "n_strips, across = max(1, n_rows // 64)"
+)
+leaky_gradients__one_program_a_tile_of_columns = _leaky(
+    "BLOCK_M=64, BLOCK_N=64)\n    add_shares", "BLOCK_M=4096, BLOCK_N=64)\n    add_shares",
+    "triton.cdiv(n_rows, 64), triton", "triton.cdiv(n_rows, 4096), triton",
+)  # fmt: skip
+leaky_gradients__undefined_lanes = without_other("30_add_relu").leaky_gradients
+
+
+def leaky_gradients__overwrites_dy(dy, y):
+    dx, dbias = _right.leaky_gradients(dy, y)
+    return dy.copy_(dx), dbias

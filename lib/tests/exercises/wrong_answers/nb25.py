@@ -1,0 +1,83 @@
+"""Plausible wrong answers to the exercises of notebook 25, named <answer>__<why>: each must be rejected."""
+
+import math
+
+from lib.tests.exercises.wrong_answers import solution
+
+import torch
+from torch.autograd.function import once_differentiable
+
+_right = solution("25_the_finished_op")
+
+
+def _changed(name, *changes):
+    return getattr(solution("25_the_finished_op", *changes), name)
+
+
+def check_arguments__lets_all_pass(x, bias):
+    x + bias  # broadcasts more than the kernel does
+
+
+def check_arguments__asserts(x, bias):
+    assert isinstance(bias, torch.Tensor), "bias"
+    assert bias.shape == x.shape[-1:], "bias"
+
+
+check_arguments__no_mixed_dtypes = _changed(
+    "check_arguments", " and torch.float64 in (x.dtype, bias.dtype)", ""
+)  # fmt: skip
+check_arguments__float64_with_others = _changed(
+    "check_arguments", "x.dtype != bias.dtype and torch.float64 in (x.dtype, bias.dtype)", "False"
+)
+check_arguments__any_device = _changed("check_arguments", "bias.device != x.device", "False")
+check_arguments__only_matrices = _changed("check_arguments", "x.dim() == 0", "x.dim() != 2")
+check_arguments__says_no_shape = _changed("check_arguments", ", got {tuple(bias.shape)}", "")
+check_arguments__counts_numbers_alone = _changed(
+    "check_arguments", "bias.shape != x.shape[-1:]", "bias.numel() != x.shape[-1]"
+)
+check_arguments__integers = _changed("check_arguments", "not t.is_floating_point()", "False")
+
+
+def rows_to_fold__always_sixteen(n_cols):
+    return 1 if n_cols % 16 == 0 else 16
+
+
+def rows_to_fold__of_eight(n_cols):
+    return 8 // math.gcd(n_cols, 8)
+
+
+def rows_to_fold__the_divisor(n_cols):
+    return math.gcd(n_cols, 16)
+
+
+rows_per_program__reads_alone = _changed("rows_per_program", "2 * rows * n_cols", "rows * n_cols")
+rows_per_program__elements = _changed("rows_per_program", " * itemsize <", " <")
+rows_per_program__no_power_of_2 = _changed("rows_per_program", "rows *= 2", "rows += 1")
+rows_per_program__more_than_enough = _changed("rows_per_program", "< least_bytes", "<= least_bytes")
+
+Mine__twice = _changed("Mine", "    @host.once\n", "")
+Mine__keeps_y_on_ctx = _changed(
+    "Mine", "ctx.save_for_backward(y)", "ctx.y = y.detach()", "(y,) = ctx.saved_tensors", "y = ctx.y"
+)  # fmt: skip
+Mine__writes_both = _changed("Mine", ", ctx.needs_input_grad)", ")")
+Mine__dtype_of_x = _changed(
+    "Mine", "ctx.dtypes = x.dtype, bias.dtype", "ctx.dtypes = x.dtype, x.dtype"
+)
+Mine__swapped = _changed("Mine", "return add_relu._backward(dy, y, ctx.dtypes, ctx.needs_input_grad)",
+    "return add_relu._backward(dy, y, ctx.dtypes, ctx.needs_input_grad)[::-1]",
+)  # fmt: skip
+Mine__saves_dy_mask = _changed("Mine", "add_relu._backward(dy, y,", "add_relu._backward(dy, dy,")
+
+
+class Mine__once_differentiable(torch.autograd.Function):
+    forward = _right.Mine.forward
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dy):
+        (y,) = ctx.saved_tensors
+        return _right.add_relu._backward(dy, y, ctx.dtypes, ctx.needs_input_grad)
+
+
+def Mine__a_function(x, bias):
+    return _right.Mine.apply(x, bias)
