@@ -16,6 +16,13 @@ from lib.exercises import (
 )
 from lib.exercises.undefined import compare
 from lib.exercises.watch import expect_fixed_order, expect_kernels_alone_calculate
+from lib.exercises.whole_op import (
+    expect_float32_sums,
+    expect_frozen,
+    expect_refusals,
+    expect_saved,
+    expect_sums,
+)
 from lib.measure import bench, registry
 from lib.measure.check import CheckError, check_against_float64
 from lib.nogpu.memory import count_traffic
@@ -336,25 +343,12 @@ def _expect_cases(answer, gradients):
 
 def _expect_refusals(answer):
     x = torch.ones(5, 7, device=machine.device())
-    for what, args in {
+    bad = {
         "residual (5, 1) beside x (5, 7)": (x, x[:, :1], x[0]),
         "weight (1,) beside x (5, 7)": (x, x, x[0, :1]),
         "x and residual of int64": (x.long(), x.long(), x[0]),
-    }.items():
-        try:
-            answer(*args)
-        except (TypeError, ValueError) as error:
-            is_sentence = len(str(error).split()) >= 4
-            expect(
-                is_sentence, f"bad input, {what}: the error says {str(error)!r}; make it a sentence"
-            )
-        except Exception as error:
-            raise Wrong(
-                f"bad input, {what}: {type(error).__name__}; raise a TypeError or ValueError that says"
-                " what is wrong"
-            ) from None
-        else:
-            raise Wrong(f"bad input, {what}: is taken; raise an error that says what is wrong")
+    }
+    expect_refusals(answer, bad)
 
 
 def _expect_eps(answer, gradients):
@@ -390,44 +384,8 @@ def check_forward(answer):
     )
 
 
-def _expect_some_gradients(answer):
-    """Wrong where a tensor that is frozen, or a gradient of stride 0, makes a difference."""
-    for frozen in ((2,), (0, 1), (0, 2), (1, 2)):
-        inputs = _inputs(((5, 7), torch.float32, None), machine.device())
-        for k in frozen:
-            inputs[k].requires_grad_(False)
-        names = " and ".join(("x", "residual", "weight")[k] for k in frozen)
-        at = f"at shape (5, 7), float32, {names} frozen"
-        check_against_float64(answer, OP.eager, *inputs, name=at)
-
-    def sums(function):
-        return lambda *args: tuple(t.sum(0) for t in function(*args))
-
-    inputs = _inputs(((6, 33), torch.float32, None), machine.device())
-    at = "at shape (6, 33), float32, the loss a sum, so that gradients arrive with stride 0"
-    check_against_float64(sums(answer), sums(OP.eager), *inputs, name=at)
-
-
-def _expect_saved(answer):
-    """Wrong where a tensor that is overwritten before backward changes a gradient in silence."""
-    names = ("x", "residual", "weight", "y", "h")
-    for k, name in enumerate(names):
-        leaves = _inputs(((5, 7), torch.float32, None), machine.device())
-        tensors = [leaf * 1 for leaf in leaves]
-        tensors += answer(*tensors)
-        dys = [torch.ones_like(t) for t in tensors[3:]]
-        want = torch.autograd.grad(tensors[3:], leaves, dys, retain_graph=True)
-        try:
-            with torch.no_grad():
-                tensors[k].zero_()
-            got = torch.autograd.grad(tensors[3:], leaves, dys)
-        except RuntimeError:
-            continue
-        same = all(torch.equal(a, b) for a, b in zip(got, want))
-        expect(
-            same,
-            f"{name} was overwritten before backward, and other gradients came, without an error",
-        )
+def _new(*case):
+    return lambda: _inputs(case, machine.device())
 
 
 def _expect_same_bits(answer):
@@ -440,20 +398,16 @@ def _expect_same_bits(answer):
     expect_fixed_order(dweight, inputs, "dweight at shape (70, 9):")
 
 
-def _expect_float32_sums(answer):
-    """dweight of whole numbers that cancel: exact in float32, not from parts that were rounded to 8 bits."""
-    generator = torch.Generator().manual_seed(0)
-    half = torch.randint(128, 256, (600, 6), generator=generator)
-    # the second half takes away what the first adds, 5 rows on, so that no part of it rounds as one before
-    dy = torch.cat([half, -half.roll(5, 0)]).to(machine.device(), torch.bfloat16)
-    x = torch.ones_like(dy)  # with an eps of 0 its norm is 1
-    weight = x[0].clone().requires_grad_()
-    at = "at shape (1200, 6), bfloat16, whole numbers whose sums are 0"
-    with case(at):
+def _dweight_of(answer):
+    """dy → dweight where the norm is 1, so that it is the sum of dy's rows."""
+
+    def dweight(dy):
+        x = torch.ones_like(dy)
+        weight = x[0].clone().requires_grad_()
         y, _ = answer(x, torch.zeros_like(x), weight, 0.0)
-        (dweight,) = torch.autograd.grad(y, weight, dy)
-    off = dweight.float().abs().max().item()
-    expect(off < 1, f"{at}: dweight is off by {off:g}; keep sums in float32 until the last is done")
+        return torch.autograd.grad(y, weight, dy)[0]
+
+    return dweight
 
 
 @exercise("90.4", "Forward and backward", minutes=60, level=3)
@@ -461,10 +415,13 @@ def check_backward(answer):
     _expect_cases(answer, gradients=True)
     _expect_eps(answer, gradients=True)
     _expect_any_weight(answer, gradients=True)
-    _expect_some_gradients(answer)
-    _expect_saved(answer)
+    small, names = _new((5, 7), torch.float32, None), ("x", "residual", "weight")
+    expect_frozen(answer, OP.eager, small, names, "at shape (5, 7), float32")
+    wide = _new((6, 33), torch.float32, None)
+    expect_sums(answer, OP.eager, wide, "at shape (6, 33), float32")
+    expect_saved(answer, small, (*names, "y", "h"))
     _expect_same_bits(answer)
-    _expect_float32_sums(answer)
+    expect_float32_sums(_dweight_of(answer), "dweight")
     leaf, residual, weight = _inputs(((5, 7), torch.float32, None), machine.device())
     fixed = residual.detach(), weight.detach()
     expect_second_derivative(lambda x: answer(x, *fixed)[0], lambda x: OP.eager(x, *fixed)[0], leaf)

@@ -27,7 +27,9 @@ def undefined_is_infinite():
 
     def poisoned(self, pointers, mask, other, *rest):
         dtype = pointers.get_element_ty()
-        if other is None and dtype.is_floating() and dtype.primitive_bitwidth >= 16:
+        # of one element Triton's `if other` takes an `other` of 0 for none
+        missing = other is None and pointers.data.size > 1
+        if missing and dtype.is_floating() and dtype.primitive_bitwidth >= 16:
             positive, negative = np.inf, -np.inf
             if dtype == tl.bfloat16:  # kept as uint16
                 positive, negative = 0x7F80, 0xFF80

@@ -318,6 +318,7 @@ def test_the_workflow_to_copy_runs_a_notebook(tmp_path):
         "lib/ops/README.md",
         "data/README.md",
         "notebooks/anatomy.md",
+        "notebooks/capstones.md",
         "notebooks/glossary.md",
         "notebooks/teaching.md",
     ],

@@ -1,6 +1,8 @@
 """Right answers that differ from the solution in what the text leaves open."""
 
+from lib import machine
 from lib.exercises import check
+from lib.exercises.undefined import compare
 
 import numpy as np
 import pytest
@@ -34,6 +36,22 @@ def _silu_into_zeros(x):
     return y
 
 
+@triton.jit
+def _silu_one_by_one_kernel(x_ptr, y_ptr, n_elements, EACH: tl.constexpr):
+    total = 0.0
+    for k in range(EACH):
+        i = tl.program_id(0) * EACH + k
+        x = tl.load(x_ptr + i, mask=i < n_elements, other=0.0).to(tl.float32)
+        total += x * 0  # what an `other` of 0 is for
+        tl.store(y_ptr + i, x / (1 + tl.exp(-x)) + total, mask=i < n_elements)
+
+
+def _silu_one_by_one(x):
+    y = torch.empty_like(x)
+    _silu_one_by_one_kernel[(triton.cdiv(x.numel(), 4),)](x, y, x.numel(), EACH=4)
+    return y
+
+
 def _clip_by_where(x, limit):
     norm = torch.linalg.vector_norm(x.detach())
     return torch.where(norm > limit, x * (limit / norm.clamp_min(1e-30)), x)
@@ -63,3 +81,12 @@ _RIGHT = {
 def test_a_right_answer_is_right(what):
     verdict = check(*_RIGHT[what])
     assert verdict.status == "right", verdict
+
+
+def test_a_masked_load_of_one_number_keeps_its_other():
+    compare(
+        _silu_one_by_one,
+        torch.nn.functional.silu,
+        torch.randn(6, device=machine.device()),
+        name="6 numbers by 4",
+    )
