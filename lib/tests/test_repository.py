@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -25,6 +26,7 @@ import yaml
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 MAKEFILE = (ROOT / "Makefile").read_text()
 TEACHING = (ROOT / "notebooks/teaching.md").read_text()
+PLANS, WEEKS = re.split(r"(?m)^## ", TEACHING)[1:3]
 README = (ROOT / "README.md").read_text()
 
 
@@ -214,7 +216,7 @@ def test_the_dev_container_is_set_up_by_make():
 
 def test_the_plans_for_teachers_add_up():
     row = r"(?m)^\| (\w.*?) \| (\[\d\d\].*?) \| (\d+) \| (.*?) \| (\d+) \|$"
-    plans = re.findall(row, TEACHING)
+    plans = re.findall(row, PLANS)
     assert len(plans) == 7
     for plan, notebooks, minutes, exercises, more in plans:
         numbers = re.findall(r"\[(\d\d)\]", notebooks)
@@ -226,7 +228,7 @@ def test_the_plans_for_teachers_add_up():
 
 
 def test_a_plan_holds_what_its_notebooks_need_or_says_what_to_skip():
-    days = re.findall(r"(?m)^\| (\w.*?) \| (\[\d\d\].*?) \| \d+ \|", TEACHING)
+    days = re.findall(r"(?m)^\| (\w.*?) \| (\[\d\d\].*?) \| \d+ \|", PLANS)
     plans = {}
     for day, notebooks in days:
         numbers = set(re.findall(r"\[(\d\d)\]", notebooks))
@@ -242,6 +244,124 @@ def test_a_plan_holds_what_its_notebooks_need_or_says_what_to_skip():
             headings = re.findall(r"(?m)^#+ (.*)$", _prose(skips[2]))
             assert set(re.findall(r"\*(.+?)\*", skips[3])) <= set(headings), day
     assert len(plans) == 3
+
+
+def _terms():
+    """The rows of the tables of six and of twelve weeks."""
+    tables = re.split(r"(?m)^\| Week .*\n.*\n", WEEKS)[1:]
+    rows = [[r.strip("| ").split(" | ") for r in t.splitlines() if r[:1] == "|"] for t in tables]
+    assert [len(term) for term in rows] == [6, 12]
+    return rows
+
+
+@pytest.mark.parametrize("term", _terms(), ids=len)
+def test_the_weeks_of_a_term_add_up_and_build_on_earlier_ones(term):
+    before, all_ids = set(), []
+    for k, row in enumerate(term, 1):
+        week, notebooks, minutes, builds_on, homework, more, points, _ = row
+        numbers, ids = re.findall(r"\[(\d\d)\]", notebooks), homework.split(", ")
+        assert int(week) == k and len(numbers) == len(notebooks.split(", "))
+        assert sum(_minutes()[n] for n in numbers) == int(minutes), week
+        exercises = [all_exercises()[id] for id in ids]
+        assert {id[:2] for id in ids} <= set(numbers), week
+        assert sum(e.minutes for e in exercises) == int(more), week
+        assert sum(e.level for e in exercises) == int(points), week
+        needs = set().union(*(_needs(_prose(n)) for n in numbers)) - set(numbers)
+        if "90" in numbers:  # it asks for two of 30 to 43
+            needs -= {"43"}
+            assert len([n for n in before if "30" <= n <= "43"]) >= 2
+        assert needs <= before and needs | {"43"} >= set(re.findall(r"\d\d", builds_on)) >= needs
+        before |= set(numbers)
+        all_ids += ids
+    assert len(set(all_ids)) == len(all_ids)
+
+
+@pytest.mark.parametrize("term", _terms(), ids=len)
+def test_a_week_says_whether_it_needs_a_compiler(term):
+    for _, notebooks, *_, machine_needs in term:
+        paths = re.findall(r"\((\w+\.ipynb)\)", notebooks)
+        notebooks = (nbformat.read(ROOT / "notebooks" / path, as_version=4) for path in paths)
+        cells = (c.source for n in notebooks for c in n.cells if c.cell_type == "code")
+        text = "\n".join(cells)
+        compiles = re.search(r"torch\.compile\(|__global__|_cuda\b|load_inline", text)
+        assert machine_needs == ("a C++ compiler" if compiles else "nothing more"), paths
+
+
+def test_projects_can_begin_when_the_page_says():
+    (early, late) = map(
+        int, re.findall(r"week\s+(\d+)", WEEKS[WEEKS.index("are for projects") :])[:2]
+    )
+    twelve = [set(re.findall(r"\[(\d\d)\]", row[1])) for row in _terms()[1]]
+    for numbers, week in ((("44", "45", "46", "53"), early), (("51",), late)):
+        there = set().union(*twelve[:week])
+        assert all(_needs(_prose(n)) <= there for n in numbers), numbers
+
+
+def test_an_update_keeps_the_answers(tmp_path):
+    """The commands of the page, in a clone that has answers, between two tags of another."""
+    (commands,) = re.findall(r"(?s)```sh\n(git remote add.*?)```", TEACHING)
+    course, fork = tmp_path / "course", tmp_path / "fork"
+    name = "02_six_small_kernels"
+
+    def git(folder, *arguments):
+        who = ["-c", "user.name=A", "-c", "user.email=a@example.org"]
+        subprocess.run(["git", *who, *arguments], cwd=folder, check=True, capture_output=True)
+
+    def edit(folder, notebook, change):
+        path = folder / f"notebooks/{notebook}.ipynb"
+        content = nbformat.read(path, as_version=4)
+        change({re.findall(r'check\("([\d.]+)"', c.source)[0]: c for c in content.cells
+                if "exercise" in c.metadata.get("tags", [])}, content)  # fmt: skip
+        nbformat.write(content, path)
+
+    shutil.copytree(
+        ROOT, course, ignore=shutil.ignore_patterns(".git", ".venv*", ".reader", "*cache*")
+    )
+    git(course, "init", "--quiet")
+    git(course, "add", "--all")
+    git(course, "commit", "--quiet", "--message", "First")
+    git(course, "tag", "v0.2.0")
+    git(tmp_path, "clone", "--quiet", str(course), str(fork))
+
+    def answer(exercises, notebook):
+        exercises["02.1"].source = "# mine\n" + exercises["02.1"].source
+        exercises["02.2"].source = "# mine, too\n" + exercises["02.2"].source
+        for k, cell in enumerate(c for c in notebook.cells if c.cell_type == "code"):
+            cell.execution_count, cell.outputs = 100 + k, []
+
+    edit(fork, name, answer)
+
+    def renew(exercises, notebook):
+        exercises["02.2"].source += "\n# a new remark"
+        exercises["02.3"].source += "\n# a new stub"
+        notebook.cells.insert(3, nbformat.v4.new_markdown_cell("A new cell."))
+        for k, cell in enumerate(c for c in notebook.cells if c.cell_type == "code"):
+            cell.execution_count = 50 + k
+
+    edit(course, name, renew)
+    git(course, "commit", "--quiet", "--all", "--message", "Second")
+    git(course, "tag", "v0.3.0")
+    told = commands.replace("https://github.com/OWNER/fused-kernels", str(course))
+    told = told.replace(".venv/bin/python", sys.executable)
+    people = [f"GIT_{who}_{what}" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")]
+    env = os.environ | dict.fromkeys(people, "a@example.org")
+    env = {k: v for k, v in env.items() if k != "PYTHONPATH"}
+    command = ["bash", "-e", "-c", told]
+    done = subprocess.run(command, cwd=fork, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "02.1 written\n02.2 written; the cell was changed" in done.stdout, done.stdout
+    after = nbformat.read(fork / f"notebooks/{name}.ipynb", as_version=4)
+    new = nbformat.read(course / f"notebooks/{name}.ipynb", as_version=4)
+    changed = {
+        b.source.partition("\n")[0]: a.source for a, b in zip(new.cells, after.cells) if a != b
+    }
+    assert len(after.cells) == len(new.cells) and set(changed) == {"# mine", "# mine, too"}
+    for told, want in (
+        ("status --porcelain", ""),
+        ("diff --name-only v0.3.0", f"notebooks/{name}.ipynb"),
+    ):
+        command = ["git", *told.split()]
+        assert subprocess.check_output(command, cwd=fork, text=True).strip() == want
 
 
 def _workflow():
