@@ -441,6 +441,7 @@ def test_the_workflow_to_copy_runs_a_notebook(tmp_path):
         "notebooks/capstones.md",
         "notebooks/glossary.md",
         "notebooks/teaching.md",
+        "notebooks/where_next.md",
     ],
 )
 def test_links_of_a_page_lead_somewhere(page):
@@ -448,3 +449,8 @@ def test_links_of_a_page_lead_somewhere(page):
     missing = [link for link in links if not ((ROOT / page).parent / link).exists()]
     assert links or page.startswith("data")
     assert not missing
+
+
+def test_the_readme_leads_to_every_page():
+    pages = [path.relative_to(ROOT).as_posix() for path in (ROOT / "notebooks").glob("*.md")]
+    assert len(pages) >= 5 and all(f"]({page})" in README for page in pages)
