@@ -33,13 +33,13 @@ def cells_at(commit):
     with tempfile.TemporaryDirectory() as folder:
         with tarfile.open(fileobj=io.BytesIO(_git("archive", commit, "notebooks"))) as archive:
             archive.extractall(folder, filter="data")
-        found = {}
+        cells = {}
         for path in sorted(Path(folder, "notebooks").glob("*.ipynb")):
             tagged = [c for c in notebooks.read(path) if "exercise" in c.tags]
-            found |= {id: cell.source for cell in tagged for id in cell.checks}
+            cells |= {id: cell.source for cell in tagged for id in cell.checks}
         for submission in submissions.find(Path(folder, "notebooks")):
-            found |= submission.answers
-    return found
+            cells |= submission.answers
+    return cells
 
 
 def carry(answers, stubs):
