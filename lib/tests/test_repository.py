@@ -454,3 +454,15 @@ def test_links_of_a_page_lead_somewhere(page):
 def test_the_readme_leads_to_every_page():
     pages = [path.relative_to(ROOT).as_posix() for path in (ROOT / "notebooks").glob("*.md")]
     assert len(pages) >= 5 and all(f"]({page})" in README for page in pages)
+
+
+def test_the_page_on_data_names_what_is_there():
+    page = (ROOT / "data/README.md").read_text()
+    folders = {path.name for path in (ROOT / "data").iterdir() if path.is_dir()}
+    assert set(re.findall(r"(?m)^## (\w+)$", page)) == folders
+    named = re.findall(r"`([\w<>….-]+\.(?:json|png|csv|txt|parquet))`", page)
+    patterns = [re.sub(r"<\w+>|…", "*", name) for name in named]
+    ops = {f"{path.stem}.json" for path in (ROOT / "lib/ops").glob("[a-z]*.py")}
+    for path in (ROOT / "data").rglob("*.*"):
+        fits = any(path.match(p) for p in patterns if p != "*.json") or path.name in ops
+        assert fits or path.name == "README.md" or "output_code" in path.parts, path

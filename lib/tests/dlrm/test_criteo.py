@@ -392,7 +392,7 @@ def test_the_sample_is_small_and_says_what_it_is():
     assert rows == [criteo_sample.TRAIN_ROWS, criteo_sample.VALIDATION_ROWS]
     assert 50_000 <= sum(rows) <= 100_000
     for path in paths:
-        assert b"Synthetic" in pq.read_schema(path).metadata[b"description"]
+        assert pq.read_schema(path).metadata[b"description"].decode() == criteo_sample.NOTE
     assert "synthetic" in (criteo.SAMPLE_TRAIN.parent.parent / "README.md").read_text()
 
 
