@@ -1,6 +1,7 @@
 """The committed notebooks: recorded, current, small, free of this machine; and the tools that make them so."""
 
 import ast
+import collections
 import inspect
 import json
 import re
@@ -192,6 +193,25 @@ def test_a_term_is_linked_where_the_route_first_uses_it():
         uses = ((name, use) for name in route if (use := first_use(term, prose[name])))
         name, (is_linked, around) = next(uses)
         assert is_linked, f"{name} says {term} for the first time, link it there: {around!r}"
+
+
+# Marked in several notebooks and no terms.
+ORDINARY = {"measured here"} | set(
+    "all and catch choose column count decide derive find first is last naive name one ops predict read "
+    "recorded say sum two write your".split()
+)
+
+
+def test_what_several_notebooks_mark_is_in_the_glossary():
+    """An emphasized word, or two, is a term or an ordinary word."""
+    terms = {term.lower() for term, _ in glossary()}
+    marks = collections.defaultdict(set)
+    for path in NOTEBOOKS:
+        prose = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", prose_of(path))
+        for mark in re.findall(r"(?<![*\w])\*{1,2}([A-Za-z][\w -]{1,30}?)\*{1,2}(?![*\w])", prose):
+            marks[mark.lower().removeprefix("the ")].add(path.name)
+    several = {mark for mark, pages in marks.items() if len(pages) > 1}
+    assert {m for m in several - ORDINARY if not {m, m.removesuffix("s")} & terms} == set()
 
 
 def test_the_first_use_of_a_term_is_found():
