@@ -53,7 +53,7 @@ __global__ void scale_rows_kernel(const float* x, const float* scale, float* y, 
 }
 
 torch::Tensor scale_rows(torch::Tensor x, torch::Tensor scale) {
-  TORCH_CHECK(x.is_cuda() && scale.is_cuda(), "scale_rows: x and scale must be on a GPU");
+  TORCH_CHECK(x.is_cuda() && scale.device() == x.device(), "scale_rows: x and scale must be on one GPU");
   TORCH_CHECK(x.scalar_type() == torch::kFloat && scale.scalar_type() == torch::kFloat,
               "scale_rows: x and scale must be float32");
   TORCH_CHECK(x.dim() == 2 && scale.dim() == 1 && scale.size(0) == x.size(0),

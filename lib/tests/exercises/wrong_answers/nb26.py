@@ -68,11 +68,15 @@ safe_source__enough_is_enough = _changed(_safe, _SHAPES, " && scale.size(0) >= x
 safe_source__dimensions_unseen = _changed(_safe, "x.dim() == 2 && ", "")
 safe_source__empty_grid = _changed(_safe, "  if (n == 0) return y;\n", "")
 safe_source__device_of_one = _changed(
-    _safe, " && scale.is_cuda()", "", "const c10::cuda::CUDAGuard guard(x.device());", ""
+    _safe,
+    " && scale.device() == x.device()",
+    "",
+    "const c10::cuda::CUDAGuard guard(x.device());",
+    "",
 )
 safe_source__no_device = _changed(
     _safe,
-    "x.is_cuda() && scale.is_cuda()",
+    "x.is_cuda() && scale.device() == x.device()",
     "true",
     "const c10::cuda::CUDAGuard guard(x.device());",
     "",
