@@ -1,13 +1,8 @@
 """Exercises of notebook 30, add_relu."""
 
-import re
-
 from lib import machine
 from lib.exercises import (
     SHAPES,
-    Skip,
-    Wrong,
-    attempted,
     case,
     exercise,
     expect,
@@ -17,8 +12,6 @@ from lib.exercises import (
 )
 from lib.exercises.watch import FILLS, expect_fixed_order, expect_no_pass
 from lib.measure import registry
-from lib.measure.check import check_against_float64
-from lib.nogpu import cuda
 from lib.nogpu.memory import count_traffic
 
 import torch
@@ -146,78 +139,3 @@ def _expect_launches_up_to(most, launch):
     launches = count_traffic(launch).launches
     expect(launches >= 1, "should launch a Triton kernel or more, launched none")
     expect(launches <= most, f"should launch {most} Triton kernels at most, launched {launches}")
-
-
-def check_fixed_source(source):
-    from lib.ops.add_relu import add_relu_eager
-
-    expect(isinstance(source, str), "fixed_source has to be the source, a string")
-    if missing := cuda.cuda_build.why_no_compiler():
-        raise Skip(missing)
-    fixed = cuda.load_cuda_on_cpu(source, ["add_relu"], name="fixed", checked=True)
-    # (65536, 1): one more row than the second and the third dimension of a grid can have
-    for shape in [(1, 1), (8, 8), (5, 7), (17, 33), (64, 16), (3, 2000), (1500, 2), (65536, 1)]:
-        x, bias = (torch.randn(shape), torch.randn(shape[1]))
-        at = f"at {shape[0]}×{shape[1]}"
-        with case(at):
-            y = attempted(fixed.add_relu(x, bias))
-            check_against_float64(lambda x, b, y=y: y, add_relu_eager, x, bias, name=at)
-    _expect_check_and_stream(source)
-
-
-def _expect_check_and_stream(source):
-    code = re.sub(r"//[^\n]*|/\*.*?\*/", "", source, flags=re.S)
-    before, _, behind = code.rpartition(">>>")
-    expect(
-        "LAUNCH_CHECK" in behind or "cudaGetLastError" in behind,
-        "no launch check behind the launch",
-    )
-    given, n_removed = before.rpartition("<<<")[2], 1
-    while n_removed:  # dim3(a, b) is one argument
-        given, n_removed = re.subn(r"\([^()]*\)", "", given)
-    expect(
-        given.count(",") == 3 and "getCurrentCUDAStream" in before,
-        "the launch does not name PyTorch's current stream, so it may overtake PyTorch's work",
-    )
-
-
-def check_build(build):
-    if missing := cuda.cuda_build.why_no_compiler():
-        raise Skip(missing)
-    given = {}
-
-    def load_inline(name, cpp_sources, cuda_sources=None, functions=None, **_):
-        given.update(cpp=_text(cpp_sources), cuda=_text(cuda_sources))
-        names = [functions] if isinstance(functions, str) else list(functions or [])
-        expect("add_relu_dx" in names, "functions should name add_relu_dx")
-        return cuda.load_cuda_on_cpu(given["cuda"], names, name="yours", checked=True)
-
-    built = attempted(build(load_inline))
-    expect(given, "build should call the load_inline that it is given")
-    expect(
-        re.search(r"Tensor\s+add_relu_dx\s*\([^)]*\)\s*;", given["cpp"]),
-        "cpp_sources should declare add_relu_dx: nvcc's part and Python's are compiled apart",
-    )
-    for shape in [(1, 1), (8, 8), (5, 7), (17, 33), (3, 2000)]:
-        y = torch.randn(shape).relu()
-        y[0, 0] = 0.0
-        _expect_dx(built, f"at {shape[0]}×{shape[1]}", torch.randn(shape), y)
-    _expect_dx(built, "with a NaN in y", torch.ones(1, 3), torch.tensor([[NAN, 0.0, 1.0]]))
-    dy = torch.tensor([[torch.inf, 1.0, 1.0]])
-    _expect_dx(built, "with an inf in dy", dy, torch.tensor([[0.0, 0.0, 1.0]]))
-    _expect_check_and_stream(given["cuda"])
-
-
-def _text(sources):
-    return sources if isinstance(sources, str) else "\n".join(sources or [])
-
-
-def _expect_dx(built, at, dy, y):
-    with case(at):
-        dx = attempted(built.add_relu_dx(dy, y))
-    want = torch.where(y <= 0, 0.0, dy)
-    expect(dx.shape == want.shape, f"{at}: dx has shape {tuple(dx.shape)}")
-    if not torch.equal(dx, want):
-        row, col = (dx != want).nonzero()[0].tolist()
-        got = f"dx[{row}, {col}] should be {want[row, col]:g}, got {dx[row, col]:g}"
-        raise Wrong(f"{at}: {got}, where y is {y[row, col]:g}")

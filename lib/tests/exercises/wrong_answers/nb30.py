@@ -1,7 +1,5 @@
 """Plausible wrong answers to the exercises of notebook 30, named <answer>__<why>: each must be rejected."""
 
-import re
-
 from lib.tests.exercises.wrong_answers import solution, without_other
 
 import torch
@@ -139,53 +137,6 @@ def bias_gradient__low_precision_sum(dy, y):
     for row in torch.where(y > 0, dy, 0):
         total = total + row
     return total
-
-
-_fixed = _right.fixed_source
-fixed_source__no_bounds_check = _fixed.replace("if (i >= n) return;", "")
-fixed_source__rounds_down = _fixed.replace("(n + threads - 1) / threads", "n / threads")
-fixed_source__one_block_per_row = _fixed.replace(
-    "threads = 256, blocks = (n + threads - 1) / threads", "threads = x.size(1), blocks = x.size(0)"
-)
-_column = """
-  const int64_t column = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (column >= n_cols) return;
-  const int64_t i = int64_t(blockIdx.y) * n_cols + column;
-"""
-fixed_source__rows_in_the_second_dimension = re.sub(
-    r" *const int64_t i = .*\n.*return;\n", _column, _fixed
-).replace("<<<blocks,", "<<<dim3((x.size(1) + 255) / 256, x.size(0)),")
-fixed_source__no_launch_check = _fixed.replace("C10_CUDA_KERNEL_LAUNCH_CHECK();", "")
-fixed_source__check_before_launch = fixed_source__no_launch_check.replace(
-    "add_relu_kernel<<<", "C10_CUDA_KERNEL_LAUNCH_CHECK();\n  add_relu_kernel<<<"
-)
-_STREAM = ", 0, c10::cuda::getCurrentCUDAStream()"
-fixed_source__no_stream = _fixed.replace(_STREAM, "")
-fixed_source__default_stream = _fixed.replace(_STREAM, ", 0, 0")
-fixed_source__check_in_a_comment = _fixed.replace("C10_CUDA_KERNEL", "// C10_CUDA_KERNEL")
-
-
-def _build(old, new, declaration="torch::Tensor add_relu_dx(torch::Tensor dy, torch::Tensor y);"):
-    source = _right.dx_source.replace(old, new)
-
-    def build(load_inline):
-        return load_inline("dx", declaration, source, functions=["add_relu_dx"])
-
-    return build
-
-
-build__no_bounds_check = _build("if (i < n) ", "")
-build__rounds_down = _build("(n + threads - 1) / threads", "n / threads")
-build__nan_stops_dy = _build("y[i] <= 0.f ? 0.f : dy[i]", "y[i] > 0.f ? dy[i] : 0.f")
-build__inf_times_zero = _build("y[i] <= 0.f ? 0.f : dy[i]", "dy[i] * !(y[i] <= 0.f)")
-build__zero_passes = _build("y[i] <= 0.f", "y[i] < 0.f")
-build__no_launch_check = _build("C10_CUDA_KERNEL_LAUNCH_CHECK();", "")
-build__no_stream = _build(_STREAM, "")
-build__not_declared = _build("", "", declaration="")
-
-
-def build__without_cuda(load_inline):
-    return torch.ops.aten
 
 
 bias_gradient__undefined_lanes = without_other("30_add_relu").bias_gradient
