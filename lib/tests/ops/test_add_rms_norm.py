@@ -176,6 +176,16 @@ def test_dweight_of_the_longest_rows_is_summed_in_strips(module):
     check_against_float64(module.add_rms_norm_triton, OP.eager, *inputs((150, 16388)))
 
 
+def test_gradients_of_strides_0_where_rows_are_read_twice(module):
+    """y.sum() + h.sum() sends one number each for all elements."""
+    eager, ours = inputs((3, 16388)), inputs((3, 16388))
+    grads = []
+    for run, given in ((add_rms_norm_eager, eager), (module.add_rms_norm_triton, ours)):
+        y, h = run(*given)
+        grads.append(torch.autograd.grad(y.sum() + h.sum(), given))
+    torch.testing.assert_close(*grads, rtol=1e-5, atol=1e-4)
+
+
 def test_a_strip_of_wide_rows_ends_with_the_last_row(module):
     tiles = host.RowTiles(4, 2048, 5, 16, 4)  # four rows in the strip, of which three are there
     version = functools.partial(
