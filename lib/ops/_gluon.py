@@ -13,6 +13,7 @@ from triton.experimental.gluon.language.nvidia.hopper import tma
 # TMA's copies, by their names from Triton 3.8 on, and by those before.
 async_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 async_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
+barrier = getattr(gl, "barrier", None) or gl.thread_barrier  # of the threads of one role
 # reinterpret(buffer, dtype, shape, layout): all of a buffer in another shape; a method, private before 3.9.
 _buffer = gl.shared_memory_descriptor
 reinterpret = getattr(_buffer, "reinterpret", None) or _buffer._reinterpret

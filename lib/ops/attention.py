@@ -42,11 +42,13 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 if __package__:  # shared by the ops: `device` in kernels, `host` around them
+    from . import _attention_bwd_gluon as gluon_backward
     from . import _attention_gluon as gluon_kernels
     from . import _device as device
     from . import _gluon as shared
     from . import _host as host
 else:  # the same, in a plain folder
+    import _attention_bwd_gluon as gluon_backward
     import _attention_gluon as gluon_kernels
     import _device as device
     import _gluon as shared
@@ -577,6 +579,7 @@ _FEW = 64  # queries in all heads of a group: as many lie in one tile, and the k
 _DECODING = Tile(16, 64, 2, 2)  # n, warps and stages then; of wide rows or elements n is less
 _RESIDENT = 4  # such programs fit into one SM
 _MOST_PARTS, _LEAST_TILES = 64, 4  # of the keys, and in each
+GLUON_BACKWARD = False  # _attention_bwd_gluon.py, where it fits: no GPU has run it yet
 _LONGEST = 256  # D: rows of q, k, v and o lie in the registers and the shared memory of one program
 
 
@@ -684,6 +687,15 @@ def _launch(q, k, v, o, lse, plan, lengths, limits, scale, of_sample):
         )  # fmt: skip
 
 
+def _gluon_backward_fits(do, q, k, v, grads, lengths, limits, scale):
+    """Whether the kernel with five products takes these: causal or no mask, 16 bits, D = 64 or 128."""
+    plain = lengths is None and limits[0] == q.shape[2] and limits[1] in (0, k.shape[2])
+    if not (GLUON_BACKWARD and plain and scale > 0 and all([g is not None for g in grads])):
+        return False
+    fits = q.shape[3] in (64, 128) and q.dtype.itemsize == 2 and gluon_kernels.run_on(q.device)
+    return fits and _tma_fits(do, q, k, v, *grads)
+
+
 def _launch_backward(do, q, k, v, o, lse, dq, dk, dv, plan, lengths, limits, scale, of_sample):
     """Write dq, dk and dv, each unless it is None."""
     (batch, n_heads, n_queries, dim), (_, n_kv_heads, n_keys, _) = q.shape, k.shape
@@ -695,6 +707,10 @@ def _launch_backward(do, q, k, v, o, lse, dq, dk, dv, plan, lengths, limits, sca
             n_heads, n_queries, *_row_strides(do, o),
             DIM=dim, BLOCK_M=block_m, BLOCK_D=host.power_of_2(dim), num_warps=4,
         )  # fmt: skip
+    tensors = do, q, k, v, lse, delta, dq, dk, dv
+    has_roles = _gluon_backward_fits(*tensors[:4], tensors[6:], lengths, limits, scale)
+    if has_roles and shared.ran(gluon_backward.launch_backward, *tensors, limits[1] == 0, scale):
+        return
     saved = lengths, lse, delta
     if dq is not None:
         host.run(
