@@ -23,8 +23,7 @@ Work      4·B·H·Sq·Sk·D FLOPs forward, 10 backward; about half when causal,
 Method    Dao, FlashAttention-2, 2023: a tile of q goes along the keys with the largest score so far and the sum
           of exponentials. Few queries (decoding): the keys are cut in parts, and a second kernel adds the
           parts up; the queries of all heads that share k and v lie in one tile, so that each is read once.
-          Long sequences in 16 bits on Hopper: FlashAttention-3's roles, two groups that multiply and one warp
-          that fetches by TMA, in Gluon (_attention_gluon.py).
+          Long sequences in 16 bits on Hopper: FlashAttention-3's roles, in Gluon (_attention_gluon.py).
 Backward  delta = rowsum(do·o), ds = p(do vᵀ - delta), dq = scale·ds k, dk = scale·dsᵀ q, dv = pᵀ do. In 16 bits
           o is rounded, so where terms cancel a rounding of do·o stays. One kernel each for delta, dq, dk and dv
           (over the heads of a group): no atomics, the same bits in every run. Saves q, k, v, o, a number a row.
