@@ -129,7 +129,7 @@ def test_five_products_and_sums_of_four():
     """D = 128, no mask: a tile is five products; dq is added 16 bytes at a time, and nothing spills there."""
     dim, m = 128, 64
     compiled = _compiled(dim, False, True)
-    mix, loop = instruction_mix(compiled), loop_mix(compiled, "HGMMA")
+    mix, loop = instruction_mix(compiled), loop_mix(compiled, "MUFU.EX2")
     columns = {name: int(name.split(".")[1].split("x")[1]) for name in loop if "HGMMA" in name}
     # of 64 rows: s, dp, dv, dk, and half of dq over twice as many keys
     assert sum(loop[name] * n * 16 for name, n in columns.items()) == 5 * m * dim, loop
