@@ -65,14 +65,11 @@ def _fetch_queries(descs, bufs, bars, job, sizes, IS_CAUSAL: gl.constexpr):
     n_kv_heads, n_repeats, n_queries, _, _, _ = sizes
     place, block, n_tiles, _ = _keys_of(job, sizes, IS_CAUSAL, M)
     batch, kv_head = place // n_kv_heads, place % n_kv_heads
-    mbarrier.expect(kv_full.index(0), 2 * k_desc.block_type.nbytes)
+    mbarrier.expect(kv_full.index(0), 4 * k_desc.block_type.nbytes)
     for who in gl.static_range(2):
         at = [batch, kv_head, block * _KEYS + who * 64, 0]
         shared.async_load(k_desc, at, kv_full.index(0), k_bufs.index(who))
-    mbarrier.expect(kv_full.index(1), 2 * v_desc.block_type.nbytes)
-    for who in gl.static_range(2):
-        at = [batch, kv_head, block * _KEYS + who * 64, 0]
-        shared.async_load(v_desc, at, kv_full.index(1), v_bufs.index(who))
+        shared.async_load(v_desc, at, kv_full.index(0), v_bufs.index(who))
     of_q: gl.constexpr = q_desc.block_type.nbytes + lse_desc.block_type.nbytes
     n_rows = gl.cdiv(n_queries, M) * M
     count = 0
@@ -105,21 +102,21 @@ def _sums_of(buf, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
-def _add(dq_ptr, dq, turn_ptr, turn, DETERMINISTIC: gl.constexpr):
+def _wait_for(turn_ptr, turn):
+    done = gl.atomic_add(turn_ptr, 0, sem="acquire")
+    while done < turn:
+        done = gl.atomic_add(turn_ptr, 0, sem="acquire")
+    shared.barrier()
+
+
+@gluon.jit
+def _add(dq_ptr, dq):
     # Half of a tile of dq, (64, C), to its sum. In the buffer the four numbers that a thread holds of 2 rows by
     # 2 columns lie together, behind them the next thread's: 16 bytes a thread, 512 of a warp in one piece.
     C: gl.constexpr = dq.shape[1]
     dq = dq.reshape([4, 2, 8, C // 8, 4, 2]).permute((3, 0, 2, 4, 1, 5)).reshape([64 * C])
     ptrs = dq_ptr + gl.arange(0, 64 * C, layout=dq.type.layout)
-    if DETERMINISTIC:
-        done = gl.atomic_add(turn_ptr, 0, sem="acquire")
-        while done < turn:
-            done = gl.atomic_add(turn_ptr, 0, sem="acquire")
-        shared.barrier()
     gl.atomic_add(ptrs, dq, sem="relaxed")
-    if DETERMINISTIC:
-        shared.barrier()  # all threads have added, and the release below tells the next program so
-        gl.atomic_add(turn_ptr, 1, sem="release")
 
 
 @gluon.jit
@@ -164,11 +161,11 @@ def _multiply(
     dk = gl.zeros((64, D), gl.float32, ACC)
     dv = gl.zeros((64, D), gl.float32, ACC)
     mbarrier.wait(kv_full.index(0), 0)
-    mbarrier.wait(kv_full.index(1), 0)
     count = 0
     n_halves = gl.cdiv(n_queries, M) * 2
-    first_half = place.to(gl.int64) * n_repeats * n_halves + WHO
-    dq_ptr, turns_ptr = dq_ptr + first_half * (M * D // 2), turns_ptr + first_half
+    turn = place * n_repeats * n_halves + WHO  # of the half of a tile, counted over all heads
+    dq_ptr += turn.to(gl.int64) * (M * D // 2)
+    added = turn
     for _ in range(n_repeats):
         # the tiles that see all keys, then the others
         for MASKED in gl.static_range(2 if IS_CAUSAL or CUT else 1):
@@ -181,6 +178,9 @@ def _multiply(
                 # dp counts from -delta: so no register has to hold delta beside p and dp
                 less = none - _sums_of(delta_bufs.index(slot), S)[None, :]
                 dp = hopper.warpgroup_mma(v, do.permute((1, 0)), less, is_async=True)
+                if DETERMINISTIC:  # of the tile before: its sums have long arrived
+                    shared.barrier()
+                    gl.atomic_add(turns_ptr + added, gl.where(count > 0, 1, 0), sem="release")
                 s = hopper.warpgroup_mma_wait(1, deps=(s,))
                 lse = _sums_of(lse_bufs.index(slot), S)
                 # at most 1, as in _weights of attention.py
@@ -212,12 +212,18 @@ def _multiply(
                 dq = _half_of_dq(ds_bufs, 2 * swap, k_bufs, WHO)
                 ds = gl.convert_layout(ds, LEFT)
                 dk = hopper.warpgroup_mma(ds, q, dk, is_async=True)
+                if DETERMINISTIC:  # while the products go on
+                    _wait_for(turns_ptr + turn + half, block)
                 dq, dv, weights = hopper.warpgroup_mma_wait(1, deps=(dq, dv, weights))
-                _add(dq_ptr + half * (M * D // 2), dq, turns_ptr + half, block, DETERMINISTIC)
+                _add(dq_ptr + half * (M * D // 2), dq)
+                added = turn + half
                 dk, ds = hopper.warpgroup_mma_wait(0, deps=(dk, ds))
                 mbarrier.arrive(empty.index(slot), count=1)
                 count += 1
-        dq_ptr, turns_ptr = dq_ptr + n_halves * (M * D // 2), turns_ptr + n_halves
+        dq_ptr, turn = dq_ptr + n_halves * (M * D // 2), turn + n_halves
+    if DETERMINISTIC:
+        shared.barrier()
+        gl.atomic_add(turns_ptr + added, gl.where(count > 0, 1, 0), sem="release")
     at = [place // n_kv_heads, place % n_kv_heads, first_key, 0]
     v_bufs.index(WHO).reshape([64, D]).store(dv.to(DTYPE))
     hopper.fence_async_shared()
@@ -244,16 +250,14 @@ def _attention_bwd_gluon_kernel(
     D: gl.constexpr = q_desc.block_type.shape[3]
     dtype: gl.constexpr = q_desc.dtype
     bars = (
-        gluon_kernels._barriers(2, 1),  # k and v are there
+        gluon_kernels._barriers(1, 1),  # k and v are there
         gluon_kernels._barriers(STAGES, 1),  # q and lse
         gluon_kernels._barriers(STAGES, 1),  # do and delta
         gluon_kernels._barriers(STAGES, 2),  # both groups have done with these
         gluon_kernels._barriers(2, 2),  # both halves of dsᵀ are there
         gluon_kernels._barriers(1, 2),  # both groups have done with k
     )
-    ds_layout: gl.constexpr = gl.NVMMASharedLayout(
-        swizzle_byte_width=128, element_bitwidth=16, rank=2
-    )
+    ds_layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
     bufs = (
         gl.allocate_shared_memory(dtype, [STAGES, 1, 1, M, D], q_desc.layout),
         gl.allocate_shared_memory(dtype, [2, 1, 1, 64, D], k_desc.layout),
