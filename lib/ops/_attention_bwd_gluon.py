@@ -175,9 +175,7 @@ def _multiply(
                 mbarrier.wait(q_full.index(slot), phase)
                 s = hopper.warpgroup_mma(k, q.permute((1, 0)), none, use_acc=False, is_async=True)
                 mbarrier.wait(do_full.index(slot), phase)
-                # dp counts from -delta: so no register has to hold delta beside p and dp
-                less = none - _sums_of(delta_bufs.index(slot), S)[None, :]
-                dp = hopper.warpgroup_mma(v, do.permute((1, 0)), less, is_async=True)
+                dp = hopper.warpgroup_mma(v, do.permute((1, 0)), none, use_acc=False, is_async=True)
                 if DETERMINISTIC:  # of the tile before: its sums have long arrived
                     shared.barrier()
                     gl.atomic_add(turns_ptr + added, gl.where(count > 0, 1, 0), sem="release")
@@ -198,7 +196,8 @@ def _multiply(
                 mbarrier.wait(do_full.index(slot), phase)
                 dp, weights = hopper.warpgroup_mma_wait(0, deps=(dp, weights))
                 dv = hopper.warpgroup_mma(weights, do, dv, is_async=True)
-                ds = p * dp
+                # read here, not sooner: no register holds it beside all others
+                ds = p * (dp - _sums_of(delta_bufs.index(slot), S)[None, :])
                 if MASKED:
                     ds = gl.where(p == 0.0, 0.0, ds)  # 0 times NaN is NaN
                 ds = ds.to(DTYPE)
