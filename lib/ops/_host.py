@@ -207,10 +207,9 @@ def row_tiles(n_cols, itemsize, most=16):
     block_n = max(128, power_of_2(n_cols)) // 8
     tiles = cdiv(n_cols, block_n)
     if block_n >= 128:
-        num_warps = min(
-            16, max(2 if itemsize == 2 else 1, block_n // (128 if block_n <= 1024 else 256))
-        )
-        return RowTiles(max(1, 512 // (block_n * itemsize)), block_n, tiles, num_warps, v)
+        block_m = max(1, 512 // (block_n * itemsize))
+        num_warps = min(16, max(block_m, block_n // (128 if block_n <= 1024 else 256)))
+        return RowTiles(block_m, block_n, tiles, num_warps, v)
     block_m = min(most if block_n < 32 else 8, most * 8 * min(v, 4) // block_n)
     return RowTiles(
         max(block_m, power_of_2(1024 // (tiles * block_n) + 1) // 2, 1), block_n, tiles, 4, v
