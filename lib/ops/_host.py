@@ -148,18 +148,16 @@ def strips_of(matrix, fold, block_m, strips, dtype, apart=1):
     return rows_per_program, strips, partial
 
 
-def sum_rows(partial, dtype, most=64):
-    """The sum over strips (row chunks), in one launch and in a fixed order: the same bits in every run.
-
-    most: how many of more than 256 strips a program reads at one time. Few columns are few programs.
-    """
+def sum_rows(partial, dtype):
+    """The sum over strips (row chunks), in one launch and in a fixed order: the same bits in every run."""
     n_strips, n_cols = partial.shape
     if n_strips == 1:
         return partial.view(n_cols)  # in this dtype already
     out = partial.new_empty(n_cols, dtype=dtype)
+    # Few columns have many strips and few programs, so that each has many rows on their way at one time
     run(
         device.sum_rows_kernel, (cdiv(n_cols, 32),), (partial, out), n_strips, n_cols,
-        BLOCK_M=64 if n_strips <= 256 else most, BLOCK_N=32, num_warps=8,
+        BLOCK_M=64 if n_strips <= 256 else 512, BLOCK_N=32, num_warps=8,
     )  # fmt: skip
     return out
 
@@ -243,39 +241,46 @@ def grid_of_rows(tiles, *matrices):
 
 
 @functools.cache
-def tile_of(n_cols, tile_bytes, row_bytes, dtype):
-    """BLOCK_M, BLOCK_N: a tile of tile_bytes, its rows row_bytes long unless x has fewer columns."""
-    block_n = min(power_of_2(n_cols), row_bytes // dtype.itemsize)
-    return tile_bytes // dtype.itemsize // block_n, block_n
-
-
-@functools.cache
 def rows_to_fold(n_cols):
-    """How many rows of n_cols elements, taken together, are a multiple of 16 elements long.
+    """How many rows of n_cols elements are taken together: at least, and where there are many.
 
-    16 elements rather than 16 bytes: only of multiples of 16 does Triton know, for any size given at run time,
-    that masks and offsets leave 16-byte loads whole.
+    At least so many that they are a multiple of 16 elements long. 16 elements rather than 16 bytes: only of
+    multiples of 16 does Triton know, for any size given at run time, that masks and offsets leave 16-byte loads
+    whole. Where there are many, 8192 elements: of rows of 80 a tile of 128 columns would idle in 48.
     """
-    return 16 // math.gcd(n_cols, 16)
+    least = 16 // math.gcd(n_cols, 16)
+    fits = least == 1 and (n_cols >= 512 or n_cols == power_of_2(n_cols))
+    return least, 1 if fits else least * power_of_2(cdiv(8192, n_cols * least))
 
 
 def fold_of(*matrices):
     """How many rows of these (M, N) matrices are taken as one; None among them is left out.
 
     A width of 781, say, lets rows begin off any 16-byte boundary, and loads shrink to one element; 16 such rows
-    on end are 12496 elements, a good width. So contiguous rows are folded, and the last wide row may be a part;
-    unless they are few: of 32 rows as they are one program sums dbias.
+    on end are 12496 elements, a good width. The last wide row may be a part. Of 32 rows one program sums dbias.
     """
     n_rows, n_cols = matrices[0].shape
-    fold = rows_to_fold(n_cols)
-    folds = fold > 1 and n_rows >= 64 and all([m is None or m.is_contiguous() for m in matrices])
-    return fold if folds else 1
+    least, most = rows_to_fold(n_cols)
+    if most == 1 or n_rows < 64 or not all([m is None or m.is_contiguous() for m in matrices]):
+        return 1
+    return most if n_rows >= 64 * most else least
 
 
 def folded_tile(n_cols, dtype, fold):
     """BLOCK_M, BLOCK_N of a kernel with a bias; n_cols: of fold rows, taken as one."""
     # One 16-byte load in each of 128 threads; folded, four: a bias is looked up alone, and four rows share it
-    return tile_of(n_cols, 2048 if fold == 1 else 8192, 2048, dtype)
+    block_n = min(power_of_2(n_cols), 2048 // dtype.itemsize)
+    return (2048 if fold == 1 else 8192) // dtype.itemsize // block_n, block_n
+
+
+def summed_tile(n_cols, fold=1, narrow=128):
+    """(BLOCK_N, strips) of rows that are summed; n_cols: of fold rows, taken as one.
+
+    So many columns that a tile is tall; of long rows that begin anywhere 512, as a tile shares memory's 32 bytes
+    at both ends. 8192 programs fill any GPU; at most 4096 rows, `fold` of each strip, keep the second sum short.
+    """
+    block_n = min(power_of_2(n_cols), 512 if fold > 1 and n_cols > 4096 * fold else narrow)
+    return block_n, max(1, min(cdiv(8192, cdiv(n_cols, block_n)), 4096 // fold))
 
 
 def folded_and_rest(fold, bias, *matrices):
@@ -346,9 +351,7 @@ def autocast(*tensors):
 @functools.cache
 def plan_dz(n_cols, dtype):
     """(BLOCK_M, BLOCK_N, strips): tiles of 8 KB, and as many strips as fill any GPU."""
-    block_n = min(128, power_of_2(n_cols))
-    # 8192 programs fill any GPU; at most 1024 strips keep the second sum short
-    strips = max(1, min(cdiv(8192, cdiv(n_cols, block_n)), 1024))
+    block_n, strips = summed_tile(n_cols)
     return 8192 // dtype.itemsize // block_n, block_n, strips
 
 

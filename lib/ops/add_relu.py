@@ -119,16 +119,15 @@ def _plan(n_cols, dtype, fold=1):
 
 
 @functools.cache
-def _plan_backward(n_cols, dtype, aligned):
-    """(BLOCK_M, BLOCK_N, strips): tall tiles, rows of 128 elements.
+def _plan_backward(n_cols, dtype, aligned, fold=1):
+    """(BLOCK_M, BLOCK_N, strips).
 
-    aligned: four 16-byte loads of dy and of y in flight in each of 256 threads; else smaller tiles: unaligned
+    aligned: eight 16-byte loads of dy and of y in flight in each of 128 threads; else smaller tiles: unaligned
     rows load one element per instruction, and cp.async cannot pipeline that.
     """
-    block_m, block_n = host.tile_of(n_cols, 16384 if aligned else 8192, 128 * dtype.itemsize, dtype)
-    # About 8192 programs fill any GPU; each sums as many rows as that leaves it, and at most 1024 strips
-    # keep the second sum short.
-    return block_m, block_n, max(1, min(host.cdiv(8192, host.cdiv(n_cols, block_n)), 1024))
+    block_n, strips = host.summed_tile(n_cols, fold)
+    block_m = (16384 if aligned else 8192) // dtype.itemsize // block_n
+    return block_m, block_n, strips
 
 
 def _launch(plan, fold, bias, x, y):
@@ -156,13 +155,13 @@ def _launch_backward(plan, dy, y, dx, dtype):
     n_cols = y.shape[1] * fold
     stride_dym, stride_dyn = dy.stride() if fold == 1 else (n_cols, 1)
     aligned = n_cols % 16 == 0 and stride_dyn == 1
-    block_m, block_n, strips = plan or _plan_backward(n_cols, y.dtype, aligned)
+    block_m, block_n, strips = plan or _plan_backward(n_cols, y.dtype, aligned, fold)
     rows_per_program, strips, partial = host.strips_of(y, fold, block_m, strips, dtype)
     host.run(
         _add_relu_bwd_kernel, (strips * host.cdiv(n_cols, block_n),), (dy, y, dx, partial),
         y.shape[0], n_cols, stride_dym, stride_dyn, rows_per_program,
         HAS_DX=dx is not None, HAS_DBIAS=partial is not None, NUM_STAGES=3 if aligned else 1,
-        COMPUTE=host.compute_dtype(y.dtype), BLOCK_M=block_m, BLOCK_N=block_n, FOLD=fold, num_warps=8,
+        COMPUTE=host.compute_dtype(y.dtype), BLOCK_M=block_m, BLOCK_N=block_n, FOLD=fold, num_warps=4,
     )  # fmt: skip
     return partial
 

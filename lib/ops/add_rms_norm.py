@@ -391,7 +391,7 @@ def _backward(dy, dh, h, weight, eps, plus_one=False, needs_grad=(True, True), p
     dy, dh, h, out = host.rows_of(dy), host.rows_of(dh), host.rows_of(h), host.rows_of(dx)
     dtype = weight.dtype if has_dweight else None
     partial = _launch_backward(plan, dy, dh, h, weight.contiguous(), out, eps, plus_one, dtype)
-    return dx, host.sum_rows(partial, dtype, 512) if has_dweight else None
+    return dx, host.sum_rows(partial, dtype) if has_dweight else None
 
 
 class _AddRMSNorm(torch.autograd.Function):

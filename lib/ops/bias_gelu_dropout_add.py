@@ -118,12 +118,12 @@ def _gelu_slope(z):
 
 
 @triton.jit
-def _keep_tile(seed_ptr, threshold, rows, first_col, n_cols, first, EIGHTS: tl.constexpr,
+def _keep_tile(seed, threshold, rows, first_col, n_cols, first, EIGHTS: tl.constexpr,
                BLOCK_N: tl.constexpr):  # fmt: skip
     # (BLOCK_M, BLOCK_N): which elements stay, from 16 random bits for each place in the whole tensor.
     # Bits and threshold are compared 16 places higher up, where what is below them cannot change the answer:
     # the upper half of a word is compared as it is.
-    seed, least = tl.load(seed_ptr), threshold.to(tl.uint32) << 16
+    least = threshold.to(tl.uint32) << 16
     if EIGHTS:  # n_cols is a multiple of 8: one Philox call for eight neighbours
         columns = (first + first_col) // 8 + tl.arange(0, BLOCK_N // 8)
         group = (rows * (n_cols // 8))[:, None] + columns[None, :]  # int64: counts past 2**31
@@ -146,7 +146,7 @@ def _philox(seed, counter):
 
 @triton.jit
 def _bias_gelu_dropout_add_fwd_tile(
-    x_ptrs, bias, residual_ptrs, y_ptrs, mask, seed_ptr, rows, first_col, n_cols, first, threshold,
+    x_ptrs, bias, residual_ptrs, y_ptrs, mask, seed, rows, first_col, n_cols, first, threshold,
     SOME_DROPPED: tl.constexpr, ALL_DROPPED: tl.constexpr, EIGHTS: tl.constexpr, COMPUTE: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -160,7 +160,7 @@ def _bias_gelu_dropout_add_fwd_tile(
         y *= 0.0
     elif SOME_DROPPED:
         scale = 65536.0 / (65536 - threshold).to(COMPUTE)
-        keep = _keep_tile(seed_ptr, threshold, rows, first_col, n_cols, first, EIGHTS, BLOCK_N)
+        keep = _keep_tile(seed, threshold, rows, first_col, n_cols, first, EIGHTS, BLOCK_N)
         y = tl.where(keep, y, y * 0.0) * scale
     y += residual.to(COMPUTE)
     tl.store(y_ptrs, y, mask=mask)
@@ -192,21 +192,22 @@ def _bias_gelu_dropout_add_fwd_kernel(
     bias = None
     if bias_ptr is not None:
         bias = tl.load(bias_ptr + bias_cols, mask=cols < n_cols)
+    seed = tl.load(seed_ptr) if SOME_DROPPED else None
     _bias_gelu_dropout_add_fwd_tile(
-        x_ptrs, bias, residual_ptrs, y_ptr + offsets, mask, seed_ptr, rows, first_col, n_cols, first, threshold,
+        x_ptrs, bias, residual_ptrs, y_ptr + offsets, mask, seed, rows, first_col, n_cols, first, threshold,
         SOME_DROPPED, ALL_DROPPED, EIGHTS, COMPUTE, BLOCK_N,
     )  # fmt: skip
     if FOLD > 1 and pid_m == 0:
         row, left = last[None, :], n_rows // FOLD + tl.arange(0, 1).to(tl.int64)
         _bias_gelu_dropout_add_fwd_tile(
-            x_ptr + row, bias, residual_ptr + row, y_ptr + row, behind[None, :], seed_ptr, left, first_col,
+            x_ptr + row, bias, residual_ptr + row, y_ptr + row, behind[None, :], seed, left, first_col,
             n_cols, first, threshold, SOME_DROPPED, ALL_DROPPED, EIGHTS, COMPUTE, BLOCK_N,
         )  # fmt: skip
 
 
 @triton.jit
 def _bias_gelu_dropout_add_bwd_tile(
-    dy_ptrs, x_ptrs, bias, dx_ptr, offsets, mask, seed_ptr, rows, first_col, n_cols, first, threshold,
+    dy_ptrs, x_ptrs, bias, dx_ptr, offsets, mask, seed, rows, first_col, n_cols, first, threshold,
     SOME_DROPPED: tl.constexpr, ALL_DROPPED: tl.constexpr, EIGHTS: tl.constexpr, COMPUTE: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -216,7 +217,7 @@ def _bias_gelu_dropout_add_bwd_tile(
         dy *= 0.0
     elif SOME_DROPPED:
         scale = 65536.0 / (65536 - threshold).to(COMPUTE)
-        keep = _keep_tile(seed_ptr, threshold, rows, first_col, n_cols, first, EIGHTS, BLOCK_N)
+        keep = _keep_tile(seed, threshold, rows, first_col, n_cols, first, EIGHTS, BLOCK_N)
         dy *= tl.where(keep, scale, 0.0)
     if bias is not None:
         x += bias[None, :]
@@ -248,6 +249,7 @@ def _bias_gelu_dropout_add_bwd_kernel(
     if bias_ptr is not None:
         bias = tl.load(bias_ptr + bias_cols, mask=cols < n_cols).to(COMPUTE)
 
+    seed = tl.load(seed_ptr) if SOME_DROPPED else None
     for start in tl.range(0, rows_per_program, BLOCK_M, num_stages=NUM_STAGES):
         rows = pid_m.to(tl.int64) * rows_per_program + start + tl.arange(0, BLOCK_M)
         offsets = rows[:, None] * n_cols + cols[None, :]
@@ -256,7 +258,7 @@ def _bias_gelu_dropout_add_bwd_kernel(
         dy_ptrs = dy_ptr + rows[:, None] * stride_dym + cols[None, :] * stride_dyn
         x_ptrs = x_ptr + rows[:, None] * stride_xm + cols[None, :] * stride_xn
         total += _bias_gelu_dropout_add_bwd_tile(
-            dy_ptrs, x_ptrs, bias, dx_ptr, offsets, mask, seed_ptr, rows, first_col, n_cols, first, threshold,
+            dy_ptrs, x_ptrs, bias, dx_ptr, offsets, mask, seed, rows, first_col, n_cols, first, threshold,
             SOME_DROPPED, ALL_DROPPED, EIGHTS, COMPUTE, BLOCK_N,
         )  # fmt: skip
 
@@ -264,7 +266,7 @@ def _bias_gelu_dropout_add_bwd_kernel(
     if FOLD > 1 and pid_m == 0:
         row, left = last[None, :], n_rows // FOLD + tl.arange(0, 1).to(tl.int64)
         last_dx = _bias_gelu_dropout_add_bwd_tile(
-            dy_ptr + row, x_ptr + row, bias, dx_ptr, row, behind[None, :], seed_ptr, left, first_col,
+            dy_ptr + row, x_ptr + row, bias, dx_ptr, row, behind[None, :], seed, left, first_col,
             n_cols, first, threshold, SOME_DROPPED, ALL_DROPPED, EIGHTS, COMPUTE, BLOCK_N,
         )  # fmt: skip
         sums += tl.sum(last_dx, axis=0)
@@ -276,24 +278,18 @@ def _bias_gelu_dropout_add_bwd_kernel(
 
 
 @functools.cache
-def _flat_tile(n_cols, elements, widest):
-    """BLOCK_M, BLOCK_N: a tile of so many elements, its rows at most `widest` long and at least 8."""
-    block_n = max(8, min(host.power_of_2(n_cols), widest))
-    return max(1, elements // block_n), block_n
+def _plan(n_cols, fold=1):
+    # Folded, a bias is looked up element by element: a thread has it for eight rows
+    block_n = max(8, min(host.power_of_2(n_cols), 1024 if fold == 1 else 128))
+    return Plan(2048 // block_n, block_n)
 
 
 @functools.cache
-def _plan(n_cols):
-    return Plan(*_flat_tile(n_cols, 2048, 1024))
-
-
-@functools.cache
-def _plan_backward(n_cols):
+def _plan_backward(n_cols, fold=1):
     """(BLOCK_M, BLOCK_N, strips)"""
-    block_m, block_n = _flat_tile(n_cols, 2048, 64)
-    # About 4096 programs fill any GPU; each sums as many rows as that leaves it, and at most 1024 strips
-    # keep the second sum short.
-    return block_m, block_n, max(1, min(host.cdiv(4096, host.cdiv(n_cols, block_n)), 1024))
+    block_n, strips = host.summed_tile(n_cols, fold, narrow=64)
+    block_n = max(8, block_n)
+    return 2048 // block_n, block_n, strips
 
 
 def _launch(plan, fold, bias, x, residual, y, p, seed, first=0):
@@ -316,7 +312,7 @@ def _launch_backward(plan, dy, x, dx, bias, p, seed, dtype, first=0):
     threshold, fold = _threshold(p), host.fold_of(x, dy, dx)
     n_cols = x.shape[1] * fold
     strides = (*dy.stride(), *x.stride()) if fold == 1 else (n_cols, 1) * 2
-    block_m, block_n, strips = plan and plan.backward or _plan_backward(n_cols)
+    block_m, block_n, strips = plan and plan.backward or _plan_backward(n_cols, fold)
     rows_per_program, strips, partial = host.strips_of(x, fold, block_m, strips, dtype)
     host.run(
         _bias_gelu_dropout_add_bwd_kernel, (strips * host.cdiv(n_cols, block_n),),
@@ -343,7 +339,7 @@ def _forward(x, bias, residual, p, seed, plan=None):
     matrices = host.rows_of(x), host.rows_of(residual), host.rows_of(y)
     fold = host.fold_of(*matrices)
     bias = bias if bias is None else bias.contiguous()
-    _launch(plan or _plan(x.shape[-1] * fold), fold, bias, *matrices, p, seed)
+    _launch(plan or _plan(x.shape[-1] * fold, fold), fold, bias, *matrices, p, seed)
     return y
 
 

@@ -182,12 +182,14 @@ def _plan(n_cols, dtype, fold=1):
 
 
 @functools.cache
-def _plan_backward(n_cols, dtype):
-    """(BLOCK_M, BLOCK_N, strips): two 16-byte loads of each tensor in each of 256 threads; four do not fit."""
-    block_m, block_n = host.tile_of(n_cols, 8192, 128 * dtype.itemsize, dtype)
-    # About 8192 programs fill any GPU; each sums as many rows as that leaves it, and at most 1024 strips
-    # keep the second sum short.
-    return block_m, block_n, max(1, min(host.cdiv(8192, host.cdiv(n_cols, block_n)), 1024))
+def _plan_backward(n_cols, dtype, fold=1, of_z=False):
+    """(BLOCK_M, BLOCK_N, strips): eight 16-byte loads of each tensor in each of 128 threads.
+
+    of_z: four, as the slope of an activation takes registers.
+    """
+    block_n, strips = host.summed_tile(n_cols, fold)
+    block_m = (8192 if of_z else 16384) // dtype.itemsize // block_n
+    return block_m, block_n, strips
 
 
 def _launch(plan, fold, bias, x, delta, y, z, scale, activation):
@@ -217,7 +219,8 @@ def _launch_backward(plan, dy, saved, delta, dx, ddelta, bias, scale, activation
     """
     read, fold = (dy, saved, delta), host.fold_of(dy, saved, delta, dx, ddelta)
     n_cols = dy.shape[1] * fold
-    block_m, block_n, strips = plan and plan.backward or _plan_backward(n_cols, dy.dtype)
+    of_z = activation in host.OF_Z
+    block_m, block_n, strips = plan and plan.backward or _plan_backward(n_cols, dy.dtype, fold, of_z)
     rows_per_program, strips, partial = host.strips_of(dy, fold, block_m, strips, dtype)
     strides = [(0, 0) if m is None else m.stride() if fold == 1 else (n_cols, 1) for m in read]
     # Unaligned rows load one element per instruction; cp.async cannot pipeline that, so num_stages=1.
@@ -227,7 +230,7 @@ def _launch_backward(plan, dy, saved, delta, dx, ddelta, bias, scale, activation
         (dy, saved, delta, bias, dx, ddelta, partial), float(scale), dy.shape[0], n_cols,
         *strides[0], *strides[1], *strides[2], rows_per_program,
         ACTIVATION=activation, NUM_STAGES=3 if aligned else 1, COMPUTE=host.compute_dtype(dy.dtype),
-        BLOCK_M=block_m, BLOCK_N=block_n, FOLD=fold, num_warps=8,
+        BLOCK_M=block_m, BLOCK_N=block_n, FOLD=fold, num_warps=4,
     )  # fmt: skip
     return partial
 

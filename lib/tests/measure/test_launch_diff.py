@@ -42,7 +42,7 @@ def test_the_registry_of_this_process_is_left_alone(ops):
     ("old", "new", "difference"),
     [
         ("# One 16-byte load in each of 128 threads", "# the same", ""),
-        ("tile_of(n_cols, 2048 if", "tile_of(n_cols, 4096 if", "before"),
+        ("return (2048 if fold", "return (4096 if fold", "before"),
         ("tl.where(z < 0, 0.0, z)", "tl.maximum(z, 0.0)", "PTX"),
     ],
 )

@@ -78,8 +78,8 @@ MUTANTS = mutants_in("""
 - (counter >> 32).to(tl.uint32)
 + 0
 # half of the seed
-- tl.load(seed_ptr), threshold
-+ tl.load(seed_ptr) & 0xFFFFFFFF, threshold
+- tl.philox(seed, counter
++ tl.philox(seed & 0xFFFFFFFF, counter
 # every tile with the same mask
 - columns = (first + first_col) // 8
 + columns = first // 8
