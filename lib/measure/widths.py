@@ -31,10 +31,10 @@ ROW_OPS = (
 )  # fmt: skip
 VERSIONS = ("triton", "eager", "compiled", "liger")
 FEW = ("compiled", "liger")  # timed at every third width
-LINES = {  # colour, marker and line of each version in the picture
+LINES = {  # colour, marker and line of each version: hues of scoreboard.STYLES, darker, as lines are thin
     "eager": ("#a0a0a0", ".", ":"),
-    "compiled": ("#c06000", "s", "--"),
-    "liger": ("#5b8c5a", "^", "--"),
+    "compiled": ("#7499c2", "s", "--"),
+    "liger": ("#c06000", "^", "--"),
     "triton": ("#1f4e79", "o", "-"),
 }
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}

@@ -276,8 +276,8 @@ def folded_tile(n_cols, dtype, fold):
 def summed_tile(n_cols, fold=1, narrow=128):
     """(BLOCK_N, strips) of rows that are summed; n_cols: of fold rows, taken as one.
 
-    So many columns that a tile is tall; of long rows that begin anywhere 512, as a tile shares memory's 32 bytes
-    at both ends. 8192 programs fill any GPU; at most 4096 rows, `fold` of each strip, keep the second sum short.
+    So many columns that a tile is tall; of long rows that begin anywhere 512: at both ends a tile shares 32
+    bytes of memory. 8192 programs fill any GPU; at most 4096 rows, fold a strip, keep the second sum short.
     """
     block_n = min(power_of_2(n_cols), 512 if fold > 1 and n_cols > 4096 * fold else narrow)
     return block_n, max(1, min(cdiv(8192, cdiv(n_cols, block_n)), 4096 // fold))

@@ -220,7 +220,9 @@ def _launch_backward(plan, dy, saved, delta, dx, ddelta, bias, scale, activation
     read, fold = (dy, saved, delta), host.fold_of(dy, saved, delta, dx, ddelta)
     n_cols = dy.shape[1] * fold
     of_z = activation in host.OF_Z
-    block_m, block_n, strips = plan and plan.backward or _plan_backward(n_cols, dy.dtype, fold, of_z)
+    block_m, block_n, strips = (
+        plan and plan.backward or _plan_backward(n_cols, dy.dtype, fold, of_z)
+    )
     rows_per_program, strips, partial = host.strips_of(dy, fold, block_m, strips, dtype)
     strides = [(0, 0) if m is None else m.stride() if fold == 1 else (n_cols, 1) for m in read]
     # Unaligned rows load one element per instruction; cp.async cannot pipeline that, so num_stages=1.
