@@ -1,13 +1,13 @@
 """Drawings of notebooks 20 and 21: a graph break, and how the compiler's kernels cut up a tensor."""
 
-from lib.course.rows_drawn import _DARK, _LIGHT, _MIDDLE, _canvas, _cell
+from lib.course.canvas import DARK, LIGHT, MIDDLE, canvas, cell
 from lib.course.show import show_figure
 
 
 def show_graph_break(graphs):
     """with_print of notebook 20: its lines, and what runs in their place: graph, Python, graph."""
     first_ops, second_ops = (_ops(graph) for graph in graphs)
-    figure, ax = _canvas(9.0, 2.1)
+    figure, ax = canvas(9.0, 2.1)
     lines = [
         "def with_print(x):",
         "    y = torch.relu(x)",
@@ -18,12 +18,12 @@ def show_graph_break(graphs):
         ax.text(0, 0.75 + 0.8 * k, line, family="monospace", va="center", fontsize="medium")
     left, width = 7.4, 8.0
     pieces = [
-        (0.2, f"guards on x   →   graph 1:  {first_ops}", _MIDDLE, None),
-        (1.6, 'Python:  print("largest:", …)', _LIGHT, "//"),
-        (3.0, f"guards on y   →   graph 2:  {second_ops}", _MIDDLE, None),
+        (0.2, f"guards on x   →   graph 1:  {first_ops}", MIDDLE, None),
+        (1.6, 'Python:  print("largest:", …)', LIGHT, "//"),
+        (3.0, f"guards on y   →   graph 2:  {second_ops}", MIDDLE, None),
     ]
     for top, text, face, hatch in pieces:
-        _cell(ax, left, top, width, 0.9, face, hatch=hatch)
+        cell(ax, left, top, width, 0.9, face, hatch=hatch)
         paper = {"facecolor": "white" if hatch else "none", "edgecolor": "none", "pad": 1.5}
         ax.text(left + width / 2, top + 0.45, text, ha="center", va="center", bbox=paper)
     for top in (1.15, 2.55):
@@ -56,13 +56,13 @@ def _ops(graph):
 
 def show_flat(n_rows=4, n_cols=6, tile=8):
     """A matrix as one line of numbers, cut into tiles; under each number its column."""
-    figure, ax = _canvas(9.0, 1.4)
+    figure, ax = canvas(9.0, 1.4)
     n, size = n_rows * n_cols, 0.62
     for place in range(n):
-        face = _MIDDLE if place // tile % 2 else _LIGHT
-        _cell(ax, place * size, 1.0, size, 0.6, face, str(place))
+        face = MIDDLE if place // tile % 2 else LIGHT
+        cell(ax, place * size, 1.0, size, 0.6, face, str(place))
         mine = place % n_cols
-        _cell(ax, place * size, 2.3, size, 0.6, _DARK if mine == 0 else _LIGHT, str(mine))
+        cell(ax, place * size, 2.3, size, 0.6, DARK if mine == 0 else LIGHT, str(mine))
     for k in range(n // tile):
         ax.text((k + 0.5) * tile * size, 0.75, f"program {k}", ha="center")
     ax.text(-0.2, 1.3, "x2 = xindex", ha="right", va="center", family="monospace")
@@ -80,17 +80,15 @@ def show_flat(n_rows=4, n_cols=6, tile=8):
 
 def show_reductions(n_rows=4, tile_rows=2, pieces=4):
     """What one program of a persistent and of a looped reduction holds, and how it walks along rows."""
-    figure, axes = _canvas(9.0, 3.4, 2)
+    figure, axes = canvas(9.0, 3.4, 2)
     for ax, title in zip(axes, ("persistent: one tile, whole rows", "looped: a tile walks, twice")):
         looped = title.startswith("looped")
         for row in range(n_rows):
             mine = row < tile_rows
             for piece in range(pieces):
-                _cell(
-                    ax, 1.2 * piece, 0.7 * row, 1.2, 0.6, _MIDDLE if mine and not looped else _LIGHT
-                )
+                cell(ax, 1.2 * piece, 0.7 * row, 1.2, 0.6, MIDDLE if mine and not looped else LIGHT)
             if looped and mine:
-                _cell(ax, 0, 0.7 * row, 1.2, 0.6, _MIDDLE)
+                cell(ax, 0, 0.7 * row, 1.2, 0.6, MIDDLE)
         ax.text(-0.2, 0.65, "XBLOCK\nrows", ha="right", va="center", fontsize="small")
         width = 1.2 if looped else 1.2 * pieces
         ax.annotate(
@@ -115,7 +113,7 @@ def show_reductions(n_rows=4, tile_rows=2, pieces=4):
 
 def show_loop_nests():
     """Loop nests as boxes of what they keep and what they reduce: which of them may share a kernel."""
-    figure, axes = _canvas(9.0, 1.7, 3)
+    figure, axes = canvas(9.0, 1.7, 3)
     boxes = (
         ("one kernel: same x, same r0_", ("sum over the row", 3, 2), ("maximum of the row", 3, 2)),
         ("one kernel: elements = x · r0_", ("x · x", 3, 2), ("sum over the row", 3, 2)),
@@ -124,7 +122,7 @@ def show_loop_nests():
     for ax, (title, *nests) in zip(axes, boxes):
         for k, (name, width, height) in enumerate(nests):
             x = 4.2 * k + (3 - width) / 2
-            _cell(ax, x, 0.8, width, height, _MIDDLE if "two" not in title or k == 0 else _LIGHT)
+            cell(ax, x, 0.8, width, height, MIDDLE if "two" not in title or k == 0 else LIGHT)
             ax.text(x + width / 2, 1.8, name.replace(" over", "\nover").replace(" of", "\nof"),
                     ha="center", va="center", fontsize="small")  # fmt: skip
             ax.text(x + width / 2, 3.15, "x", ha="center", fontsize="small")

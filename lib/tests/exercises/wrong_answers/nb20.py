@@ -263,8 +263,3 @@ Steady__a_module_and_no_class = nb20.Noisy()
 
 def clip_in_one_graph__a_small_number_beside_the_norm(x, limit):
     return x * torch.clamp(limit / (x.norm().detach() + 1e-6), max=1.0)
-
-
-def clip_in_one_graph__a_small_number_added(x, limit):
-    norm = x.detach().norm()
-    return x * torch.where(norm > limit, limit / (norm + 1e-6), 1.0)
