@@ -136,3 +136,28 @@ def show_loop_nests():
         "and the sum over them have boxes of one size: one kernel. A mean over W and then over H have boxes "
         "of two widths: two kernels.",
     )
+
+
+def show_threads(owner, per_row=128):
+    """Which thread of a program holds which elements of a tile; owner: the thread of each element."""
+    rows = owner.view(-1, per_row).tolist()
+    figure, ax = canvas(10.5, 3.4)
+    ax.set_aspect("auto")
+    for r, row in enumerate(rows):
+        starts = [c for c in range(per_row) if c == 0 or row[c] != row[c - 1]]
+        for start, end in zip(starts, [*starts[1:], per_row]):
+            face = MIDDLE if row[start] // 32 % 2 else LIGHT
+            cell(ax, start, r, end - start, 0.85, face, edge="grey")
+            middle = ((start + end) / 2, r + 0.42)
+            ax.text(*middle, row[start], ha="center", va="center", fontsize=8)
+        label = f"{r * per_row}–{(r + 1) * per_row - 1}, warp {row[0] // 32}"
+        ax.text(-1, r + 0.42, label, ha="right", va="center", fontsize=9)
+    ax.set(xlim=(-24, per_row), ylim=(len(rows), -0.7))
+    width = sum(thread == rows[0][0] for thread in rows[0])
+    ax.set_title(f"elements of the tile: each box is {width} neighbours, with their thread")
+    show_figure(
+        figure,
+        f"A tile of {owner.numel()} elements in {len(rows)} rows of {per_row}, each with its warp. Boxes of "
+        f"{width} elements are numbered by thread: {rows[0][0]} to {rows[0][-1]} in the first row, "
+        f"{rows[-1][0]} to {rows[-1][-1]} in the last. After thread {max(map(max, rows))} comes 0 again.",
+    )
