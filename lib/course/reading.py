@@ -46,7 +46,8 @@ def beside(left, right, rows, names=("yours", "the compiler's")):
     """A table of rows (pattern in left, pattern in right, remark); a pattern may be None."""
     entries = [(_line(left, a), _line(right, b), remark) for a, b, remark in rows]
     table = style_table(pd.DataFrame(entries, columns=[*names, "the difference"]))
-    return table.set_properties(subset=[*names], **_TEXT)
+    table = table.set_properties(subset=[*names], width="34%", **_TEXT)
+    return table.set_properties(subset=["the difference"], width="32%")
 
 
 def shell(command, **scripts):
