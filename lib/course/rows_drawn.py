@@ -1,28 +1,11 @@
 """Drawings of notebooks 30 and 25: which tile is whose, strips of rows, rows that are folded."""
 
+from lib.course.canvas import DARK as _DARK
+from lib.course.canvas import LIGHT as _LIGHT
+from lib.course.canvas import MIDDLE as _MIDDLE
+from lib.course.canvas import canvas as _canvas
+from lib.course.canvas import cell as _cell
 from lib.course.show import show_figure
-
-import matplotlib.pyplot as plt
-from matplotlib.patches import Rectangle
-
-_DARK, _MIDDLE, _LIGHT = "#1f4e79", "#b9c9dd", "white"
-
-
-def _cell(ax, x, y, width=1.0, height=1.0, face=_LIGHT, text="", hatch=None, edge="black"):
-    ax.add_patch(
-        Rectangle((x, y), width, height, facecolor=face, edgecolor=edge, hatch=hatch, linewidth=0.8)
-    )
-    colour = "white" if face == _DARK else "black"
-    ax.text(x + width / 2, y + height / 2, text, ha="center", va="center", color=colour)
-
-
-def _canvas(width, height, n_axes=1):
-    figure, axes = plt.subplots(1, n_axes, figsize=(width, height), layout="constrained")
-    for ax in [axes] if n_axes == 1 else axes:
-        ax.set_axis_off()
-        ax.set_aspect("equal")
-        ax.invert_yaxis()
-    return figure, axes
 
 
 def show_order_of_programs(n_down=4, n_across=4):

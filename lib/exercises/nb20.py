@@ -124,9 +124,9 @@ def _expect_one_graph(fn, *args):
 
 _WHY = {
     branch_on_a_size: "a size is a Python number when the function is compiled, so the `if` is decided then",
-    print_in_the_middle: "one part before the print, one behind it",
-    print_in_a_helper: "the break splits the helper and, around the call, its caller too",
-    print_in_a_loop: "Dynamo cannot go on in the middle of a loop, and leaves the function to Python",
+    print_in_the_middle: "which ops can be recorded before the print, which behind it?",
+    print_in_a_helper: "draw both functions: which pieces lie before, inside and behind the call?",
+    print_in_a_loop: "can Dynamo go on in the middle of a loop?",
 }
 
 

@@ -20,19 +20,14 @@ of a function, because a plain torch.compile on CPU tensors writes C++:
 
     TORCH_LOGS=output_code python my_script.py      # and in it: import lib, then output_code(fn, x)
 
-`output_code_in_subprocess` does that for the text of a script.
+`without_log_prefixes` leaves of such a log the text alone.
 """
 
 import contextlib
 import copy
 import inspect
-import os
 import re
-import subprocess
-import sys
-import tempfile
 import warnings
-from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
@@ -57,7 +52,7 @@ __all__ = [
     "kernels",
     "normalize",
     "output_code",
-    "output_code_in_subprocess",
+    "without_log_prefixes",
     "run_output_code",
     "run_training_code",
 ]
@@ -411,38 +406,11 @@ def _to_gpu(t):
 # TORCH_LOGS=output_code
 
 
-def output_code_in_subprocess(source, timeout_s=120):
-    """What `TORCH_LOGS=output_code python script.py` logs, for a script given as text.
+def without_log_prefixes(log):
+    """The text in a log of TORCH_LOGS=output_code, with nothing in front of a line.
 
-    The script calls `output_code` (`from lib.nogpu.inductor import output_code`), or torch.compile on a
-    GPU. The time, the process and the source file in front of every line are removed.
+    V0101 10:00:00.000000 77 torch/_inductor/graph.py:7] [0/0] [__output_code] text  ->  text
     """
-    environment = {
-        **os.environ,
-        "TORCH_LOGS": "output_code",
-        "TORCHINDUCTOR_FX_GRAPH_CACHE": "0",  # with a cache hit nothing is written
-        "TORCHINDUCTOR_AUTOGRAD_CACHE": "0",
-        "PYTHONPATH": os.pathsep.join(
-            [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
-        ),
-    }
-    with tempfile.TemporaryDirectory() as folder:
-        script = Path(folder, "script.py")
-        script.write_text(source)
-        result = subprocess.run(
-            [sys.executable, str(script)],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-        )
-    if result.returncode:
-        raise RuntimeError(f"The script failed:\n{result.stderr[-2000:]}")
-    return _without_log_prefixes(result.stderr)
-
-
-def _without_log_prefixes(log):
-    """V0101 10:00:00.000000 77 torch/_inductor/graph.py:7] [0/0] [__output_code] text  ->  text"""
     texts = re.findall(r"(?m)^[VDIWE]\d{4} [^\]]*\](?: \[[^\]]*\])* \[__output_code\] ?(.*)$", log)
     lines = (t for t in texts if not t.startswith(("Output code:", "Output code written to:")))
     return "\n".join(lines)

@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 
 import lib
+from lib.course.reading import shell
 from lib.nogpu import inductor, recorded_code
 from lib.nogpu.compile_only import compile_for, instruction_mix, signature_of
 from lib.nogpu.fake_gpu import fake_gpu, grad
@@ -16,9 +17,9 @@ from lib.nogpu.inductor import (
     kernels,
     normalize,
     output_code,
-    output_code_in_subprocess,
     run_output_code,
     run_training_code,
+    without_log_prefixes,
 )
 from lib.tests import yardstick
 from lib.tests.ops import cases
@@ -600,14 +601,14 @@ output_code(lambda x, bias: torch.relu(x + bias), torch.randn(128, 512), torch.r
 
 
 def test_torch_logs_shows_the_same_text_once(code_of):
-    log = output_code_in_subprocess(SCRIPT)
+    log = without_log_prefixes(shell("TORCH_LOGS=output_code python script.py", script=SCRIPT))
     assert log.count("@triton.jit") == 1
     assert normalize(log).strip() == normalize(code_of("bias_relu")).strip()
 
 
 def test_a_script_that_fails_is_an_error():
     with pytest.raises(RuntimeError, match="ZeroDivisionError"):
-        output_code_in_subprocess("1 / 0")
+        shell("python script.py", script="1 / 0")
 
 
 # --- the fake GPU -----------------------------------------------------------------------------------------

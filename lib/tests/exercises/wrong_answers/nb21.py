@@ -5,6 +5,8 @@ from lib.tests.exercises.wrong_answers import solution
 
 import torch
 import torch.nn.functional as F
+import triton
+import triton.language as tl
 
 _right = solution("21_read_output_code")
 
@@ -41,19 +43,63 @@ def unknown__x_is_not_multiplied(in0, in1, in2):
     return torch.sigmoid(1.5 * in0 + in1[:, None]) - in2
 
 
-def _softmax(x):
-    return torch.softmax(x, dim=1)
+@triton.jit
+def _compilers_kernel(
+    in_ptr0, in_ptr1, out_ptr0, xnumel, n_cols,
+    COLUMNS: tl.constexpr, SIZE: tl.constexpr, XBLOCK: tl.constexpr,
+):  # fmt: skip
+    if SIZE:
+        xnumel = 65536
+    x2 = tl.program_id(0) * XBLOCK + tl.arange(0, XBLOCK)
+    xmask = x2 < xnumel
+    x0 = x2 % 512 if COLUMNS else x2 % n_cols
+    tmp0 = tl.load(in_ptr0 + x2, xmask)
+    tmp2 = tmp0 + tl.load(in_ptr1 + x0, xmask)
+    tl.store(out_ptr0 + x2, tl.where(tmp2 < 0, 0.0, tmp2), xmask)
 
 
-function_and_shape__few_rows = (_softmax, (64, 1024))
-function_and_shape__row_is_no_power_of_two = (_softmax, (4096, 1000))
-function_and_shape__row_too_long_for_one_tile = (_softmax, (4096, 2048))
-function_and_shape__no_reduction = (torch.relu, (4096, 1024))
-function_and_shape__written_out = (_softmax, (4096, 4))
-function_and_shape__two_reductions = (lambda x: (x.sum(0), x.sum(1)), (4096, 1024))
-function_and_shape__one_row = (_softmax, (1, 1024))
-function_and_shape__one_number_kept = (torch.sum, (2, 512))
-function_and_shape__no_shape = (_softmax, 4096)
+def _any_size(x, bias, columns=False, size=False, grid=None):
+    y = torch.empty_like(x)
+    grid = grid or triton.cdiv(x.numel(), 1024)
+    flags = {"COLUMNS": columns, "SIZE": size}
+    _compilers_kernel[(grid,)](x, bias, y, x.numel(), x.shape[1], **flags, XBLOCK=1024)
+    return y
+
+
+def any_size__512_left_in_the_code(x, bias):
+    return _any_size(x, bias, columns=True)
+
+
+def any_size__65536_left_in_the_code(x, bias):
+    return _any_size(x, bias, size=True)
+
+
+def any_size__one_program(x, bias):
+    return _any_size(x, bias, grid=1)
+
+
+@triton.jit
+def _forgets_nan_kernel(x_ptr, bias_ptr, y_ptr, n_elements, n_cols, BLOCK_SIZE: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
+    mask = offsets < n_elements
+    z = tl.load(x_ptr + offsets, mask) + tl.load(bias_ptr + offsets % n_cols, mask)
+    tl.store(y_ptr + offsets, tl.maximum(z, 0.0), mask)
+
+
+def any_size__nan_is_lost(x, bias):
+    y = torch.empty_like(x)
+    grid = (triton.cdiv(x.numel(), 1024),)
+    _forgets_nan_kernel[grid](x, bias, y, x.numel(), x.shape[1], BLOCK_SIZE=1024)
+    return y
+
+
+def any_size__eager(x, bias):
+    return torch.relu(x + bias)
+
+
+def any_size__relu_in_a_second_pass(x, bias):
+    return torch.relu(_right.any_size(x, bias))
+
 
 one_kernel__unchanged = nb21.two_kernels
 
