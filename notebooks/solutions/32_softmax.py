@@ -28,8 +28,8 @@ def log_softmax(x):
     return y
 
 
-# %% 32.2 each needs what its mistake is about: a number whose exponential overflows; a width that is no power of
-# two; two rows; a later number that is larger; a second tile; a first number of -inf
+# %% 32.2 each needs what its mistake is about: a number whose exponential overflows; a width that is no power
+# of two; two rows; a later number that is larger; a second tile; a first number of -inf
 matrices_that_show_it = {
     "unshifted": [[89.0]],
     "padded_with_zeros": [[1.0, 1.0, 1.0]],
@@ -61,8 +61,8 @@ def prefix_softmax(x, lengths):
     return y
 
 
-# %% 32.4 the whole pieces go from the first that begins in the row to the last that ends in it; a row shorter than
-# a piece may have none
+# %% 32.4 the whole pieces go from the first that begins in the row to the last that ends in it; a short row may
+# have none
 def elements_stored_one_by_one(row, n_cols, v):
     start, end = row * n_cols, (row + 1) * n_cols
     whole = end // v - (start + v - 1) // v
