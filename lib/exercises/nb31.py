@@ -2,6 +2,7 @@
 
 import math
 import re
+from pathlib import Path
 
 from lib import machine
 from lib.exercises import (
@@ -22,8 +23,8 @@ from lib.nogpu import cuda
 from lib.nogpu.compile_only import compile_for, instruction_mix, signature_of
 from lib.nogpu.interpreter import interpreted_launches
 from lib.nogpu.memory import count_traffic
+from lib.ops import gelu
 from lib.ops.gelu import gelu_eager
-from lib.recorded.results import ROOT
 
 import numpy as np
 import torch
@@ -66,7 +67,7 @@ def read_cuda_kernels(inline):
 
     ToolMissing: there is no nvcc.
     """
-    cu = (ROOT / "lib/ops/gelu.cu").read_text()
+    cu = Path(gelu.__file__).with_suffix(".cu").read_text()
     instance = "template __global__ void gelu_{0}_kernel<{1}, true>(const {1}*, {1}*, int64_t);\n"
     types = ("float", "__nv_bfloat16")
     # PyTorch's flags, which cuda_sass takes over, forbid converting bfloat16; the program of its own does it.
