@@ -1,4 +1,4 @@
-"""Drawings of notebooks 30 and 25: which tile is whose, strips of rows, rows that are folded."""
+"""Drawings of notebooks 30, 25 and 32: which tile is whose, strips, folded rows, pieces and parts of a row."""
 
 from lib.course.canvas import DARK as _DARK
 from lib.course.canvas import LIGHT as _LIGHT
@@ -108,3 +108,103 @@ def show_fold(n_cols=5, n_rows=9, fold=4, piece=4):
         "count as one of twenty: each such row begins where a load begins. Element 44, the last, is hatched: "
         "it is behind the last whole load.",
     )
+
+
+def show_pieces(n_cols=781, n_rows=5, piece=4):
+    """Where rows begin and end in pieces of 16 bytes: both ends of each row."""
+    figure, ax = _canvas(8.5, 2.9)
+    behind = n_cols // piece * piece - piece  # the first place drawn of the right part
+    width, right = 2 * piece, 2 * piece + 1.6
+    for row in range(n_rows):
+        shift, y = row * n_cols % piece, 1.2 * row
+        for place in (*range(width), *range(behind, behind + width)):
+            x, col = place if place < width else right + place - behind, place - shift
+            its_piece = place // piece * piece
+            whole = its_piece >= shift and its_piece + piece <= shift + n_cols
+            own = 0 <= col < n_cols
+            face = _MIDDLE if own and not whole else _LIGHT
+            _cell(ax, x, y, 1, 0.9, face, str(col) if own else "", hatch=None if own else "////")
+        for x in (0, piece, width, right, right + piece, right + width):
+            ax.plot([x, x], [y - 0.1, y + 1.0], color=_DARK, linewidth=2.5)
+        ax.text(-0.3, y + 0.45, f"row {row}", ha="right", va="center")
+        ax.text(width + 0.8, y + 0.45, "…", ha="center", va="center")
+        ax.text(right + width + 0.3, y + 0.45, f"program {row % piece}", va="center")
+    ax.set(xlim=(-2.2, right + width + 3.2), ylim=(1.2 * n_rows, -0.2))
+    show_figure(
+        figure,
+        f"Both ends of {n_rows} rows of {n_cols} columns, over pieces of {piece} numbers that begin at the "
+        "heavy lines. Row 0 begins with a piece, row 1 one number later, row 2 two, row 3 three, and row 4 "
+        "begins with a piece again, so rows 0 and 4 belong to one program. Shaded numbers lie in pieces "
+        "that their row shares with a neighbour; hatched ones are the neighbour's.",
+    )
+
+
+def show_parts(n_parts=3):
+    """A row in parts: what each program tells the others, and what it waits for."""
+    figure, ax = _canvas(8.0, 3.4)
+    width, gap = 3.4, 0.5
+    for part in range(n_parts):
+        x = part * (width + gap)
+        _cell(ax, x, 0, width, 0.8, _LIGHT, f"part {part} of x")
+        _cell(ax, x, 1.6, width, 0.8, _MIDDLE, f"program {part} holds it")
+        _cell(ax, x + 0.1, 3.3, width / 2 - 0.1, 0.8, _LIGHT, "maximum")
+        _cell(ax, x + width / 2, 3.3, width / 2 - 0.1, 0.8, _LIGHT, "sum")
+        _cell(ax, x, 5.0, width, 0.8, _LIGHT, f"part {part} of y")
+        middle = x + width / 2
+        for y, end in ((0.8, 1.6), (2.4, 3.3)):
+            ax.annotate("", (middle, end), (middle, y), arrowprops={"arrowstyle": "->"})
+        for other in range(n_parts):
+            start = other * (width + gap) + width / 2
+            ax.annotate("", (middle, 5.0), (start, 4.1), arrowprops={"arrowstyle": "->"})
+    right = n_parts * (width + gap)
+    for y, text in (
+        (0.4, "the row, read once"),
+        (2.0, "registers"),
+        (3.7, "words in memory:\neach program waits for all"),
+        (5.4, "written once"),
+    ):
+        ax.text(right, y, text, va="center")
+    ax.set(xlim=(-0.1, right + 4.6), ylim=(6.0, -0.2))
+    show_figure(
+        figure,
+        "A row in three parts, each read once and held by a program of its own. Each program writes maximum "
+        "and sum of its part into words in memory, waits until the words of all parts are there, and writes "
+        "its part of y.",
+    )
+
+
+_LINES = ("^:", "s--", "d-.", "v--", "o-")
+
+
+def show_over_columns(rows, names, where):
+    """Lines over the number of columns, a plot for each dtype of which there are several widths.
+
+    rows: dictionaries with size ("16384×8192"), dtype, and % of the ceiling under each of the names, or None.
+    """
+    widths = {}  # dtype: {name: [(columns, %)]}
+    for row in rows or ():
+        lines = widths.setdefault(row["dtype"].removeprefix("torch."), {n: [] for n in names})
+        for name in names:
+            if row.get(name) is not None:
+                lines[name].append((int(row["size"].split("×")[1]), row[name]))
+    panels = {d: lines for d, lines in widths.items() if max(map(len, lines.values())) > 1}
+    alt = "% of the ceiling over the number of columns."
+    if not panels:
+        show_figure(None, alt)
+        return
+    size = (4.0 + 3.6 * (len(panels) - 1) + 1.6, 3.4)
+    figure, axes = plt.subplots(1, len(panels), figsize=size, squeeze=False, layout="constrained")
+    for ax, (dtype, lines) in zip(axes[0], panels.items()):
+        for name, look in zip(names, _LINES):
+            if points := sorted(lines[name]):
+                ax.plot(*zip(*points), look, label=name, markersize=5)
+                shares = ", ".join(f"{n} {share:.0f}" for n, share in points)
+                alt += f" {dtype}, {name}: {shares}."
+        ax.set_xscale("log", base=2)
+        ax.set(xlabel="columns", ylim=(0, 105))
+        ax.set_title(dtype, fontsize="medium")
+    axes[0][0].set_ylabel(f"% of the ceiling\n{where}", fontsize="small")
+    figure.legend(
+        *axes[0][0].get_legend_handles_labels(), loc="outside right center", fontsize="small"
+    )
+    show_figure(figure, alt)

@@ -1,7 +1,8 @@
-"""Exercises of notebook 31, gelu; with the kernel of 31.2 and a count that the notebook shows."""
+"""Exercises of notebook 31, gelu; with the kernel of 31.2 and the counts that the notebook shows."""
 
 import math
 import re
+from pathlib import Path
 
 from lib import machine
 from lib.exercises import (
@@ -15,6 +16,7 @@ from lib.exercises import (
     expect_launches,
     expect_op,
 )
+from lib.exercises.nb22 import cuda_sass, double_instructions
 from lib.exercises.watch import FILLS, expect_no_pass
 from lib.measure.check import check_against_float64
 from lib.nogpu import cuda
@@ -39,20 +41,58 @@ def finite_float16(device=None):
     return every[every.isfinite()].sort().values.to(device or machine.device())
 
 
-@triton.jit
-def finished_kernel(x_ptr, y_ptr, n_elements, TANH: tl.constexpr, BLOCK_SIZE: tl.constexpr):
-    # One program handles BLOCK_SIZE consecutive elements, as the notebook's forms_kernel does.
-    offsets = tl.program_id(0).to(tl.int64) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
-    mask = offsets < n_elements
-    gelu._fwd_tile(x_ptr + offsets, y_ptr + offsets, mask, TANH, tl.float32)
+# Opcodes of integer instructions, which a GPU issues at half of float32's rate
+INTEGER = ("IMAD", "IADD", "LOP3", "SHF", "ISETP", "LEA", "PRMT", "SEL", "IMNMX", "VIADD")
+FITS = (
+    4 * 33.5e12 / 4222e9
+)  # instructions beside the four bytes of a bfloat16 number, read and written
 
 
-def finished_instructions(form):
-    """Instructions an element of the op's form, "tanh" or "erf": bfloat16, Hopper, 8 elements a thread."""
-    a = torch.empty(4096, dtype=torch.bfloat16)
-    sizes = {"TANH": form == "tanh", "BLOCK_SIZE": 1024}
-    compiled = compile_for(finished_kernel, signature_of(finished_kernel, a, a, 4096, **sizes))
-    return sum(instruction_mix(compiled).values()) / 8
+def per_element(kernel, form, dtype):
+    """Instructions for a number, for one form of the notebook's forms_kernel: Hopper, 8 numbers a thread."""
+    a = torch.empty(4096, dtype=dtype)
+    sizes = {"FORM": form, "COMPUTE": tl.float32, "BLOCK_SIZE": 1024}
+    mix = instruction_mix(compile_for(kernel, signature_of(kernel, a, a, 4096, **sizes)))
+    counts = {
+        "instructions": sum(mix.values()),
+        "of them integer": sum(n for opcode, n in mix.items() if opcode.startswith(INTEGER)),
+        "MUFU": sum(n for opcode, n in mix.items() if opcode.startswith("MUFU")),
+    }
+    counts["needs"] = counts["instructions"] + counts["of them integer"]
+    return {name: n / 8 for name, n in counts.items()}
+
+
+def read_cuda_kernels(inline):
+    """Rows for the notebook's two inline kernels and those of gelu.cu: instructions, doubles, loads.
+
+    ToolMissing: there is no nvcc.
+    """
+    cu = Path(gelu.__file__).with_suffix(".cu").read_text()
+    instance = "template __global__ void gelu_{0}_kernel<{1}, true>(const {1}*, {1}*, int64_t);\n"
+    types = ("float", "__nv_bfloat16")
+    # PyTorch's flags, which cuda_sass takes over, forbid converting bfloat16; the program of its own does it.
+    source = "#undef __CUDA_NO_BFLOAT16_CONVERSIONS__\n#define STANDALONE\n"
+    source += cu[: cu.rindex("#ifndef STANDALONE")] + inline
+    source += "".join(instance.format(k, t) for t in types for k in ("scalar", "vector"))
+    parts = re.split(r"\n\.text\.(\S+):", cuda_sass(source))
+    names = {  # a part of the name that the compiler gives a kernel
+        "11gelu_kernel": "inline, double literals",
+        "gelu_float": "inline, float literals",
+        "scalar_kernelIf": "gelu.cu, scalar, float32",
+        "vector_kernelIf": "gelu.cu, vector, float32",
+        "scalar_kernelI13": "gelu.cu, scalar, bfloat16",
+        "vector_kernelI13": "gelu.cu, vector, bfloat16",
+    }
+    for part, name in names.items():
+        sass = next(text for kernel, text in zip(parts[1::2], parts[2::2]) if part in kernel)
+        mix = instruction_mix(sass)
+        loads = {o.removesuffix(".CONSTANT"): n for o, n in mix.items() if o.startswith("LDG")}
+        yield {
+            "kernel": name,
+            "instructions": sum(mix.values()),
+            "of them FP64": sum(double_instructions(sass).values()),
+            "loads": ", ".join(f"{n} {opcode}" for opcode, n in loads.items()),
+        }
 
 
 # --- 31.1 ----------------------------------------------------------------------------------------------

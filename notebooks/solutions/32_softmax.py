@@ -28,7 +28,48 @@ def log_softmax(x):
     return y
 
 
-# %% 32.2 online softmax in each column of the tile, then its rule once more to merge the columns. A column may
+# %% 32.2 each needs what its mistake is about: a number whose exponential overflows; a width that is no power
+# of two; two rows; a later number that is larger; a second tile; a first number of -inf
+matrices_that_show_it = {
+    "unshifted": [[89.0]],
+    "padded_with_zeros": [[1.0, 1.0, 1.0]],
+    "one_maximum": [[0.0], [200.0]],
+    "not_rescaled": [[0.0, 1.0]],
+    "own_maxima": [[0.0, 0.0, 1.0]],
+    "without_guard": [[-float("inf"), 0.0]],
+}
+
+
+# %% 32.3 the length takes the place of n_cols in the mask of the load, and the store writes the whole row
+@triton.jit
+def prefix_softmax_kernel(x_ptr, lengths_ptr, y_ptr, n_cols, BLOCK_N: tl.constexpr):
+    # One program handles one row of x, (n_cols,), padded to BLOCK_N.
+    row = tl.program_id(0).to(tl.int64)
+    length = tl.load(lengths_ptr + row)
+    cols = tl.arange(0, BLOCK_N)
+    used = cols < length
+    x = tl.load(x_ptr + row * n_cols + cols, mask=used, other=-float("inf")).to(tl.float32)
+    numerator = tl.exp(x - tl.max(x, axis=0))
+    y = tl.where(used, numerator / tl.sum(numerator, axis=0), 0.0)
+    tl.store(y_ptr + row * n_cols + cols, y, mask=cols < n_cols)
+
+
+def prefix_softmax(x, lengths):
+    y = torch.empty_like(x)
+    block_n = triton.next_power_of_2(x.shape[1])
+    prefix_softmax_kernel[(x.shape[0],)](x, lengths, y, x.shape[1], BLOCK_N=block_n)
+    return y
+
+
+# %% 32.4 the whole pieces go from the first that begins in the row to the last that ends in it; a short row may
+# have none
+def elements_stored_one_by_one(row, n_cols, v):
+    start, end = row * n_cols, (row + 1) * n_cols
+    whole = end // v - (start + v - 1) // v
+    return n_cols - max(0, whole) * v
+
+
+# %% 32.5 online softmax in each column of the tile, then its rule once more to merge the columns. A column may
 # see nothing but -inf, be it padding, so each has its guard.
 @triton.jit
 def log_softmax_long_kernel(x_ptr, y_ptr, n_cols, BLOCK_N: tl.constexpr):
@@ -60,7 +101,7 @@ def log_softmax_long(x):
     return y
 
 
-# %% 32.3 ∂y_i/∂x_j is 1 for i = j, minus the share e^y_j: dx_j = dy_j - e^y_j · sum of dy
+# %% 32.6 ∂y_i/∂x_j is 1 for i = j, minus the share e^y_j: dx_j = dy_j - e^y_j · sum of dy
 @triton.jit
 def log_softmax_backward_kernel(dy_ptr, y_ptr, dx_ptr, n_cols, BLOCK_N: tl.constexpr):
     # One program handles one row, padded to BLOCK_N.
@@ -79,28 +120,7 @@ def log_softmax_backward(dy, y):
     return dx
 
 
-# %% 32.4 the length takes the place of n_cols in the mask of the load, and the store writes the whole row
-@triton.jit
-def prefix_softmax_kernel(x_ptr, lengths_ptr, y_ptr, n_cols, BLOCK_N: tl.constexpr):
-    # One program handles one row of x, (n_cols,), padded to BLOCK_N.
-    row = tl.program_id(0).to(tl.int64)
-    length = tl.load(lengths_ptr + row)
-    cols = tl.arange(0, BLOCK_N)
-    used = cols < length
-    x = tl.load(x_ptr + row * n_cols + cols, mask=used, other=-float("inf")).to(tl.float32)
-    numerator = tl.exp(x - tl.max(x, axis=0))
-    y = tl.where(used, numerator / tl.sum(numerator, axis=0), 0.0)
-    tl.store(y_ptr + row * n_cols + cols, y, mask=cols < n_cols)
-
-
-def prefix_softmax(x, lengths):
-    y = torch.empty_like(x)
-    block_n = triton.next_power_of_2(x.shape[1])
-    prefix_softmax_kernel[(x.shape[0],)](x, lengths, y, x.shape[1], BLOCK_N=block_n)
-    return y
-
-
-# %% 32.5 a maximum for each column of the tile, then one tl.max behind all loads; the sums likewise. From
+# %% 32.7 a maximum for each column of the tile, then one tl.max behind all loads; the sums likewise. From
 # _tell on it is parts_kernel.
 @triton.jit
 def walk(row_ptr, n_cols, GUARD: tl.constexpr, BLOCK_N: tl.constexpr):

@@ -1,7 +1,5 @@
 """What is particular to add_relu: traffic, launches, the shape of its CUDA code."""
 
-import inspect
-import json
 import re
 
 from lib import machine
@@ -9,8 +7,8 @@ from lib.measure import registry
 from lib.nogpu.compile_only import compile_for, instruction_mix, signature_of
 from lib.nogpu.memory import count_traffic
 from lib.ops import add_relu
-from lib.recorded.results import ROOT
 from lib.tests.ops import battery, cases
+from lib.tests.ops.test_kernels_on_pages import body_of, kernels_of, lines_on
 
 import pytest
 import torch
@@ -25,12 +23,8 @@ def inputs(shape, dtype=torch.float32):
 
 def test_the_notebook_teaches_the_kernels_that_ship():
     """But for folding, every line of the two kernels is typed in a cell of notebook 30."""
-    cells = json.loads((ROOT / "notebooks/30_add_relu.ipynb").read_text())["cells"]
-    code = "".join("".join(c["source"]) + "\n" for c in cells if c["cell_type"] == "code")
-    typed = {line.strip() for line in code.splitlines()}
-    kernels = add_relu._add_relu_tile, add_relu._add_relu_fwd_kernel, add_relu._add_relu_bwd_kernel
-    lines = [line for k in kernels for line in inspect.getsource(k.fn).splitlines()[2:]]
-    lines = [line.strip() for line in lines if line.strip() and line.strip()[0] != "#"]
+    typed = lines_on(30, shown=False)
+    lines = [line for kernel in kernels_of("add_relu").values() for line in body_of(kernel)]
     other = [line for line in lines if line not in typed]
     assert len(other) <= 0.4 * len(lines)
     folding = re.compile("FOLD|bias_cols|last|whole|behind|HAS_DX|store")

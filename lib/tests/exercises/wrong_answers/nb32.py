@@ -293,3 +293,45 @@ loads_first_kernel__words_of_no_part_join_the_maximum = _loads_first(
 loads_first_kernel__reads_no_row_alone = _loads_first("if not all_arrived:", "if False:")
 loads_first_kernel__one_part_only = _loads_first("(t * n_parts + part)", "(t * n_parts)")
 log_softmax_backward__undefined_lanes = without_other("32_softmax").log_softmax_backward
+
+
+def _matrices(**other):
+    return _right.matrices_that_show_it | other
+
+
+matrices_that_show_it__too_small_to_overflow = _matrices(unshifted=[[88.0]])
+matrices_that_show_it__more_numbers_than_needed = _matrices(unshifted=[[1.0, 89.0]])
+matrices_that_show_it__a_power_of_two = _matrices(padded_with_zeros=[[1.0, 1.0]])
+matrices_that_show_it__padding_far_below = _matrices(padded_with_zeros=[[50.0, 50.0, 50.0]])
+matrices_that_show_it__one_row = _matrices(one_maximum=[[0.0, 200.0]])
+matrices_that_show_it__rows_near_each_other = _matrices(one_maximum=[[0.0], [20.0]])
+matrices_that_show_it__largest_first = _matrices(not_rescaled=[[1.0, 0.0]])
+matrices_that_show_it__one_tile = _matrices(own_maxima=[[0.0, 1.0]])
+matrices_that_show_it__equal_maxima = _matrices(own_maxima=[[1.0, 0.0, 1.0]])
+matrices_that_show_it__nan_in_both = _matrices(without_guard=[[-INF, -INF]])
+matrices_that_show_it__infinity_last = _matrices(without_guard=[[0.0, -INF]])
+matrices_that_show_it__ragged = _matrices(one_maximum=[[0.0], [200.0, 1.0]])
+matrices_that_show_it__a_row_alone = _matrices(unshifted=[89.0])
+matrices_that_show_it__one_left_open = _matrices(own_maxima=None)
+matrices_that_show_it__a_list = list(_right.matrices_that_show_it.values())
+
+
+def elements_stored_one_by_one__what_the_neighbour_has(row, n_cols, v):
+    return row * n_cols % v + (row + 1) * n_cols % v
+
+
+def elements_stored_one_by_one__both_ends_always(row, n_cols, v):
+    return n_cols - max(0, n_cols // v - 1) * v
+
+
+def elements_stored_one_by_one__short_rows_forgotten(row, n_cols, v):
+    start, end = row * n_cols, (row + 1) * n_cols
+    return n_cols - (end // v - -(-start // v)) * v
+
+
+def elements_stored_one_by_one__begins_are_forgotten(row, n_cols, v):
+    return n_cols % v
+
+
+def elements_stored_one_by_one__of_the_first_row(row, n_cols, v):
+    return _right.elements_stored_one_by_one(0, n_cols, v)

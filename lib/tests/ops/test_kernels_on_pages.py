@@ -1,0 +1,65 @@
+"""The kernels that ship are those that are taught: the op's notebook types or shows their lines."""
+
+import ast
+import importlib
+import inspect
+import re
+
+from lib.recorded import notebooks
+
+import nbformat
+import pytest
+
+# op: its notebook, the least share of the lines of its kernels on the page, and which kernels are there whole
+PAGES = {
+    "add_relu": (30, 0.6, ["_add_relu_tile"]),
+    "gelu": (31, 0.8, ["_gelu_fwd_kernel", "_gelu_bwd_kernel", "_fwd_tile", "_bwd_tile", "_locate"]),
+    "softmax": (32, 0.5, ["_softmax_fwd_kernel", "_softmax_bwd_kernel", "_softmax_parts_fwd_kernel"]),
+}  # fmt: skip
+
+
+def kernels_of(op):
+    """{name: kernel} of the functions under @triton.jit that the op's file defines."""
+    module = importlib.import_module(f"lib.ops.{op}")
+    own = {name: getattr(value, "fn", None) for name, value in vars(module).items()}
+    return {
+        n: f for n, f in own.items() if inspect.isfunction(f) and f.__module__ == module.__name__
+    }
+
+
+def body_of(kernel):
+    """The lines of a kernel's body without comments, as they would stand in any place."""
+    source = inspect.cleandoc("\n" + inspect.getsource(kernel))
+    (function,) = ast.parse(source).body
+    lines = source.splitlines()[function.body[0].lineno - 1 :]
+    return [line.strip() for line in lines if line.strip() and line.strip()[0] != "#"]
+
+
+def lines_on(number, shown=True):
+    """All lines of the code cells of a notebook and, with `shown`, of the sources in their outputs."""
+    (path,) = notebooks.notebooks(number)
+    cells = [c for c in nbformat.read(path, as_version=4).cells if c.cell_type == "code"]
+    texts = [c.source for c in cells]
+    if shown:
+        outputs = [o.get("data", {}).get("text/markdown", "") for c in cells for o in c.outputs]
+        texts += [code for text in outputs for code in re.findall(r"(?s)```\w+\n(.*?)```", text)]
+    return {line.strip() for text in texts for line in text.splitlines()}
+
+
+@pytest.mark.parametrize("op", PAGES)
+def test_the_notebook_has_the_kernels_that_ship(op):
+    number, least, whole = PAGES[op]
+    page, kernels = lines_on(number), kernels_of(op)
+    lines = [line for kernel in kernels.values() for line in body_of(kernel)]
+    share = sum(line in page for line in lines) / len(lines)
+    assert share >= least, f"{share:.0%} of the kernels of {op} are in notebook {number}"
+    missing = {n: [line for line in body_of(kernels[n]) if line not in page] for n in whole}
+    assert not any(missing.values()), missing
+
+
+def test_a_line_that_is_nowhere_is_missed():
+    kernel = kernels_of("softmax")["_softmax_fwd_kernel"]
+    lines = body_of(kernel)
+    assert lines[0].startswith("n_cols, stride_xm =") and lines[-1].startswith("device.store_tile(")
+    assert set(lines) <= lines_on(32) and not set(lines) <= lines_on(32, shown=False)
+    assert not set(lines) <= lines_on(30)
