@@ -102,6 +102,7 @@ def _narrow(handle):
 
 def _repair_bfloat16():
     builder = upstream.InterpreterBuilder
+    builder.has_bfloat16 = True  # asked by lib/ops/_device.py
     for name, n_operands in (("unary_op", 1), ("binary_op", 2), ("ternary_op", 3)):
         setattr(builder, name, _in_float32(getattr(builder, name), n_operands))
 
