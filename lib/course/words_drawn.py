@@ -52,14 +52,14 @@ def show_words(group=16):
 
 
 def _word(ax, j, quarter, y, name, face, quarter_alone=None):
-    """One word, its highest bits on the left; quarter_alone: two numbers of that quarter, and zeros."""
+    """One word, its highest bits on the left; quarter_alone: two numbers of that quarter alone."""
     ax.text(7.6, y + 0.45, name, ha="right", va="center")
     for place in range(8):
         half, q = divmod(7 - place, 4)
         if quarter_alone is None:
             text, colour = str(2 * j + q * quarter + half), face
         else:
-            text = str(2 * j + quarter_alone * quarter + half) if q == 0 else "0"
+            text = str(2 * j + quarter_alone * quarter + half) if q == 0 else ""
             colour = face if q == 0 else _LIGHT
         _cell(ax, 8 + place, y, 1, 0.9, colour, text)
     ax.plot([12, 12], [y - 0.1, y + 1.0], color="black", linewidth=2)
