@@ -5,18 +5,18 @@ from lib.course.show import show_figure
 import matplotlib.pyplot as plt
 from matplotlib.patches import Rectangle
 
-_DARK, _MIDDLE, _LIGHT = "#1f4e79", "#b9c9dd", "white"
+DARK, MIDDLE, LIGHT = "#1f4e79", "#b9c9dd", "white"
 
 
-def _cell(ax, x, y, width=1.0, height=1.0, face=_LIGHT, text="", hatch=None, edge="black"):
+def cell(ax, x, y, width=1.0, height=1.0, face=LIGHT, text="", hatch=None, edge="black"):
     ax.add_patch(
         Rectangle((x, y), width, height, facecolor=face, edgecolor=edge, hatch=hatch, linewidth=0.8)
     )
-    colour = "white" if face == _DARK else "black"
+    colour = "white" if face == DARK else "black"
     ax.text(x + width / 2, y + height / 2, text, ha="center", va="center", color=colour)
 
 
-def _canvas(width, height, n_axes=1):
+def canvas(width, height, n_axes=1):
     figure, axes = plt.subplots(1, n_axes, figsize=(width, height), layout="constrained")
     for ax in [axes] if n_axes == 1 else axes:
         ax.set_axis_off()
@@ -27,7 +27,7 @@ def _canvas(width, height, n_axes=1):
 
 def show_order_of_programs(n_down=4, n_across=4):
     """The tiles of a matrix with the numbers of their programs, columns first and rows first."""
-    figure, axes = _canvas(7.5, 3.4, 2)
+    figure, axes = canvas(7.5, 3.4, 2)
     for ax, title in zip(axes, ("columns first", "rows first")):
         reads = []
         for row in range(n_down):
@@ -36,12 +36,12 @@ def show_order_of_programs(n_down=4, n_across=4):
                 pid = row * n_across + column if first else column * n_down + row
                 together = pid < n_across
                 reads += [(row * n_across + column, pid)] if together else []
-                _cell(ax, column, 0.7 * row, 1, 0.6, _MIDDLE if together else _LIGHT, str(pid))
+                cell(ax, column, 0.7 * row, 1, 0.6, MIDDLE if together else LIGHT, str(pid))
         places = dict(reads)
         width, top = n_across / (n_down * n_across), 0.7 * n_down + 0.8
         for place in range(n_down * n_across):
             together = place in places
-            _cell(ax, place * width, top, width, 0.4, _MIDDLE if together else _LIGHT)
+            cell(ax, place * width, top, width, 0.4, MIDDLE if together else LIGHT)
             if together:
                 ax.text((place + 0.5) * width, top + 0.75, str(places[place]), ha="center")
         ax.text(0, top - 0.12, "the same tiles as they lie in memory", fontsize="small")
@@ -56,14 +56,14 @@ def show_order_of_programs(n_down=4, n_across=4):
 
 def show_strips(n_strips=3, n_across=4):
     """Strips of rows, what each adds to the sum, and the second launch."""
-    figure, ax = _canvas(7.5, 3.6)
+    figure, ax = canvas(7.5, 3.6)
     width, height = 1.1, 1.2
     for strip in range(n_strips):
         for column in range(n_across):
             mine = (strip, column) == (1, 2)
             y = strip * height
             text = str(strip * n_across + column)
-            _cell(ax, column * width, y, width, height, _MIDDLE if mine else _LIGHT)
+            cell(ax, column * width, y, width, height, MIDDLE if mine else LIGHT)
             ax.text(column * width + 0.14, y + 0.24, text, fontsize="small", ha="center")
             x = column * width + width / 2
             ax.annotate("", (x, y + height - 0.12), (x, y + 0.2), arrowprops={"arrowstyle": "->"})
@@ -73,7 +73,7 @@ def show_strips(n_strips=3, n_across=4):
         for column in range(n_across):
             mine = (strip, column) == (1, 2)
             x, y = right + 0.7 * column, strip * height + 0.4
-            _cell(ax, x, y, 0.7, 0.4, _MIDDLE if mine else _LIGHT)
+            cell(ax, x, y, 0.7, 0.4, MIDDLE if mine else LIGHT)
         ax.annotate(
             "", (right - 0.2, (strip + 0.5) * height), (n_across * width + 0.2, (strip + 0.5) * height),
             arrowprops={"arrowstyle": "->"},
@@ -82,7 +82,7 @@ def show_strips(n_strips=3, n_across=4):
     ax.text(n_across * width / 2, -0.25, "first launch, a program for each number", ha="center")
     bottom = n_strips * height + 0.9
     for column in range(n_across):
-        _cell(ax, right + 0.7 * column, bottom, 0.7, 0.4, _DARK)
+        cell(ax, right + 0.7 * column, bottom, 0.7, 0.4, DARK)
         x = right + 0.7 * (column + 0.5)
         ax.annotate(
             "", (x, bottom - 0.08), (x, n_strips * height + 0.05), arrowprops={"arrowstyle": "->"}
@@ -99,23 +99,23 @@ def show_strips(n_strips=3, n_across=4):
 
 def show_fold(n_cols=5, n_rows=9, fold=4, piece=4):
     """Rows of an odd length: where each begins, and four of them taken as one."""
-    figure, axes = _canvas(7.5, 4.6, 2)
+    figure, axes = canvas(7.5, 4.6, 2)
     ax = axes[0]
     for row in range(n_rows):
         for column in range(n_cols):
             place = row * n_cols + column
             begins = column == 0 and place % piece == 0
-            face = _DARK if begins else _MIDDLE if place // piece % 2 else _LIGHT
-            _cell(ax, column, row, 1, 0.9, face, str(place))
+            face = DARK if begins else MIDDLE if place // piece % 2 else LIGHT
+            cell(ax, column, row, 1, 0.9, face, str(place))
     ax.set(xlim=(-0.2, n_cols + 0.2), ylim=(n_rows + 0.1, -0.2))
     ax.set_title(f"{n_rows} rows of {n_cols}", fontsize="medium")
     ax, wide = axes[1], n_cols * fold
     whole = n_rows * n_cols // piece * piece
     for place in range(n_rows * n_cols):
         row, column = divmod(place, wide)
-        face = _DARK if column == 0 else _MIDDLE if place // piece % 2 else _LIGHT
+        face = DARK if column == 0 else MIDDLE if place // piece % 2 else LIGHT
         x, y = column % (wide // 2), 2.6 * row + (column >= wide // 2)
-        _cell(ax, x, y, 1, 0.9, face, str(place), hatch="///" if place >= whole else None)
+        cell(ax, x, y, 1, 0.9, face, str(place), hatch="///" if place >= whole else None)
     ax.set(xlim=(-0.2, wide // 2 + 0.2), ylim=(2.6 * (n_rows // fold + 1) + 0.4, -0.4))
     ax.set_title(f"{fold} rows as one of {wide}, each drawn on two lines", fontsize="medium")
     show_figure(

@@ -1,21 +1,21 @@
 """Drawings of notebook 47: groups and their scales, and which number stands where in a word."""
 
-from lib.course.rows_drawn import _DARK, _LIGHT, _MIDDLE, _canvas, _cell
+from lib.course.rows_drawn import DARK, LIGHT, MIDDLE, canvas, cell
 from lib.course.show import show_figure
 
 
 def show_groups(n_rows=3, n_groups=4):
     """A weight cut into groups along K, and where their scales stand."""
-    figure, ax = _canvas(7.5, 2.6)
+    figure, ax = canvas(7.5, 2.6)
     for row in range(n_rows):
         for group in range(n_groups):
             mine = (row, group) == (1, 2)
-            _cell(ax, 2.0 * group, row, 2.0, 0.9, _MIDDLE if mine else _LIGHT, "G numbers")
+            cell(ax, 2.0 * group, row, 2.0, 0.9, MIDDLE if mine else LIGHT, "G numbers")
     right = 2.0 * n_groups + 1.2
     for group in range(n_groups):
         for row in range(n_rows):
             mine = (row, group) == (1, 2)
-            _cell(ax, right + 1.1 * row, 0.75 * group, 1.1, 0.68, _MIDDLE if mine else _LIGHT)
+            cell(ax, right + 1.1 * row, 0.75 * group, 1.1, 0.68, MIDDLE if mine else LIGHT)
     ax.text(n_groups, -0.25, "W, (N, K): groups along K", ha="center")
     ax.text(right + 0.55 * n_rows, -0.25, "scales, (K/G, N)", ha="center")
     ax.set(xlim=(-0.2, right + 1.1 * n_rows + 0.3), ylim=(max(n_rows, 0.75 * n_groups) + 0.2, -0.7))
@@ -28,18 +28,18 @@ def show_groups(n_rows=3, n_groups=4):
 
 def show_words(group=16):
     """A group's numbers in the order of K, the words that hold them, and what one shift and one AND leave."""
-    figure, ax = _canvas(7.5, 4.3)
+    figure, ax = canvas(7.5, 4.3)
     quarter, n_words = group // 4, group // 8
     for k in range(group):
-        _cell(ax, k, 0, 1, 0.9, _MIDDLE if k % quarter // 2 == 0 else _LIGHT, str(k))
+        cell(ax, k, 0, 1, 0.9, MIDDLE if k % quarter // 2 == 0 else LIGHT, str(k))
     for q in range(5):
         ax.plot([q * quarter] * 2, [-0.25, 1.15], color="black", linewidth=2)
     for q in range(4):
         ax.text((q + 0.5) * quarter, -0.35, f"quarter {q}", ha="center", fontsize="small")
     for j in range(n_words):
-        _word(ax, j, quarter, 2.4 + 1.3 * j, f"word {j}", _MIDDLE if j == 0 else _LIGHT)
+        _word(ax, j, quarter, 2.4 + 1.3 * j, f"word {j}", MIDDLE if j == 0 else LIGHT)
     top = 2.4 + 1.3 * n_words + 0.4
-    _word(ax, 0, quarter, top, "(word 0 >> 4)\n& 0x000F000F", _DARK, quarter_alone=1)
+    _word(ax, 0, quarter, top, "(word 0 >> 4)\n& 0x000F000F", DARK, quarter_alone=1)
     ax.text(8 + 0.1, 1.95, "bits 31 to 28 on the left, 3 to 0 on the right", fontsize="small")
     ax.set(xlim=(-0.4, group + 0.4), ylim=(top + 1.1, -1.0))
     show_figure(
@@ -60,6 +60,6 @@ def _word(ax, j, quarter, y, name, face, quarter_alone=None):
             text, colour = str(2 * j + q * quarter + half), face
         else:
             text = str(2 * j + quarter_alone * quarter + half) if q == 0 else ""
-            colour = face if q == 0 else _LIGHT
-        _cell(ax, 8 + place, y, 1, 0.9, colour, text)
+            colour = face if q == 0 else LIGHT
+        cell(ax, 8 + place, y, 1, 0.9, colour, text)
     ax.plot([12, 12], [y - 0.1, y + 1.0], color="black", linewidth=2)
