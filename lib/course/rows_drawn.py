@@ -1,16 +1,12 @@
 """Drawings of notebooks 30, 25 and 32: which tile is whose, strips, folded rows, pieces and parts of a row."""
 
-from lib.course.canvas import DARK as _DARK
-from lib.course.canvas import LIGHT as _LIGHT
-from lib.course.canvas import MIDDLE as _MIDDLE
-from lib.course.canvas import canvas as _canvas
-from lib.course.canvas import cell as _cell
+from lib.course.canvas import DARK, LIGHT, MIDDLE, canvas, cell
 from lib.course.show import show_figure
 
 
 def show_order_of_programs(n_down=4, n_across=4):
     """The tiles of a matrix with the numbers of their programs, columns first and rows first."""
-    figure, axes = _canvas(7.5, 3.4, 2)
+    figure, axes = canvas(7.5, 3.4, 2)
     for ax, title in zip(axes, ("columns first", "rows first")):
         reads = []
         for row in range(n_down):
@@ -19,12 +15,12 @@ def show_order_of_programs(n_down=4, n_across=4):
                 pid = row * n_across + column if first else column * n_down + row
                 together = pid < n_across
                 reads += [(row * n_across + column, pid)] if together else []
-                _cell(ax, column, 0.7 * row, 1, 0.6, _MIDDLE if together else _LIGHT, str(pid))
+                cell(ax, column, 0.7 * row, 1, 0.6, MIDDLE if together else LIGHT, str(pid))
         places = dict(reads)
         width, top = n_across / (n_down * n_across), 0.7 * n_down + 0.8
         for place in range(n_down * n_across):
             together = place in places
-            _cell(ax, place * width, top, width, 0.4, _MIDDLE if together else _LIGHT)
+            cell(ax, place * width, top, width, 0.4, MIDDLE if together else LIGHT)
             if together:
                 ax.text((place + 0.5) * width, top + 0.75, str(places[place]), ha="center")
         ax.text(0, top - 0.12, "the same tiles as they lie in memory", fontsize="small")
@@ -39,14 +35,14 @@ def show_order_of_programs(n_down=4, n_across=4):
 
 def show_strips(n_strips=3, n_across=4):
     """Strips of rows, what each adds to the sum, and the second launch."""
-    figure, ax = _canvas(7.5, 3.6)
+    figure, ax = canvas(7.5, 3.6)
     width, height = 1.1, 1.2
     for strip in range(n_strips):
         for column in range(n_across):
             mine = (strip, column) == (1, 2)
             y = strip * height
             text = str(strip * n_across + column)
-            _cell(ax, column * width, y, width, height, _MIDDLE if mine else _LIGHT)
+            cell(ax, column * width, y, width, height, MIDDLE if mine else LIGHT)
             ax.text(column * width + 0.14, y + 0.24, text, fontsize="small", ha="center")
             x = column * width + width / 2
             ax.annotate("", (x, y + height - 0.12), (x, y + 0.2), arrowprops={"arrowstyle": "->"})
@@ -56,7 +52,7 @@ def show_strips(n_strips=3, n_across=4):
         for column in range(n_across):
             mine = (strip, column) == (1, 2)
             x, y = right + 0.7 * column, strip * height + 0.4
-            _cell(ax, x, y, 0.7, 0.4, _MIDDLE if mine else _LIGHT)
+            cell(ax, x, y, 0.7, 0.4, MIDDLE if mine else LIGHT)
         ax.annotate(
             "", (right - 0.2, (strip + 0.5) * height), (n_across * width + 0.2, (strip + 0.5) * height),
             arrowprops={"arrowstyle": "->"},
@@ -65,7 +61,7 @@ def show_strips(n_strips=3, n_across=4):
     ax.text(n_across * width / 2, -0.25, "first launch, a program for each number", ha="center")
     bottom = n_strips * height + 0.9
     for column in range(n_across):
-        _cell(ax, right + 0.7 * column, bottom, 0.7, 0.4, _DARK)
+        cell(ax, right + 0.7 * column, bottom, 0.7, 0.4, DARK)
         x = right + 0.7 * (column + 0.5)
         ax.annotate(
             "", (x, bottom - 0.08), (x, n_strips * height + 0.05), arrowprops={"arrowstyle": "->"}
@@ -82,23 +78,23 @@ def show_strips(n_strips=3, n_across=4):
 
 def show_fold(n_cols=5, n_rows=9, fold=4, piece=4):
     """Rows of an odd length: where each begins, and four of them taken as one."""
-    figure, axes = _canvas(7.5, 4.6, 2)
+    figure, axes = canvas(7.5, 4.6, 2)
     ax = axes[0]
     for row in range(n_rows):
         for column in range(n_cols):
             place = row * n_cols + column
             begins = column == 0 and place % piece == 0
-            face = _DARK if begins else _MIDDLE if place // piece % 2 else _LIGHT
-            _cell(ax, column, row, 1, 0.9, face, str(place))
+            face = DARK if begins else MIDDLE if place // piece % 2 else LIGHT
+            cell(ax, column, row, 1, 0.9, face, str(place))
     ax.set(xlim=(-0.2, n_cols + 0.2), ylim=(n_rows + 0.1, -0.2))
     ax.set_title(f"{n_rows} rows of {n_cols}", fontsize="medium")
     ax, wide = axes[1], n_cols * fold
     whole = n_rows * n_cols // piece * piece
     for place in range(n_rows * n_cols):
         row, column = divmod(place, wide)
-        face = _DARK if column == 0 else _MIDDLE if place // piece % 2 else _LIGHT
+        face = DARK if column == 0 else MIDDLE if place // piece % 2 else LIGHT
         x, y = column % (wide // 2), 2.6 * row + (column >= wide // 2)
-        _cell(ax, x, y, 1, 0.9, face, str(place), hatch="///" if place >= whole else None)
+        cell(ax, x, y, 1, 0.9, face, str(place), hatch="///" if place >= whole else None)
     ax.set(xlim=(-0.2, wide // 2 + 0.2), ylim=(2.6 * (n_rows // fold + 1) + 0.4, -0.4))
     ax.set_title(f"{fold} rows as one of {wide}, each drawn on two lines", fontsize="medium")
     show_figure(
@@ -112,7 +108,7 @@ def show_fold(n_cols=5, n_rows=9, fold=4, piece=4):
 
 def show_pieces(n_cols=781, n_rows=5, piece=4):
     """Where rows begin and end in pieces of 16 bytes: both ends of each row."""
-    figure, ax = _canvas(8.5, 2.9)
+    figure, ax = canvas(8.5, 2.9)
     behind = n_cols // piece * piece - piece  # the first place drawn of the right part
     width, right = 2 * piece, 2 * piece + 1.6
     for row in range(n_rows):
@@ -122,10 +118,10 @@ def show_pieces(n_cols=781, n_rows=5, piece=4):
             its_piece = place // piece * piece
             whole = its_piece >= shift and its_piece + piece <= shift + n_cols
             own = 0 <= col < n_cols
-            face = _MIDDLE if own and not whole else _LIGHT
-            _cell(ax, x, y, 1, 0.9, face, str(col) if own else "", hatch=None if own else "////")
+            face = MIDDLE if own and not whole else LIGHT
+            cell(ax, x, y, 1, 0.9, face, str(col) if own else "", hatch=None if own else "////")
         for x in (0, piece, width, right, right + piece, right + width):
-            ax.plot([x, x], [y - 0.1, y + 1.0], color=_DARK, linewidth=2.5)
+            ax.plot([x, x], [y - 0.1, y + 1.0], color=DARK, linewidth=2.5)
         ax.text(-0.3, y + 0.45, f"row {row}", ha="right", va="center")
         ax.text(width + 0.8, y + 0.45, "…", ha="center", va="center")
         ax.text(right + width + 0.3, y + 0.45, f"program {row % piece}", va="center")
@@ -141,15 +137,15 @@ def show_pieces(n_cols=781, n_rows=5, piece=4):
 
 def show_parts(n_parts=3):
     """A row in parts: what each program tells the others, and what it waits for."""
-    figure, ax = _canvas(8.0, 3.4)
+    figure, ax = canvas(8.0, 3.4)
     width, gap = 3.4, 0.5
     for part in range(n_parts):
         x = part * (width + gap)
-        _cell(ax, x, 0, width, 0.8, _LIGHT, f"part {part} of x")
-        _cell(ax, x, 1.6, width, 0.8, _MIDDLE, f"program {part} holds it")
-        _cell(ax, x + 0.1, 3.3, width / 2 - 0.1, 0.8, _LIGHT, "maximum")
-        _cell(ax, x + width / 2, 3.3, width / 2 - 0.1, 0.8, _LIGHT, "sum")
-        _cell(ax, x, 5.0, width, 0.8, _LIGHT, f"part {part} of y")
+        cell(ax, x, 0, width, 0.8, LIGHT, f"part {part} of x")
+        cell(ax, x, 1.6, width, 0.8, MIDDLE, f"program {part} holds it")
+        cell(ax, x + 0.1, 3.3, width / 2 - 0.1, 0.8, LIGHT, "maximum")
+        cell(ax, x + width / 2, 3.3, width / 2 - 0.1, 0.8, LIGHT, "sum")
+        cell(ax, x, 5.0, width, 0.8, LIGHT, f"part {part} of y")
         middle = x + width / 2
         for y, end in ((0.8, 1.6), (2.4, 3.3)):
             ax.annotate("", (middle, end), (middle, y), arrowprops={"arrowstyle": "->"})

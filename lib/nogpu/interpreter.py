@@ -4,10 +4,10 @@ Stands in for   a GPU running a Triton kernel. Programs run one after another, e
                 whole tile; pointers are addresses of CPU memory.
 Differs in      order (a race between programs never shows), speed (about a thousand programs a second),
                 and rounding of fused multiply-adds.
-Repairs         bfloat16 arithmetic, sums and atomic additions (upstream works on the raw 16 bits) · casts to
-                and from float8 (upstream rounds wrongly) · libdevice (upstream has none; `libdevice.py`) ·
-                autotuning (upstream needs a GPU to time on; here the first config wins) · the cost of
-                helper calls (upstream patches `triton.language` again at each, and never undoes it) ·
+Repairs         bfloat16 arithmetic, sums, atomic additions and casts of integers (upstream works on the raw
+                16 bits) · casts to and from float8 (upstream rounds wrongly) · libdevice (upstream has none;
+                `libdevice.py`) · autotuning (upstream needs a GPU to time on; here the first config wins) ·
+                the cost of helper calls (upstream patches `triton.language` at each, and never undoes it) ·
                 `tl.reduce` with Inductor's maximum and minimum (upstream loops over elements in Python) ·
                 loop bounds computed in the kernel (triton 3.6 with NumPy from 2.4 on) ·
                 comparisons of two scalars in a mask (upstream widens them to integers, which 3.9 refuses) ·
@@ -102,6 +102,7 @@ def _narrow(handle):
 
 def _repair_bfloat16():
     builder = upstream.InterpreterBuilder
+    builder.has_bfloat16 = True  # asked by lib/ops/_device.py
     for name, n_operands in (("unary_op", 1), ("binary_op", 2), ("ternary_op", 3)):
         setattr(builder, name, _in_float32(getattr(builder, name), n_operands))
 
@@ -125,6 +126,14 @@ def _repair_bfloat16():
         return convert(data, from_type, to_type, rounding)
 
     upstream._convert_float = convert_float
+    cast_impl = builder.cast_impl
+
+    def cast(self, source, to_type):
+        if to_type.scalar == tl.bfloat16 and source.dtype.scalar.is_int():
+            return _narrow(cast_impl(self, source, tl.float32))
+        return cast_impl(self, source, to_type)
+
+    builder.cast_impl = cast
     upstream.ReduceOps.sum = _reduced_in_float32(upstream.ReduceOps.sum)
     upstream.ScanOps.cumsum = _reduced_in_float32(upstream.ScanOps.cumsum)
     upstream.ScanOps.cumprod = _reduced_in_float32(upstream.ScanOps.cumprod)

@@ -15,6 +15,16 @@ def interpreted():
     return triton.knobs.runtime.interpret
 
 
+def has_bfloat16():
+    """Whether kernels can calculate in bfloat16: Triton's own interpreter adds and multiplies its bits."""
+    if not interpreted():
+        return True
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    # lib/nogpu/interpreter.py mends it, and says so
+    return hasattr(InterpreterBuilder, "has_bfloat16")
+
+
 INTERPRETED = tl.constexpr(interpreted())
 
 

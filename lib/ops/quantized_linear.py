@@ -338,8 +338,14 @@ def _constants(x, weight):
     return host.cdiv(weight.shape[1], block_k), constants
 
 
+def _to_calculate(t):
+    """t, in whose dtype kernels make numbers and multiply: wider where they cannot."""
+    return t.float() if t.dtype == torch.bfloat16 and not device.has_bfloat16() else t
+
+
 def _launch(plan, y, z, x, weight, bias, activation):
     """Write y, and z = x Wᵀ + bias unless it is None."""
+    x = _to_calculate(x)
     n_steps, constants = _constants(x, weight)
     (n_rows, n_cols), n_inner = y.shape, x.shape[1]
     plan = plan or _plan(n_rows, n_cols, n_steps, x.dtype, x.device)
@@ -364,6 +370,7 @@ def _launch(plan, y, z, x, weight, bias, activation):
 
 
 def _launch_dx(plan, dx, dz, weight):
+    dz = _to_calculate(dz)
     n_steps, constants = _constants(dz, weight)
     (n_rows, n_inner), n_cols = dx.shape, dz.shape[1]
     tile = plan and plan.backward or _plan(n_rows, n_inner, n_steps, dz.dtype, dz.device).tile

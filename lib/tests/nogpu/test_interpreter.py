@@ -70,6 +70,26 @@ def _dot_kernel(a_ptr, b_ptr, c_ptr, N: tl.constexpr):
     tl.store(c_ptr + offsets, c)
 
 
+@triton.jit
+def _to_bfloat16_and_back_kernel(x_ptr, y_ptr, z_ptr, BLOCK_SIZE: tl.constexpr):
+    offsets = tl.arange(0, BLOCK_SIZE)
+    x = tl.load(x_ptr + offsets)
+    tl.store(y_ptr + offsets, x.to(tl.bfloat16))
+    tl.store(z_ptr + offsets, x.to(tl.bfloat16).to(x.dtype))
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.bool], ids=str
+)
+def test_integers_become_bfloat16(dtype):
+    """By their value: upstream takes the integer for the bits."""
+    x = torch.tensor([-128, -3, 0, 1, 2, 101, 127, 257]).to(dtype)
+    y, z = torch.empty(8, dtype=torch.bfloat16), torch.empty_like(x)
+    _to_bfloat16_and_back_kernel[(1,)](x, y, z, BLOCK_SIZE=8)
+    assert torch.equal(y, x.to(torch.bfloat16))
+    assert torch.equal(z, x.to(torch.bfloat16).to(dtype))
+
+
 def test_bfloat16_dot():
     a, b = torch.randn(2, 32, 32).bfloat16()
     c = torch.empty(32, 32)

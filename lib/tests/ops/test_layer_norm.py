@@ -11,10 +11,11 @@ from lib.nogpu.memory import count_traffic
 from lib.ops import _host as host
 from lib.ops import layer_norm
 from lib.ops.layer_norm import layer_norm_eager, layer_norm_triton
-from lib.tests.ops import battery
+from lib.tests.ops import battery, cases
 
 import pytest
 import torch
+import triton
 
 OP = registry.find("layer_norm")
 
@@ -227,8 +228,10 @@ def test_wide_accesses_and_little_in_local_memory(n_cols, dtype):
         mix = instruction_mix(compiled)
         narrow = sum(n for op, n in mix.items() if op.startswith(("LDG", "STG")) and "U16" in op)
         assert any(op.startswith(("LDG", "LDGSTS")) and "U16" not in op for op in mix), name
-        # the first numbers of a row of x and of residual are looked up alone
-        assert n_cols == 8191 or narrow <= (2 if "fwd" in name else 0), (name, mix)
+        # the first numbers of a row of x and of residual are looked up alone: before Triton 3.9 twice each, at
+        # one address
+        times = 2 if cases.release(triton) < (3, 9) else 1
+        assert n_cols == 8191 or narrow <= (2 * times if "fwd" in name else 0), (name, mix)
         # three rows and two sums take all the registers of a thread, and at times some more
         most = 64 if "bwd" in name and 4096 < n_cols <= 16384 else 8
         assert compiled.spills <= most, (name, compiled.spills)
