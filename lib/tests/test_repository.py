@@ -282,7 +282,8 @@ def test_a_week_says_whether_it_needs_a_compiler(term):
         paths = re.findall(r"\((\w+\.ipynb)\)", notebooks)
         notebooks = (nbformat.read(ROOT / "notebooks" / path, as_version=4) for path in paths)
         cells = (c.source for n in notebooks for c in n.cells if c.cell_type == "code")
-        text = "\n".join(cells)
+        # a cell that catches InductorError says in a sentence what a compiler would have shown
+        text = "\n".join(cell for cell in cells if "except InductorError" not in cell)
         compiles = re.search(r"torch\.compile\(|__global__|_cuda\b|load_inline", text)
         assert machine_needs == ("a C++ compiler" if compiles else "nothing more"), paths
 
