@@ -186,13 +186,13 @@ def first_use(term, prose):
 
 
 def test_a_term_is_linked_where_the_route_first_uses_it():
-    route = re.findall(
-        r"(?m)^\| \[\d\d\]\(notebooks/(\w+\.ipynb)\)", (ROOT / "README.md").read_text()
-    )
-    assert len(route) == len(NOTEBOOKS)
-    prose = {name: prose_of(ROOT / "notebooks" / name) for name in route}
+    prose, name = {}, NOTEBOOKS[0].name
+    while name:  # from 00 on to where each page's last link leads
+        prose[name] = prose_of(ROOT / "notebooks" / name)
+        (name, *_) = re.findall(r"(?m)^Next: \[.*?\]\((\w+\.ipynb)\)", prose[name]) or [None]
+    assert len(prose) == len(NOTEBOOKS)
     for term, _ in glossary():
-        uses = ((name, use) for name in route if (use := first_use(term, prose[name])))
+        uses = ((name, use) for name in prose if (use := first_use(term, prose[name])))
         name, (is_linked, around) = next(uses)
         assert is_linked, f"{name} says {term} for the first time, link it there: {around!r}"
 
