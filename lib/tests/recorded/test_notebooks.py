@@ -16,8 +16,13 @@ NOTEBOOKS = notebooks.notebooks()
 each = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 # Notebooks that are written and not yet recorded on a GPU; only for that time.
 NOT_RECORDED_YET = {
-    "00_start_here", "01_measure_time", "02_six_small_kernels", "25_the_finished_op", "26_cuda_by_load_inline", "30_add_relu"
-}  # fmt: skip
+    "00_start_here",
+    "01_measure_time",
+    "02_six_small_kernels",
+    "25_the_finished_op",
+    "26_cuda_by_load_inline",
+    "30_add_relu",
+}
 
 
 def read(path):
@@ -130,6 +135,78 @@ def test_the_set_up_takes_at_most_six_names_of_lib(path):
 def test_names_of_lib_are_counted():
     source = "import torch, lib.cache\nfrom lib import machine\nfrom lib.a import b, c as d\nfrom x import y"
     assert list(names_of_lib(source)) == ["lib.cache", "lib.machine", "lib.a.b", "lib.a.c"]
+
+
+# Notebooks whose tables, plots and predictions are folded away; others join as they are rewritten.
+FOLDED = [path for path in NOTEBOOKS if path.name[:2] in ("00", "01", "02", "25", "26", "30")]
+# Names from here make tables, plots, predictions and look-ups. `show_source` shows a function under study.
+HARNESS = ("lib.course", "lib.recorded", "pandas", "matplotlib")
+
+
+def lines_of_code(notebook):
+    """(harness, all) lines of the code cells that a reader sees, without imports.
+
+    Harness is a visible cell tagged so, and elsewhere a statement that names something of HARNESS, or something
+    that such a statement or a folded cell defines. An exercise's cell is under study.
+    """
+    harness, cells = set(), []
+    for cell in (c for c in notebook.cells if c.cell_type == "code"):
+        lines = [line for line in cell.source.splitlines() if not line.startswith(("%", "!"))]
+        tree = ast.parse("\n".join(lines))
+        cells.append((cell, tree))
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                prefix = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+                names = {
+                    a.asname or a.name
+                    for a in node.names
+                    if f"{prefix}{a.name}".startswith(HARNESS)
+                }
+                harness |= names - {"show_source"}
+    count = collections.Counter()
+    for cell, tree in cells:
+        is_folded = cell.metadata.get("jupyter", {}).get("source_hidden", False)
+        tags = cell.metadata.get("tags", [])
+        for node in tree.body:
+            names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+            is_harness = is_folded or "harness" in tags or bool(names & harness)
+            is_function = isinstance(node, (ast.FunctionDef, ast.ClassDef))
+            if is_function and is_harness and "exercise" not in tags:
+                harness.add(node.name)
+            if not is_folded and not isinstance(node, (ast.Import, ast.ImportFrom)):
+                first = min(n.lineno for n in [node, *getattr(node, "decorator_list", [])])
+                count["all"] += node.end_lineno - first + 1
+                if is_harness and "exercise" not in tags:
+                    count["harness"] += node.end_lineno - first + 1
+    return count["harness"], count["all"]
+
+
+@pytest.mark.parametrize("path", FOLDED, ids=lambda p: p.stem)
+def test_three_quarters_of_what_is_visible_is_under_study(path):
+    harness, lines = lines_of_code(read(path))
+    assert harness <= lines / 4, f"{harness} of {lines} lines make tables, plots and predictions"
+
+
+def test_visible_harness_is_counted():
+    def lines(*cells):
+        notebook = nbformat.v4.new_notebook()
+        for source, metadata in cells:
+            notebook.cells.append(nbformat.v4.new_code_cell(source, metadata=metadata))
+        return lines_of_code(notebook)
+
+    kernel = "@triton.jit\ndef kernel(x_ptr):\n    pass"
+    plot = "import matplotlib.pyplot as plt\ndef draw(x):\n    plt.plot(x)"
+    assert lines((kernel, {})) == (0, 3)
+    assert lines((kernel, {}), (plot, {}), ("draw(3)", {})) == (3, 6)
+    folded = {"jupyter": {"source_hidden": True}}
+    assert lines((kernel, {}), (plot, folded), ("draw(3)", {})) == (1, 4)
+    assert lines((kernel, {"tags": ["harness"]})) == (3, 3)
+    assert lines(
+        ("from lib.course.show import show_source as s, table_of\ns(1)\ntable_of(2)", {})
+    ) == (2, 2)
+    assert lines(("from lib.course.show import show_source\nshow_source(1)", {})) == (0, 1)
+    stub = "from lib.recorded import results\nresults.load(1)"
+    assert lines((stub, {"tags": ["exercise"]})) == (0, 1)
 
 
 @each
