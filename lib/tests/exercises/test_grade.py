@@ -48,7 +48,7 @@ def _section(id, stem=STEM):
     return next(s for s in text.split("\n# %% ") if s.startswith(id)).partition("\n")[2]
 
 
-RIGHT = {id: _section(id) for id in ("00.1", "00.2", "00.4", "00.3")}
+RIGHT = {id: _section(id) for id in ("00.1", "00.2", "00.3", "00.4")}
 WRONG = {
     "00.1": "def bytes_of_multiply_add(m, n, itemsize):\n    return 4 * m * n * itemsize",
     "00.3": "def silu(x):\n    return torch.nn.functional.silu(x)",
@@ -116,9 +116,9 @@ def _twelve(folder, canary):
 
     save(
         f"dan/{STEM}.ipynb",
-        _answered({"00.1": ENDLESS, "00.2": HOARDS, "00.4": FORKS, "00.3": KILLS}),
+        _answered({"00.1": ENDLESS, "00.2": HOARDS, "00.3": KILLS, "00.4": FORKS}),
     )
-    hostile = {"00.1": of(RUINS), "00.2": FILLS, "00.4": of(COPIES), "00.3": CALLS}
+    hostile = {"00.1": of(RUINS), "00.2": FILLS, "00.3": CALLS, "00.4": of(COPIES)}
     save(f"eve/{STEM}.ipynb", _answered(hostile))
     gigabyte = f"for _ in range(1000):\n    print('x' * 1_000_000)\n{RIGHT['00.1']}"
     save(f"fay/{STEM}.ipynb", _answered({"00.1": gigabyte}))
@@ -142,7 +142,7 @@ def _twelve(folder, canary):
         cell["source"] = "def gone(k):\n    return k\n\n\ncheck('00.9', gone)"
         cell["id"] = "other"
     save(f"kim/{STEM}.ipynb", old)
-    tricks = {"00.1": NO_CHECK, "00.2": REPLACES, "00.4": WRITES, "00.3": IN_THE_CHECK}
+    tricks = {"00.1": NO_CHECK, "00.2": REPLACES, "00.3": IN_THE_CHECK, "00.4": WRITES}
     save(f"=leo()/{STEM}.ipynb", _answered(tricks))
 
 
@@ -178,9 +178,9 @@ def _marks(graded, student):
 
 VERDICTS = {
     "ada": "✔ ✔ ✔ ✔",
-    "bob": "✘ ○ ○ ✘",
+    "bob": "✘ ○ ✘ ○",
     "cyd": "○ ○ ○ ○",
-    "dan": "✘ ✘ ✘ ✔",
+    "dan": "✘ ✘ ✔ ✘",
     "eve": "✔ ✘ ✘ ✘",
     "fay": "✔ ○ ○ ○",
     "gil": "✘ ✘ ○ ○",
@@ -235,7 +235,7 @@ def test_the_sentence_says_why(student, id, graded):
 @needs_fence
 def test_points_are_the_dots_of_the_exercise(graded):
     rows, _ = graded
-    for id in ("00.1", "00.2", "00.4", "00.3"):
+    for id in ("00.1", "00.2", "00.3", "00.4"):
         assert rows["ada", id]["points"] == str(EXERCISES[id].level)
         assert rows["bob", id]["points"] == "0"
 
