@@ -11,7 +11,8 @@ def dark_picture(size=256):
     y, x = torch.meshgrid(*(2 * [torch.linspace(-1, 1, size)]), indexing="ij")
     room = 0.25 + 0.1 * x - 0.1 * y
     height = (0.4 - (x - 0.1) ** 2 - y**2).clamp(min=0).sqrt()
-    ball = (0.1 + 0.75 * (0.6 * height - 0.45 * (x - 0.1) - 0.55 * y) / 0.55).clamp(0.02, 0.85)
+    towards_light = (0.7 * height - 0.45 * (x - 0.1) - 0.55 * y) / 0.632  # the ball's radius
+    ball = 0.03 + 0.82 * towards_light.clamp(0, 1)
     return torch.where(height > 0, ball, room)
 
 

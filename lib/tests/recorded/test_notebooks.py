@@ -4,7 +4,10 @@ import ast
 import collections
 import inspect
 import json
+import os
 import re
+import subprocess
+import sys
 
 from lib.recorded import notebooks, results, shown
 from lib.recorded.results import ROOT
@@ -298,6 +301,20 @@ def test_the_first_use_of_a_term_is_found():
     assert first_use("spill", f"# Spill\n\n`spill` [a spill](x.md) spilled $spill$ {link} spill")[0]
     assert first_use("spill", f"Two spills. {link}") == (False, "Two spills. \0")
     assert first_use("SM", "an sm") is None
+
+
+def test_the_first_win_says_in_a_sentence_that_a_compiler_is_missing():
+    cells = [c.source for c in read(NOTEBOOKS[0]).cells if c.cell_type == "code"]
+    (k,) = (k for k, source in enumerate(cells) if "except InductorError" in source)
+    assert "1 << 25" in cells[k] and "def brighten_eager" in cells[k - 1]
+    smaller = cells[k].replace("1 << 25", "1 << 10")
+    code = f"from lib import machine\nimport torch\n\n{cells[k - 1]}\n\n{smaller}"
+    env = os.environ | {"CXX": "no-such-compiler", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.startswith("torch.compile needs a C++ compiler for this;")
+    assert "InvalidCxxCompiler" in done.stdout and len(done.stdout.splitlines()) == 2
 
 
 # --- the tools -----------------------------------------------------------------------------------------------
