@@ -142,11 +142,9 @@ def test_the_course_is_short_enough():
     course, text = _table("The course")
     reading = sum(_minutes()[number] for number in course)
     most, hard = _exercise_minutes(course)
-    assert reading + most <= 14 * 60 and reading + most + hard <= 20 * 60
-    hours = [round(minutes / 60) for minutes in (reading + most, reading + most + hard)]
-    words = "It takes {} hours with the exercises of one and two dots, and {} with all.".format(
-        *hours
-    )
+    short, long = (round(minutes / 60) for minutes in (reading + most, reading + most + hard))
+    assert short <= 14 and long <= 20
+    words = f"It takes {short} hours with the exercises of one and two dots, and {long} with all."
     assert words in text
 
 
