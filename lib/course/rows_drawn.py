@@ -3,6 +3,8 @@
 from lib.course.canvas import DARK, LIGHT, MIDDLE, canvas, cell
 from lib.course.show import show_figure
 
+import matplotlib.pyplot as plt
+
 
 def show_order_of_programs(n_down=4, n_across=4):
     """The tiles of a matrix with the numbers of their programs, columns first and rows first."""

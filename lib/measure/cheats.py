@@ -356,6 +356,21 @@ def _each_time(detector, *arguments):
     return finding
 
 
+def claims(*names):
+    """One row per cheat: what it claims, beside the honest time."""
+    cheats = [find(name) for name in names]
+    return [{"cheat": c.name, "on": where(c), **claim(c)} for c in cheats]
+
+
+def findings(*names):
+    """One row for each detector that found something."""
+    return [
+        {"cheat": name, "detector": detector, "finding": finding}
+        for name in names
+        for detector, finding in catch(find(name)).items()
+    ]
+
+
 def workshop():
     """One row per cheat: the speed-up it claims, and which detectors caught it."""
     rows = []

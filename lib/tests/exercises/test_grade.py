@@ -51,7 +51,7 @@ def _section(id, stem=STEM):
 RIGHT = {id: _section(id) for id in ("00.1", "00.2", "00.3", "00.4")}
 WRONG = {
     "00.1": "def bytes_of_multiply_add(m, n, itemsize):\n    return 4 * m * n * itemsize",
-    "00.4": "def silu(x):\n    return torch.nn.functional.silu(x)",
+    "00.3": "def silu(x):\n    return torch.nn.functional.silu(x)",
 }
 # Each tries something, and then answers right.
 RUINS = f"""import os, shutil
@@ -64,15 +64,15 @@ FILLS = f"""with open("large", "wb") as file:
 COPIES = "exec(open(SOLUTIONS).read())"
 CALLS = f"""import socket
 socket.create_connection(("1.1.1.1", 53), timeout=2)
-{RIGHT["00.4"]}"""
+{RIGHT["00.3"]}"""
 ENDLESS = f"while True:\n    pass\n{RIGHT['00.1']}"
 HOARDS = f"hoard = [b'x' * (1 << 26) for _ in range(100)]\n{RIGHT['00.2']}"
-FORKS = f"import os\nwhile True:\n    os.fork()\n{RIGHT['00.3']}"
+FORKS = f"import os\nwhile True:\n    os.fork()\n{RIGHT['00.4']}"
 KILLS = f"""import contextlib, os
 for process in (os.getppid(), 1, -1):
     with contextlib.suppress(OSError):
         os.kill(process, 9)
-{RIGHT["00.4"]}"""
+{RIGHT["00.3"]}"""
 NO_CHECK = f"check = lambda *a: None\nprint('✔ 00.1 right')\n{WRONG['00.1']}"
 REPLACES = """from lib import exercises
 exercises.judge = lambda exercise, answer: exercises.Verdict(exercise.id, "right", "right")
@@ -116,9 +116,9 @@ def _twelve(folder, canary):
 
     save(
         f"dan/{STEM}.ipynb",
-        _answered({"00.1": ENDLESS, "00.2": HOARDS, "00.3": FORKS, "00.4": KILLS}),
+        _answered({"00.1": ENDLESS, "00.2": HOARDS, "00.3": KILLS, "00.4": FORKS}),
     )
-    hostile = {"00.1": of(RUINS), "00.2": FILLS, "00.3": of(COPIES), "00.4": CALLS}
+    hostile = {"00.1": of(RUINS), "00.2": FILLS, "00.3": CALLS, "00.4": of(COPIES)}
     save(f"eve/{STEM}.ipynb", _answered(hostile))
     gigabyte = f"for _ in range(1000):\n    print('x' * 1_000_000)\n{RIGHT['00.1']}"
     save(f"fay/{STEM}.ipynb", _answered({"00.1": gigabyte}))
@@ -142,7 +142,7 @@ def _twelve(folder, canary):
         cell["source"] = "def gone(k):\n    return k\n\n\ncheck('00.9', gone)"
         cell["id"] = "other"
     save(f"kim/{STEM}.ipynb", old)
-    tricks = {"00.1": NO_CHECK, "00.2": REPLACES, "00.3": WRITES, "00.4": IN_THE_CHECK}
+    tricks = {"00.1": NO_CHECK, "00.2": REPLACES, "00.3": IN_THE_CHECK, "00.4": WRITES}
     save(f"=leo()/{STEM}.ipynb", _answered(tricks))
 
 
@@ -178,9 +178,9 @@ def _marks(graded, student):
 
 VERDICTS = {
     "ada": "✔ ✔ ✔ ✔",
-    "bob": "✘ ○ ○ ✘",
+    "bob": "✘ ○ ✘ ○",
     "cyd": "○ ○ ○ ○",
-    "dan": "✘ ✘ ✘ ✔",
+    "dan": "✘ ✘ ✔ ✘",
     "eve": "✔ ✘ ✘ ✘",
     "fay": "✔ ○ ○ ○",
     "gil": "✘ ✘ ○ ○",
@@ -199,20 +199,20 @@ def test_a_submission_has_the_verdicts_it_should(student, graded):
 
 
 SENTENCES = {
-    ("ada", "00.4"): "^right$",
+    ("ada", "00.3"): "^right$",
     ("bob", "00.1"): "bytes for",
     ("cyd", "00.1"): "not attempted yet",
     ("dan", "00.1"): f"still running after {TIMEOUT_S} s",
     ("dan", "00.2"): "takes more than 2.5 GiB",
     (
         "dan",
-        "00.3",
+        "00.4",
     ): "starts more than 200 processes|more than 2.5 GiB|BlockingIOError|ended before",
-    ("dan", "00.4"): "^right$",
+    ("dan", "00.3"): "^right$",
     ("eve", "00.1"): "^right$",
     ("eve", "00.2"): "OSError: .*too large",
-    ("eve", "00.3"): "FileNotFoundError",
-    ("eve", "00.4"): "OSError: .*unreachable",
+    ("eve", "00.4"): "FileNotFoundError",
+    ("eve", "00.3"): "OSError: .*unreachable",
     ("gil", "00.1"): "ModuleNotFoundError: No module named 'no_such_package'",
     ("gil", "00.2"): "NameError: .* a helper has to stand in one",
     ("hal", "00.2"): "its cell is not in the notebook",
@@ -220,8 +220,8 @@ SENTENCES = {
     ("kim", "00.9"): "no exercise of this version of the course",
     ("'=leo()", "00.1"): "bytes for",
     ("'=leo()", "00.2"): "not graded: the answer replaces lib.exercises.judge",
-    ("'=leo()", "00.3"): "ended before the check did",
-    ("'=leo()", "00.4"): "the answer replaces torch.allclose, torch.testing.assert_close",
+    ("'=leo()", "00.4"): "ended before the check did",
+    ("'=leo()", "00.3"): "the answer replaces torch.allclose, torch.testing.assert_close",
 }
 
 
@@ -245,7 +245,7 @@ def test_each_student_has_a_page(graded):
     _, folder = graded
     assert len(list(folder.glob("*.html"))) == len(VERDICTS)
     page = (folder / "ada.html").read_text()
-    assert "6 of 6 points: 4 ✔" in page and "00.4 A kernel of your own" in page
+    assert "6 of 6 points: 4 ✔" in page and "00.3 A kernel of your own" in page
 
 
 def test_a_page_shows_text_as_text(tmp_path):

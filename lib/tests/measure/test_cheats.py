@@ -33,6 +33,13 @@ def test_caught(name):
     assert CAUGHT_BY[name] in caught or (machine.HAS_GPU and name == "no sync")
 
 
+def test_rows_are_of_the_cheats_that_were_named():
+    names = ["wrong work", "mutated input"]
+    assert [row["cheat"] for row in cheats.claims(*names)] == names
+    rows = [(row["cheat"], row["detector"]) for row in cheats.findings(*names)]
+    assert {(name, CAUGHT_BY[name]) for name in names} <= set(rows)
+
+
 @pytest.mark.parametrize(
     "version", [cheats.gelu, cheats.gelu_by_hand, lambda x: cheats.gelu(x) + 0]
 )

@@ -4,7 +4,10 @@ import ast
 import collections
 import inspect
 import json
+import os
 import re
+import subprocess
+import sys
 
 from lib.recorded import notebooks, results, shown
 from lib.recorded.results import ROOT
@@ -16,9 +19,16 @@ NOTEBOOKS = notebooks.notebooks()
 each = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 # Notebooks that are written and not yet recorded on a GPU; only for that time.
 NOT_RECORDED_YET = {
-    "02_six_small_kernels", "25_the_finished_op", "26_cuda_by_load_inline", "30_add_relu",
-    "31_gelu", "32_softmax", "47_quantized_linear",
-}  # fmt: skip
+    "00_start_here",
+    "01_measure_time",
+    "02_six_small_kernels",
+    "25_the_finished_op",
+    "26_cuda_by_load_inline",
+    "30_add_relu",
+    "31_gelu",
+    "32_softmax",
+    "47_quantized_linear",
+}
 
 
 def read(path):
@@ -133,6 +143,78 @@ def test_names_of_lib_are_counted():
     assert list(names_of_lib(source)) == ["lib.cache", "lib.machine", "lib.a.b", "lib.a.c"]
 
 
+# Notebooks whose tables, plots and predictions are folded away; others join as they are rewritten.
+FOLDED = [path for path in NOTEBOOKS if path.name[:2] in ("00", "01", "02", "25", "26", "30")]
+# Names from here make tables, plots, predictions and look-ups. `show_source` shows a function under study.
+HARNESS = ("lib.course", "lib.recorded", "pandas", "matplotlib")
+
+
+def lines_of_code(notebook):
+    """(harness, all) lines of the code cells that a reader sees, without imports.
+
+    Harness is a visible cell tagged so, and elsewhere a statement that names something of HARNESS, or something
+    that such a statement or a folded cell defines. An exercise's cell is under study.
+    """
+    harness, cells = set(), []
+    for cell in (c for c in notebook.cells if c.cell_type == "code"):
+        lines = [line for line in cell.source.splitlines() if not line.startswith(("%", "!"))]
+        tree = ast.parse("\n".join(lines))
+        cells.append((cell, tree))
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                prefix = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+                names = {
+                    a.asname or a.name
+                    for a in node.names
+                    if f"{prefix}{a.name}".startswith(HARNESS)
+                }
+                harness |= names - {"show_source"}
+    count = collections.Counter()
+    for cell, tree in cells:
+        is_folded = cell.metadata.get("jupyter", {}).get("source_hidden", False)
+        tags = cell.metadata.get("tags", [])
+        for node in tree.body:
+            names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+            is_harness = is_folded or "harness" in tags or bool(names & harness)
+            is_function = isinstance(node, (ast.FunctionDef, ast.ClassDef))
+            if is_function and is_harness and "exercise" not in tags:
+                harness.add(node.name)
+            if not is_folded and not isinstance(node, (ast.Import, ast.ImportFrom)):
+                first = min(n.lineno for n in [node, *getattr(node, "decorator_list", [])])
+                count["all"] += node.end_lineno - first + 1
+                if is_harness and "exercise" not in tags:
+                    count["harness"] += node.end_lineno - first + 1
+    return count["harness"], count["all"]
+
+
+@pytest.mark.parametrize("path", FOLDED, ids=lambda p: p.stem)
+def test_three_quarters_of_what_is_visible_is_under_study(path):
+    harness, lines = lines_of_code(read(path))
+    assert harness <= lines / 4, f"{harness} of {lines} lines make tables, plots and predictions"
+
+
+def test_visible_harness_is_counted():
+    def lines(*cells):
+        notebook = nbformat.v4.new_notebook()
+        for source, metadata in cells:
+            notebook.cells.append(nbformat.v4.new_code_cell(source, metadata=metadata))
+        return lines_of_code(notebook)
+
+    kernel = "@triton.jit\ndef kernel(x_ptr):\n    pass"
+    plot = "import matplotlib.pyplot as plt\ndef draw(x):\n    plt.plot(x)"
+    assert lines((kernel, {})) == (0, 3)
+    assert lines((kernel, {}), (plot, {}), ("draw(3)", {})) == (3, 6)
+    folded = {"jupyter": {"source_hidden": True}}
+    assert lines((kernel, {}), (plot, folded), ("draw(3)", {})) == (1, 4)
+    assert lines((kernel, {"tags": ["harness"]})) == (3, 3)
+    assert lines(
+        ("from lib.course.show import show_source as s, table_of\ns(1)\ntable_of(2)", {})
+    ) == (2, 2)
+    assert lines(("from lib.course.show import show_source\nshow_source(1)", {})) == (0, 1)
+    stub = "from lib.recorded import results\nresults.load(1)"
+    assert lines((stub, {"tags": ["exercise"]})) == (0, 1)
+
+
 @each
 def test_figures_have_alt_text(path):
     for cell in read(path).cells:
@@ -187,13 +269,13 @@ def first_use(term, prose):
 
 
 def test_a_term_is_linked_where_the_route_first_uses_it():
-    route = re.findall(
-        r"(?m)^\| \[\d\d\]\(notebooks/(\w+\.ipynb)\)", (ROOT / "README.md").read_text()
-    )
-    assert len(route) == len(NOTEBOOKS)
-    prose = {name: prose_of(ROOT / "notebooks" / name) for name in route}
+    prose, name = {}, NOTEBOOKS[0].name
+    while name:  # from 00 on to where each page's last link leads
+        prose[name] = prose_of(ROOT / "notebooks" / name)
+        (name, *_) = re.findall(r"(?m)^Next: \[.*?\]\((\w+\.ipynb)\)", prose[name]) or [None]
+    assert len(prose) == len(NOTEBOOKS)
     for term, _ in glossary():
-        uses = ((name, use) for name in route if (use := first_use(term, prose[name])))
+        uses = ((name, use) for name in prose if (use := first_use(term, prose[name])))
         name, (is_linked, around) = next(uses)
         assert is_linked, f"{name} says {term} for the first time, link it there: {around!r}"
 
@@ -222,6 +304,20 @@ def test_the_first_use_of_a_term_is_found():
     assert first_use("spill", f"# Spill\n\n`spill` [a spill](x.md) spilled $spill$ {link} spill")[0]
     assert first_use("spill", f"Two spills. {link}") == (False, "Two spills. \0")
     assert first_use("SM", "an sm") is None
+
+
+def test_the_first_win_says_in_a_sentence_that_a_compiler_is_missing():
+    cells = [c.source for c in read(NOTEBOOKS[0]).cells if c.cell_type == "code"]
+    (k,) = (k for k, source in enumerate(cells) if "except InductorError" in source)
+    assert "1 << 25" in cells[k] and "def brighten_eager" in cells[k - 1]
+    smaller = cells[k].replace("1 << 25", "1 << 10")
+    code = f"from lib import machine\nimport torch\n\n{cells[k - 1]}\n\n{smaller}"
+    env = os.environ | {"CXX": "no-such-compiler", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.startswith("torch.compile needs a C++ compiler for this;")
+    assert "InvalidCxxCompiler" in done.stdout and len(done.stdout.splitlines()) == 2
 
 
 # --- the tools -----------------------------------------------------------------------------------------------

@@ -42,6 +42,19 @@ def least_time_us__milliseconds(bytes_moved, flops, bandwidth_gbps, tflops):
     return max(memory_ms, compute_ms), "memory" if memory_ms >= compute_ms else "compute"
 
 
+def traffic_ratio__one_write_less(k):
+    return 2 * k / (k + 1)
+
+
+def least_time_us__memory_is_always_the_limit(bytes_moved, flops, bandwidth_gbps, tflops):
+    return max(bytes_moved / bandwidth_gbps / 1e3, flops / tflops / 1e6), "memory"
+
+
+def least_time_us__the_limit_is_the_shorter_one(bytes_moved, flops, bandwidth_gbps, tflops):
+    memory_us, compute_us = bytes_moved / bandwidth_gbps / 1e3, flops / tflops / 1e6
+    return max(memory_us, compute_us), "compute" if memory_us >= compute_us else "memory"
+
+
 @triton.jit
 def _silu_kernel(
     x_ptr, y_ptr, n_elements, MASK: tl.constexpr, WIDE: tl.constexpr, BLOCK_SIZE: tl.constexpr
@@ -65,6 +78,10 @@ def _silu(x, n_programs, mask=True, wide=True):
 
 def silu__one_program_too_few(x):
     return _silu(x, max(1, x.numel() // 1024))
+
+
+def silu__the_first_tile_alone(x):
+    return _silu(x, 1)
 
 
 def silu__rounds_in_between(x):
