@@ -210,8 +210,12 @@ def picture(records):
 
 def picture_text(records):
     """The picture in words: its alt text."""
-    lines = [line.split(": {")[0] for line in summary(_in_bfloat16(records))]
-    return "% of the copy rate over widths. " + ". ".join(lines)
+    table, parts = pd.DataFrame(_in_bfloat16(records)).dropna(subset=["share_pct"]), {}
+    shares = table[table["version"] == "triton"].groupby(["op", "pass"], sort=False)["share_pct"]
+    for (op, what), of_op in shares:
+        parts.setdefault(op, []).append(f"{what} {of_op.min():.0f} and {of_op.median():.0f}")
+    words = "; ".join(f"{op} {', '.join(passes)}" for op, passes in parts.items())
+    return f"% of the copy rate over widths, bfloat16, lowest and median of the op: {words}."
 
 
 def _in_bfloat16(records):

@@ -388,9 +388,8 @@ def test_an_update_keeps_the_answers(tmp_path):
                 if "exercise" in c.metadata.get("tags", [])}, content)  # fmt: skip
         nbformat.write(content, path)
 
-    shutil.copytree(
-        ROOT, course, ignore=shutil.ignore_patterns(".git", ".venv*", ".reader", "*cache*")
-    )
+    unwanted = shutil.ignore_patterns(".git", ".venv*", ".reader", "__pycache__", ".*cache")
+    shutil.copytree(ROOT, course, ignore=unwanted)
     git(course, "init", "--quiet")
     git(course, "add", "--all")
     git(course, "commit", "--quiet", "--message", "First")

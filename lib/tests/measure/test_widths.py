@@ -1,9 +1,12 @@
 """The widths that are drawn, which versions are timed at them, and what is said of the rows."""
 
+import re
+
 from lib import machine
 from lib.measure import registry, widths
 from lib.recorded import results
 
+import pandas as pd
 import pytest
 from PIL import Image
 
@@ -52,7 +55,29 @@ def test_the_picture_says_what_it_shows(tmp_path, monkeypatch):
     records = widths.recorded(results.gpu_slug())
     picture = Image.open(widths.picture(records))
     assert picture.info["Description"] == widths.picture_text(records)
-    assert "softmax bfloat16 forward triton: lowest 96" in widths.picture_text(records)
+    assert widths.picture_text(records).endswith("of the op: softmax forward 96 and 96.")
+
+
+def test_the_page_on_ops_says_what_its_picture_shows():
+    page, records = (results.ROOT / "lib/ops/README.md").read_text(), widths.recorded("h200")
+    assert f"![{widths.picture_text(records)}](../../data/results/{widths.NAME}.png)" in page
+    assert not any(map(results.is_stale, records))
+    behind = sum(_is_behind(*group) for record in records for group in _with_all_versions(record))
+    said = re.search(r"In (\d+) of the (\d+) measurements of .* another is more than 2 % ahead", page)
+    compared = sum(len([*_with_all_versions(record)]) for record in records)
+    assert (int(said[1]), int(said[2])) == (behind, compared)
+
+
+def _with_all_versions(record):
+    table = pd.DataFrame(record["rows"]).dropna(subset=["share_pct"])
+    for _, group in table.groupby(["dtype", "pass", "columns"]):
+        shares = group.set_index("version")["share_pct"]
+        if "compiled" in shares and "triton" in shares:
+            yield shares["triton"], shares.drop("triton").max()
+
+
+def _is_behind(ours, best):
+    return best > 1.02 * ours
 
 
 @pytest.mark.skipif(machine.HAS_GPU, reason="says so where there is none")
