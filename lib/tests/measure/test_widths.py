@@ -63,7 +63,9 @@ def test_the_page_on_ops_says_what_its_picture_shows():
     assert f"![{widths.picture_text(records)}](../../data/results/{widths.NAME}.png)" in page
     assert not any(map(results.is_stale, records))
     behind = sum(_is_behind(*group) for record in records for group in _with_all_versions(record))
-    said = re.search(r"In (\d+) of the (\d+) measurements of .* another is more than 2 % ahead", page)
+    said = re.search(
+        r"In (\d+) of the (\d+) measurements of .* another is more than 2 % ahead", page
+    )
     compared = sum(len([*_with_all_versions(record)]) for record in records)
     assert (int(said[1]), int(said[2])) == (behind, compared)
 
