@@ -11,7 +11,10 @@ import warnings
 from types import ModuleType, SimpleNamespace
 from unittest import mock
 
+from lib import machine
+from lib.measure import registry
 from lib.measure.bench import host_us
+from lib.measure.check import check_against_float64
 from lib.ops import _gluon, add_relu
 from lib.tests.ops.battery import host_of
 
@@ -232,3 +235,14 @@ def test_a_launch_made_before_costs_the_host_less():
     costs = {name: host_us(way) for name, way in ways.items()}
     print(costs)
     assert costs["run"] < 0.8 * costs["kernel[grid]"]
+
+
+@pytest.mark.parametrize("n_cols", [80, 37])
+@pytest.mark.parametrize("name", ["add_relu", "lora_epilogue", "bias_gelu_dropout_add"])
+def test_many_short_rows_are_taken_together(name, n_cols):
+    """Far more than make a load whole: as many as hold 8192 numbers, and three rows are left over."""
+    least, most = add_relu.host.rows_to_fold(n_cols)
+    assert n_cols * most >= 8192 and most > least
+    op = registry.find(name).configured()
+    inputs = op.checked_inputs((64 * most + 3, n_cols), torch.float32, machine.device())
+    check_against_float64(op.versions["triton"], op.eager, *inputs, slack=op.slack, name=name)

@@ -110,11 +110,11 @@ MUTANTS = mutants_in("""
 + threshold == 65536, EIGHTS=True,
 +         COMPUTE
 # the last elements of folded rows with the mask of the first
-- y_ptr + row, behind[None, :], seed_ptr, left, first_col,
-+ y_ptr + row, behind[None, :], seed_ptr, left * 0, first_col,
+- y_ptr + row, behind[None, :], seed, left, first_col,
++ y_ptr + row, behind[None, :], seed, left * 0, first_col,
 # the last elements of folded rows with another mask backward
-- dx_ptr, row, behind[None, :], seed_ptr, left, first_col,
-+ dx_ptr, row, behind[None, :], seed_ptr, left * 0, first_col,
+- dx_ptr, row, behind[None, :], seed, left, first_col,
++ dx_ptr, row, behind[None, :], seed, left * 0, first_col,
 # keep_mask: a carry forgotten
 - return carry + (low >> 32), low
 + return carry, low
