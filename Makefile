@@ -37,6 +37,7 @@ JOBS ?= 2
 # One thread each: two workers with two threads each on two cores wait for one another.
 PYTEST = OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) --dist worksteal
 NOTEBOOKS = $(sort $(wildcard notebooks/[0-9]*.ipynb))
+SANITIZED = $(or $(OP),$(notdir $(basename $(wildcard lib/ops/[a-z]*.py))))
 TESTS_OF_OP = $(if $(OP),$(if $(wildcard lib/ops/$(OP).py),-k $(OP) lib/tests/ops,$(error there is no lib/ops/$(OP).py)))
 
 .PHONY: help lab copy test test-all test-gpu sanitize launch-diff run record bench sweep widths model text notebooks progress grade clean
@@ -82,14 +83,14 @@ test-gpu: $(READY)  ## the tests on this machine's GPU, big sizes included: make
 	$(PYTEST) -m "not alone" $(or $(TESTS_OF_OP),lib/tests)
 	$(PY) -m pytest -m alone $(or $(TESTS_OF_OP),lib/tests) || [ $$? = 5 ]  # 5: this op has none
 
-sanitize: $(READY)  ## all kernels under compute-sanitizer, memcheck and racecheck, or of one op: make sanitize [OP=gelu]
+sanitize: $(READY)  ## all kernels under compute-sanitizer, memcheck and racecheck: make sanitize [OP=gelu] [JOBS=12]
 	@# Without torch's caching allocator each tensor is an allocation of its own, and its end is seen.
-	PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 1 \
-		$(PY) -m lib.measure.sanitize $(if $(OP),--op $(OP))
+	printf '%s\n' $(SANITIZED) | PYTORCH_NO_CUDA_MEMORY_CACHING=1 xargs -P $(JOBS) -I{} \
+		compute-sanitizer --tool memcheck --error-exitcode 1 $(PY) -m lib.measure.sanitize --op {}
 	@# Racecheck misses the barrier between the byte that tells Gluon's warps their role and those who read it.
-	PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool racecheck --error-exitcode 1 \
-		--kernel-name-exclude kns=_gluon_kernel \
-		$(PY) -m lib.measure.sanitize --without-cublas $(if $(OP),--op $(OP))
+	printf '%s\n' $(SANITIZED) | PYTORCH_NO_CUDA_MEMORY_CACHING=1 xargs -P $(JOBS) -I{} \
+		compute-sanitizer --tool racecheck --error-exitcode 1 --kernel-name-exclude kns=_gluon_kernel \
+		$(PY) -m lib.measure.sanitize --without-cublas --op {}
 
 launch-diff: $(READY)  ## do the ops launch the same as at a commit, kernels and PTX: make launch-diff REF=main [OP=gelu]
 	$(PY) -m lib.measure.launch_diff $(REF) $(if $(OP),--op $(OP))
