@@ -14,6 +14,7 @@ import site
 import subprocess
 import sys
 import sysconfig
+import urllib.request
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -24,10 +25,8 @@ FIRST = "notebooks/00_start_here.ipynb"
 def in_range(version, range_):
     """Whether a version such as 2.12.0+cu126 is in a range such as >=2.11,<2.16; all are in an empty one."""
     least, less = re.search(r">=([\d.]+)", range_), re.search(r"<([\d.]+)", range_)
-    numbers = _numbers(version)
-    return (not least or numbers >= _numbers(least[1])) and (
-        not less or numbers < _numbers(less[1])
-    )
+    v = _numbers(version)
+    return (not least or v >= _numbers(least[1])) and (not less or v < _numbers(less[1]))
 
 
 def _numbers(version):
@@ -43,9 +42,8 @@ def to_install(project, installed, partners):
     ranges = {re.match(r"[\w-]+", d)[0]: d for d in project["dependencies"]}
     pins = {p.split("==")[0]: p for p in project["optional-dependencies"]["course"]}
     needed = [*ranges, "numpy", "pyarrow"]
-    wrong = [
-        n for n in needed if n not in installed or not in_range(installed[n], ranges.get(n, ""))
-    ]
+    right = {n for n in needed if n in installed and in_range(installed[n], ranges.get(n, ""))}
+    wrong = [n for n in needed if n not in right]
     if "torch" in wrong:  # the two go together
         return [pins[n] for n in needed if n in {*wrong, "triton"}]
     partner = partners["{}.{}".format(*_numbers(installed["torch"]))]
@@ -63,17 +61,19 @@ def set_up():
     import tomllib  # Python 3.10 has none
 
     partners = re.search(r"(?m)^PARTNERS = (.*)$", (ROOT / "lib/machine.py").read_text())[1]
-    missing = to_install(tomllib.loads(text)["project"], _installed(), ast.literal_eval(partners))
+    before = _installed()
+    missing = to_install(tomllib.loads(text)["project"], before, ast.literal_eval(partners))
     if missing:
         _install(missing)
     _let_python_find_lib()
     os.chdir(ROOT / "notebooks")
-    loaded = {"lib", *(name.split("==")[0] for name in missing)} & set(sys.modules)
-    if missing and loaded:
+    versions = _installed()
+    changed = {"lib"} if missing else set()  # without torch `lib` repairs nothing
+    changed |= {name for name, version in before.items() if versions.get(name) != version}
+    if changed & set(sys.modules):
         raise SystemExit(
             "Packages in use were replaced: restart the kernel, then run this cell again."
         )
-    versions = _installed()
     print(
         f"Ready in {ROOT}, with torch {versions['torch']} and triton {versions['triton']}. "
         f"In a notebook of the course go on with the cells below; else open {FIRST}"
@@ -82,9 +82,9 @@ def set_up():
 
 def _installed():
     importlib.invalidate_caches()
-    found = ((d.metadata["Name"], d.version) for d in importlib.metadata.distributions())
-    # the first on the path is the one that is imported
-    return {name.lower(): version for name, version in reversed([f for f in found if f[0]])}
+    packages = [(d.metadata["Name"], d.version) for d in importlib.metadata.distributions()]
+    # the first on the path is the one that is imported; what has no name was half removed
+    return {name.lower(): version for name, version in reversed(packages) if name}
 
 
 def _install(pins):
@@ -96,22 +96,29 @@ def _install(pins):
     print(f"Installing {', '.join(pins)}: some minutes, where torch is one of them", flush=True)
     command = [*python, "install", "--quiet", *pins]
     settings = subprocess.run([*python, "config", "list"], capture_output=True, text=True).stdout
-    if not shutil.which("nvidia-smi") and "index" not in settings:
+    on_cpu = any(p.startswith("torch==") for p in pins) and not shutil.which("nvidia-smi")
+    if on_cpu and "index" not in settings and _answers(CPU_BUILDS):
         command += ["--extra-index-url", CPU_BUILDS]  # 2 GB instead of 6
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        errors = re.findall(r"(?m)^ERROR: (.*)", done.stderr) or [
-            done.stderr.strip() or "no reason given"
-        ]
+        errors = re.findall(r"(?m)^ERROR: (.*)", done.stderr) or [done.stderr.strip()]
         raise SystemExit(
             f"pip could not install {' '.join(pins)}: {errors[0]}\n"
             "Is the network on (in Kaggle: Settings, Internet), is there disk for 6 GB, "
             f"and may you write to {sysconfig.get_path('purelib')}?"
         )
     if site.ENABLE_USER_SITE:
-        site.addsitedir(
-            site.getusersitepackages()
-        )  # pip's choice where it may not write beside Python
+        # pip's choice where it may not write beside Python
+        site.addsitedir(site.getusersitepackages())
+
+
+def _answers(url):
+    """Whether a page can be fetched; pip would try for minutes, and say nothing."""
+    try:
+        with urllib.request.urlopen(f"{url}/torch/", timeout=10):
+            return True
+    except OSError:
+        return False
 
 
 def _let_python_find_lib():

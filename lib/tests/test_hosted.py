@@ -193,13 +193,13 @@ def test_another_python_gets_a_sentence(monkeypatch, version):
 
 def test_packages_in_use_ask_for_a_new_kernel(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(hosted, "_installed", lambda: ALL | {"torch": "2.5.0"})
-    installed = []
-    monkeypatch.setattr(hosted, "_install", installed.extend)
+    versions, pins = iter((ALL | {"torch": "2.5.0"}, ALL)), []
+    monkeypatch.setattr(hosted, "_installed", lambda: next(versions))
+    monkeypatch.setattr(hosted, "_install", pins.extend)
     monkeypatch.setattr(hosted, "_let_python_find_lib", lambda: None)
     with pytest.raises(SystemExit, match="restart the kernel, then run this cell again"):
         hosted.set_up()
-    assert installed == [PINS["torch"], PINS["triton"]]
+    assert pins == [PINS["torch"], PINS["triton"]]
 
 
 # ---- Around it -------------------------------------------------------------------------------
@@ -209,8 +209,8 @@ def badges(repository, pages):
     """The links to services in these pages that do not fit the address of the repository."""
     owner = re.fullmatch(r"https://github\.com/([\w.-]+/[\w.-]+?)(?:\.git)?", repository)
     link = re.compile(rf".*/{re.escape(owner[1])}/.*?(notebooks/\w+\.ipynb)" if owner else "(?!)")
-    found = [url for page in pages for url in SERVICES.findall(page)]
-    return [u for u in found if not (m := link.fullmatch(u)) or not (ROOT / m[1]).exists()]
+    links = [url for page in pages for url in SERVICES.findall(page)]
+    return [u for u in links if not (m := link.fullmatch(u)) or not (ROOT / m[1]).exists()]
 
 
 def test_no_badge_without_an_address():
