@@ -30,10 +30,9 @@ print(notebook.cells[0].outputs[-1].text, end="")
 
 def cell(address=""):
     """The cell that README gives, with the address of a repository in its first line."""
-    (code,) = re.findall(
-        r'(?s)```python\n(REPOSITORY = "".*?)```', (ROOT / "README.md").read_text()
-    )
-    return code.replace('REPOSITORY = ""', f"REPOSITORY = {address!r}", 1)
+    text = (ROOT / "README.md").read_text()
+    (code,) = re.findall(r'(?s)```python\n(REPOSITORY = ".*?)```', text)
+    return re.sub('".*?"', lambda _: repr(address), code, count=1)
 
 
 def make_environment(folder):
