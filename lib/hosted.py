@@ -133,7 +133,3 @@ def _let_python_find_lib():
         except OSError:
             continue
     print("Nothing may be written beside Python: run this cell in each notebook, above all others.")
-
-
-if __name__ == "__main__":
-    set_up()

@@ -24,7 +24,7 @@ EXECUTE = """
 import sys, nbclient, nbformat
 notebook = nbformat.read(sys.argv[1], as_version=4)
 nbclient.NotebookClient(notebook, timeout=1800, kernel_name="python3").execute()
-print(notebook.cells[0].outputs[-1].text, end="")
+print(*(output.text for output in notebook.cells[0].outputs), sep="", end="")  # text, and nothing else
 """
 
 
