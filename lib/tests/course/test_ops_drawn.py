@@ -22,7 +22,7 @@ def _square_kernel(x_ptr, y_ptr, n_elements, BLOCK_SIZE: tl.constexpr):
 _KERNEL = triton.JITFunction(getattr(_square_kernel, "fn", _square_kernel))
 
 
-def _launch(x):
+def _launch(x: torch.Tensor) -> torch.Tensor:
     y = torch.empty_like(x)
     torch.library.wrap_triton(_KERNEL)[(2,)](x, y, x.numel(), BLOCK_SIZE=1024)
     return y
@@ -32,9 +32,7 @@ _opaque = torch.library.custom_op(
     "drawn::opaque", lambda x: x * x, mutates_args=(), schema="(Tensor x) -> Tensor"
 )
 _opaque.register_fake(torch.empty_like)
-_visible = torch.library.triton_op(
-    "drawn::visible", _launch, mutates_args=(), schema="(Tensor x) -> Tensor"
-)
+_visible = torch.library.triton_op("drawn::visible", _launch, mutates_args=())
 
 
 @pytest.mark.parametrize(
