@@ -1,1 +1,1 @@
-"""Whole models, of PyTorch's parts or of the ops', in any mixture: what fusing is worth from end to end."""
+"""Whole models, of PyTorch's parts or of the ops', in any mixture; and which ops fit a module of yours."""

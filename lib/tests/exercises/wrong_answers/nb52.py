@@ -175,3 +175,10 @@ def next_fusion__of_an_h200(rows, gbps, tflops, noise_us):
     return _choose(
         rows, lambda row: row["calls"] * (row["us"] - _least_us(row, 4244.0, 679.0)), noise_us
     )
+
+
+def carried__branch_normed_alone(block, branch, stream, cos, sin):
+    y = F.rms_norm(branch, branch.shape[-1:], block.norm1.weight, block.norm1.eps)
+    y = block.attention(y, cos, sin)
+    y, h = add_rms_norm_triton(y, branch + stream, block.norm2.weight, block.norm2.eps)
+    return block.mlp(y), h
