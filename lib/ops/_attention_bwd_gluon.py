@@ -21,7 +21,6 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
 
 if __package__:  # shared by the ops
     from . import _attention_gluon as gluon_kernels
@@ -103,12 +102,15 @@ def _sums_of(buf, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
-def _wait_for_turns(bars, turns_ptr, job, sizes, IS_CAUSAL: gl.constexpr, M: gl.constexpr, STAGES: gl.constexpr):
+def _wait_for_turns(
+    bars, turns_ptr, job, sizes, IS_CAUSAL: gl.constexpr, M: gl.constexpr, STAGES: gl.constexpr
+):
     # The role of one more warp: says of each tile of queries when the programs before have added to its dq.
     _, _, _, empty, _, _, turn, _ = bars
     _, n_repeats, n_queries, _, _, _ = sizes
     place, block, n_tiles, _ = _keys_of(job, sizes, IS_CAUSAL, M)
-    turns_ptr += (place * n_repeats + 1) * gl.cdiv(n_queries, M) - 1  # of the first head's last tile
+    # of the first head's last tile
+    turns_ptr += (place * n_repeats + 1) * gl.cdiv(n_queries, M) - 1
     count = 0
     for _ in range(n_repeats):
         for t in range(n_tiles):
@@ -123,9 +125,11 @@ def _wait_for_turns(bars, turns_ptr, job, sizes, IS_CAUSAL: gl.constexpr, M: gl.
 
 
 @gluon.jit
-def _pass_turns_on(bars, turns_ptr, job, sizes, IS_CAUSAL: gl.constexpr, M: gl.constexpr, STAGES: gl.constexpr):
-    # The role of the last: counts what both groups have added. Its release waits for their sums to arrive, which
-    # takes as long as half a tile's products.
+def _pass_turns_on(
+    bars, turns_ptr, job, sizes, IS_CAUSAL: gl.constexpr, M: gl.constexpr, STAGES: gl.constexpr
+):
+    # The role of the last: counts what both groups have added. Its release waits for their sums to arrive,
+    # which takes as long as half a tile's products.
     _, _, _, empty, _, _, _, added = bars
     _, n_repeats, n_queries, _, _, _ = sizes
     place, _, n_tiles, _ = _keys_of(job, sizes, IS_CAUSAL, M)
@@ -142,7 +146,9 @@ def _pass_turns_on(bars, turns_ptr, job, sizes, IS_CAUSAL: gl.constexpr, M: gl.c
 
 
 @gluon.jit
-def _idle(bars, turns_ptr, job, sizes, IS_CAUSAL: gl.constexpr, M: gl.constexpr, STAGES: gl.constexpr):
+def _idle(
+    bars, turns_ptr, job, sizes, IS_CAUSAL: gl.constexpr, M: gl.constexpr, STAGES: gl.constexpr
+):
     pass
 
 
@@ -340,12 +346,6 @@ def _attention_round_dq_kernel(
     tl.store(dq_ptrs + d[None, :], dq, mask=(i < n_queries)[:, None])
 
 
-def _described(t, *block):
-    bits = 8 * t.itemsize
-    layout = gl.NVMMASharedLayout(128 if bits == 16 else 0, bits, rank=t.dim())
-    return GluonDescriptor.from_tensor(t, [*[1] * (t.dim() - len(block)), *block], layout)
-
-
 def _padded(t):
     """One number a query, with rows on 16-byte boundaries, as TMA wants them; what it adds is 0."""
     n = -t.shape[-1] % 4
@@ -359,25 +359,26 @@ def launch_backward(
     """Write dq, dk and dv, as _launch_backward of attention.py does; all 16 bits, D 64 or 128.
 
     deterministic: the same bits in every run. For tuning: m, queries in a tile (64, or 128 where D is 64);
-    stages, tiles of them on their way (2 or more); n_wide, the heads of k and v whose blocks of keys take turns.
+    stages, tiles of them on their way (2 or more); n_wide, the heads of k and v whose keys take turns.
     """
     (batch, n_heads, n_queries, dim), (_, n_kv_heads, n_keys, _) = q.shape, k.shape
     m = m or (128 if dim == 64 else 64)
-    n_wide = n_wide or (32 if deterministic else 8)
-    n_tiles, n_places = host.cdiv(n_queries, m), batch * n_kv_heads
-    sums = torch.zeros(batch * n_heads * n_tiles * m * dim, dtype=torch.float32, device=q.device)
-    n_turns = 1 + batch * n_heads * n_tiles if deterministic else 1
-    turns = torch.zeros(n_turns, dtype=torch.int32, device=q.device)
+    n_wide = n_wide or (32 if deterministic and is_causal else 8)
+    n_places, n_tiles = batch * n_kv_heads, batch * n_heads * host.cdiv(n_queries, m)
+    n_sums, turns = n_tiles * m * dim, None
+    sums = lse.new_zeros(n_sums + (1 + n_tiles if deterministic else 0))
+    if deterministic:
+        turns = sums[n_sums:].view(torch.int32)
     tiles = ((do, m, dim), (q, m, dim), (k, 64, dim), (v, 64, dim), (_padded(lse), m), (_padded(delta), m),
              (dk, 64, dim), (dv, 64, dim))  # fmt: skip
     host.run(
         _attention_bwd_gluon_kernel, (n_places * host.cdiv(n_keys, _KEYS.value),),
-        (sums, turns, *(_described(*tile) for tile in tiles)), scale * 1.4426950408889634, scale,
+        (sums, turns, *[shared.descriptor_of(*tile) for tile in tiles]), scale * 1.4426950408889634, scale,
         n_kv_heads, n_heads // n_kv_heads, n_queries, n_keys, n_places, n_wide,
         IS_CAUSAL=is_causal, CUT=n_keys % _KEYS.value != 0, DETERMINISTIC=deterministic, STAGES=stages,
         num_warps=4,
     )  # fmt: skip
     host.run(
-        _attention_round_dq_kernel, (batch * n_heads * n_tiles,), (sums, dq), scale, n_heads,
-        n_queries, n_tiles, *dq.stride()[:3], M=m, D=dim, num_warps=4,
+        _attention_round_dq_kernel, (n_tiles,), (sums, dq), scale, n_heads, n_queries,
+        host.cdiv(n_queries, m), *dq.stride()[:3], M=m, D=dim, num_warps=4,
     )  # fmt: skip
