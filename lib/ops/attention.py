@@ -25,11 +25,8 @@ Method    Dao, FlashAttention-2, 2023: a tile of q goes along the keys with the 
           parts up; the queries of all heads that share k and v lie in one tile, so that each is read once.
           Long sequences in 16 bits on Hopper: FlashAttention-3's roles, in Gluon (_attention_gluon.py).
 Backward  delta = rowsum(do·o), ds = p(do vᵀ - delta), dq = scale·ds k, dk = scale·dsᵀ q, dv = pᵀ do. In 16 bits
-          o is rounded, so where terms cancel a rounding of do·o stays. Saves q, k, v, o, a number a row.
-          deterministic=True   a kernel each for delta, dq, and dk with dv: the same bits in every run.
-          deterministic=False  on Hopper, in 16 bits, D = 64 or 128, causal or no mask, all three gradients:
-                               scores are made once for all (_attention_bwd_gluon.py). dq is added up in
-                               float32 by atomics, so its last bits differ from run to run.
+          o is rounded: where terms cancel, that stays. Saves q, k, v, o, a number a row. Kernels for delta, dq,
+          and dk with dv: the same bits in every run. deterministic=False: on Hopper one in Gluon, by atomics.
 Copy it   by `make copy OP=attention TO=folder`, or with its imports, which stand beside it. MIT licence.
 """
 
