@@ -1288,7 +1288,9 @@ ATTENTION = Op(
     make=_heads,
     configurations={"": {}, "causal": {"is_causal": True}},
     variants={
-        "causal, small tiles": (_QKV, {"is_causal": True, "plan": _SMALL}),
+        "causal, small tiles": (
+            _QKV, {"is_causal": True, "deterministic": False, "plan": _SMALL}
+        ),
         "window, heads in one tile": (
             _QKV, {"window": (9, 5), "scale": -0.3, "plan": _SMALL._replace(packed=True)}
         ),
@@ -1310,7 +1312,7 @@ ATTENTION = Op(
             {"window": (7, 2), "align": "bottom_right", "plan": _SMALL._replace(n_parts=2)},
         ),
     },
-    version_arguments=("plan",),
+    version_arguments=("plan", "deterministic"),
     without_zeros=_attention_query_by_query,
     # The gradient of a score is p·(do·v - do·o). Of a query that sees few keys the two sums are nearly equal:
     # eager subtracts the sums themselves, and has no error there; each of ours is rounded on its own.

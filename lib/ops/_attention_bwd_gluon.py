@@ -8,9 +8,10 @@ each group, and goes along the queries of all heads that share them, M at a time
 keys of both groups: they swap dsᵀ through shared memory, and each computes half of a tile of dq.
 
 dq is added up in float32 by atomics, in a buffer where the numbers of a thread lie together; a last kernel
-scales and rounds it. deterministic: programs add to a tile of queries in the order of their keys. A program
-takes its number when it starts, so those it waits for have started before it: nothing can wait for ever. All
-go from the last queries to the first, so one that has waited once stays just behind the one before it.
+scales and rounds it. deterministic: programs add to a tile of queries in the order of their keys, and two more
+warps wait for a tile's turn and pass it on, so that no product does. A program takes its number when it
+starts, so those it waits for have started before it: nothing can wait for ever. All go from the last queries
+to the first, so one that has waited once stays just behind the one before it.
 """
 
 import torch
@@ -20,7 +21,6 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
 
 if __package__:  # shared by the ops
     from . import _attention_gluon as gluon_kernels
@@ -59,7 +59,7 @@ def _fetch_queries(descs, bufs, bars, job, sizes, IS_CAUSAL: gl.constexpr):
     # The role of one warp: asks TMA for tiles, as soon as both groups have done with what lies in their place.
     q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc = descs
     q_bufs, k_bufs, v_bufs, do_bufs, lse_bufs, delta_bufs, _ = bufs
-    kv_full, q_full, do_full, empty, _, _ = bars
+    kv_full, q_full, do_full, empty, _, _, _, _ = bars
     M: gl.constexpr = q_bufs.shape[3]
     STAGES: gl.constexpr = q_bufs.shape[0]
     n_kv_heads, n_repeats, n_queries, _, _, _ = sizes
@@ -102,11 +102,54 @@ def _sums_of(buf, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
-def _wait_for(turn_ptr, turn):
-    done = gl.atomic_add(turn_ptr, 0, sem="acquire")
-    while done < turn:
-        done = gl.atomic_add(turn_ptr, 0, sem="acquire")
-    shared.barrier()
+def _wait_for_turns(
+    bars, turns_ptr, job, sizes, IS_CAUSAL: gl.constexpr, M: gl.constexpr, STAGES: gl.constexpr
+):
+    # The role of one more warp: says of each tile of queries when the programs before have added to its dq.
+    _, _, _, empty, _, _, turn, _ = bars
+    _, n_repeats, n_queries, _, _, _ = sizes
+    place, block, n_tiles, _ = _keys_of(job, sizes, IS_CAUSAL, M)
+    # of the first head's last tile
+    turns_ptr += (place * n_repeats + 1) * gl.cdiv(n_queries, M) - 1
+    count = 0
+    for _ in range(n_repeats):
+        for t in range(n_tiles):
+            slot = count % STAGES
+            mbarrier.wait(empty.index(slot), ((count // STAGES) & 1) ^ 1)
+            n_added = gl.atomic_add(turns_ptr - t, 0, sem="acquire")
+            while n_added < block:
+                n_added = gl.atomic_add(turns_ptr - t, 0, sem="acquire")
+            mbarrier.arrive(turn.index(slot), count=1)
+            count += 1
+        turns_ptr += gl.cdiv(n_queries, M)
+
+
+@gluon.jit
+def _pass_turns_on(
+    bars, turns_ptr, job, sizes, IS_CAUSAL: gl.constexpr, M: gl.constexpr, STAGES: gl.constexpr
+):
+    # The role of the last: counts what both groups have added. Its release waits for their sums to arrive,
+    # which takes as long as half a tile's products.
+    _, _, _, empty, _, _, _, added = bars
+    _, n_repeats, n_queries, _, _, _ = sizes
+    place, _, n_tiles, _ = _keys_of(job, sizes, IS_CAUSAL, M)
+    turns_ptr += (place * n_repeats + 1) * gl.cdiv(n_queries, M) - 1
+    count = 0
+    for _ in range(n_repeats):
+        for t in range(n_tiles):
+            slot = count % STAGES
+            mbarrier.wait(added.index(slot), (count // STAGES) & 1)
+            mbarrier.arrive(empty.index(slot), count=1)
+            gl.atomic_add(turns_ptr - t, 1, sem="release")
+            count += 1
+        turns_ptr += gl.cdiv(n_queries, M)
+
+
+@gluon.jit
+def _idle(
+    bars, turns_ptr, job, sizes, IS_CAUSAL: gl.constexpr, M: gl.constexpr, STAGES: gl.constexpr
+):
+    pass
 
 
 @gluon.jit
@@ -139,12 +182,12 @@ def _half_of_dq(ds_bufs, first, k_bufs, WHO: gl.constexpr):
 
 @gluon.jit
 def _multiply(
-    dk_desc, dv_desc, bufs, bars, dq_ptr, turns_ptr, job, factor, scale, sizes,
+    dk_desc, dv_desc, bufs, bars, dq_ptr, job, factor, scale, sizes,
     WHO: gl.constexpr, IS_CAUSAL: gl.constexpr, CUT: gl.constexpr, DETERMINISTIC: gl.constexpr,
 ):  # fmt: skip
     # The role of a warp group: 64 keys.
     q_bufs, k_bufs, v_bufs, do_bufs, lse_bufs, delta_bufs, ds_bufs = bufs
-    kv_full, q_full, do_full, empty, ds_full, dq_over = bars
+    kv_full, q_full, do_full, empty, ds_full, dq_over, turn, added = bars
     M: gl.constexpr = q_bufs.shape[3]
     D: gl.constexpr = q_bufs.shape[4]
     STAGES: gl.constexpr = q_bufs.shape[0]
@@ -163,9 +206,7 @@ def _multiply(
     mbarrier.wait(kv_full.index(0), 0)
     count = 0
     n_halves = gl.cdiv(n_queries, M) * 2
-    turn = place * n_repeats * n_halves + WHO  # of the half of a tile, counted over all heads
-    dq_ptr += turn.to(gl.int64) * (M * D // 2)
-    added = turn
+    dq_ptr += (place * n_repeats * n_halves + WHO).to(gl.int64) * (M * D // 2)
     for _ in range(n_repeats):
         # the tiles that see all keys, then the others
         for MASKED in gl.static_range(2 if IS_CAUSAL or CUT else 1):
@@ -176,9 +217,6 @@ def _multiply(
                 s = hopper.warpgroup_mma(k, q.permute((1, 0)), none, use_acc=False, is_async=True)
                 mbarrier.wait(do_full.index(slot), phase)
                 dp = hopper.warpgroup_mma(v, do.permute((1, 0)), none, use_acc=False, is_async=True)
-                if DETERMINISTIC:  # of the tile before: its sums have long arrived
-                    shared.barrier()
-                    gl.atomic_add(turns_ptr + added, gl.where(count > 0, 1, 0), sem="release")
                 s = hopper.warpgroup_mma_wait(1, deps=(s,))
                 lse = _sums_of(lse_bufs.index(slot), S)
                 # at most 1, as in _weights of attention.py
@@ -211,18 +249,17 @@ def _multiply(
                 dq = _half_of_dq(ds_bufs, 2 * swap, k_bufs, WHO)
                 ds = gl.convert_layout(ds, LEFT)
                 dk = hopper.warpgroup_mma(ds, q, dk, is_async=True)
-                if DETERMINISTIC:  # while the products go on
-                    _wait_for(turns_ptr + turn + half, block)
+                if DETERMINISTIC:
+                    mbarrier.wait(turn.index(slot), phase)
                 dq, dv, weights = hopper.warpgroup_mma_wait(1, deps=(dq, dv, weights))
                 _add(dq_ptr + half * (M * D // 2), dq)
-                added = turn + half
+                if DETERMINISTIC:
+                    shared.barrier()  # all threads of the group have added
+                    mbarrier.arrive(added.index(slot), count=1)
                 dk, ds = hopper.warpgroup_mma_wait(0, deps=(dk, ds))
                 mbarrier.arrive(empty.index(slot), count=1)
                 count += 1
-        dq_ptr, turn = dq_ptr + n_halves * (M * D // 2), turn + n_halves
-    if DETERMINISTIC:
-        shared.barrier()
-        gl.atomic_add(turns_ptr + added, gl.where(count > 0, 1, 0), sem="release")
+        dq_ptr += n_halves * (M * D // 2)
     at = [place // n_kv_heads, place % n_kv_heads, first_key, 0]
     v_bufs.index(WHO).reshape([64, D]).store(dv.to(DTYPE))
     hopper.fence_async_shared()
@@ -244,7 +281,7 @@ def _attention_bwd_gluon_kernel(
     IS_CAUSAL: gl.constexpr, CUT: gl.constexpr, DETERMINISTIC: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     # One program handles 128 keys of one head of k and v. turns: how many programs took a number, then how many
-    # have added to each half of a tile of dq.
+    # have added to each tile of dq.
     M: gl.constexpr = q_desc.block_type.shape[2]
     D: gl.constexpr = q_desc.block_type.shape[3]
     dtype: gl.constexpr = q_desc.dtype
@@ -252,9 +289,12 @@ def _attention_bwd_gluon_kernel(
         gluon_kernels._barriers(1, 1),  # k and v are there
         gluon_kernels._barriers(STAGES, 1),  # q and lse
         gluon_kernels._barriers(STAGES, 1),  # do and delta
-        gluon_kernels._barriers(STAGES, 2),  # both groups have done with these
+        # both groups have done with these, and who passes a turn on has seen it
+        gluon_kernels._barriers(STAGES, 3 if DETERMINISTIC else 2),
         gluon_kernels._barriers(2, 2),  # both halves of dsᵀ are there
         gluon_kernels._barriers(1, 2),  # both groups have done with k
+        gluon_kernels._barriers(STAGES, 1),  # it is this program's turn to add
+        gluon_kernels._barriers(STAGES, 2),  # both groups have added
     )
     ds_layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
     bufs = (
@@ -274,14 +314,16 @@ def _attention_bwd_gluon_kernel(
     sizes = n_kv_heads, n_repeats, n_queries, n_keys, n_places, n_wide
     gl.warp_specialize(
         [
-            (_multiply, (dk_desc, dv_desc, bufs, bars, dq_ptr, turns_ptr, job, factor, scale, sizes,
+            (_multiply, (dk_desc, dv_desc, bufs, bars, dq_ptr, job, factor, scale, sizes,
                          0, IS_CAUSAL, CUT, DETERMINISTIC)),
-            (_multiply, (dk_desc, dv_desc, bufs, bars, dq_ptr, turns_ptr, job, factor, scale, sizes,
+            (_multiply, (dk_desc, dv_desc, bufs, bars, dq_ptr, job, factor, scale, sizes,
                          1, IS_CAUSAL, CUT, DETERMINISTIC)),
             (_fetch_queries, (descs, bufs, bars, job, sizes, IS_CAUSAL)),
+            (_wait_for_turns if DETERMINISTIC else _idle, (bars, turns_ptr, job, sizes, IS_CAUSAL, M, STAGES)),
+            (_pass_turns_on if DETERMINISTIC else _idle, (bars, turns_ptr, job, sizes, IS_CAUSAL, M, STAGES)),
         ],
-        [4, 1],
-        [240, 24],
+        [4, 1, 1, 1],
+        [240, 24, 24, 24],
     )  # fmt: skip
 
 
@@ -304,12 +346,6 @@ def _attention_round_dq_kernel(
     tl.store(dq_ptrs + d[None, :], dq, mask=(i < n_queries)[:, None])
 
 
-def _described(t, *block):
-    bits = 8 * t.itemsize
-    layout = gl.NVMMASharedLayout(128 if bits == 16 else 0, bits, rank=t.dim())
-    return GluonDescriptor.from_tensor(t, [*[1] * (t.dim() - len(block)), *block], layout)
-
-
 def _padded(t):
     """One number a query, with rows on 16-byte boundaries, as TMA wants them; what it adds is 0."""
     n = -t.shape[-1] % 4
@@ -323,25 +359,26 @@ def launch_backward(
     """Write dq, dk and dv, as _launch_backward of attention.py does; all 16 bits, D 64 or 128.
 
     deterministic: the same bits in every run. For tuning: m, queries in a tile (64, or 128 where D is 64);
-    stages, tiles of them on their way; n_wide, the heads of k and v whose blocks of keys take turns.
+    stages, tiles of them on their way (2 or more); n_wide, the heads of k and v whose keys take turns.
     """
     (batch, n_heads, n_queries, dim), (_, n_kv_heads, n_keys, _) = q.shape, k.shape
     m = m or (128 if dim == 64 else 64)
-    n_wide = n_wide or (32 if deterministic else 8)
-    n_tiles, n_places = host.cdiv(n_queries, m), batch * n_kv_heads
-    sums = torch.zeros(batch * n_heads * n_tiles * m * dim, dtype=torch.float32, device=q.device)
-    n_turns = 1 + 2 * batch * n_heads * n_tiles if deterministic else 1
-    turns = torch.zeros(n_turns, dtype=torch.int32, device=q.device)
+    n_wide = n_wide or (32 if deterministic and is_causal else 8)
+    n_places, n_tiles = batch * n_kv_heads, batch * n_heads * host.cdiv(n_queries, m)
+    n_sums, turns = n_tiles * m * dim, None
+    sums = lse.new_zeros(n_sums + (1 + n_tiles if deterministic else 0))
+    if deterministic:
+        turns = sums[n_sums:].view(torch.int32)
     tiles = ((do, m, dim), (q, m, dim), (k, 64, dim), (v, 64, dim), (_padded(lse), m), (_padded(delta), m),
              (dk, 64, dim), (dv, 64, dim))  # fmt: skip
     host.run(
         _attention_bwd_gluon_kernel, (n_places * host.cdiv(n_keys, _KEYS.value),),
-        (sums, turns, *(_described(*tile) for tile in tiles)), scale * 1.4426950408889634, scale,
+        (sums, turns, *[shared.descriptor_of(*tile) for tile in tiles]), scale * 1.4426950408889634, scale,
         n_kv_heads, n_heads // n_kv_heads, n_queries, n_keys, n_places, n_wide,
         IS_CAUSAL=is_causal, CUT=n_keys % _KEYS.value != 0, DETERMINISTIC=deterministic, STAGES=stages,
         num_warps=4,
     )  # fmt: skip
     host.run(
-        _attention_round_dq_kernel, (batch * n_heads * n_tiles,), (sums, dq), scale, n_heads,
-        n_queries, n_tiles, *dq.stride()[:3], M=m, D=dim, num_warps=4,
+        _attention_round_dq_kernel, (n_tiles,), (sums, dq), scale, n_heads, n_queries,
+        host.cdiv(n_queries, m), *dq.stride()[:3], M=m, D=dim, num_warps=4,
     )  # fmt: skip

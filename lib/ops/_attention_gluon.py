@@ -11,7 +11,6 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
 
 if __package__:  # shared by the ops
     from . import _gluon as shared
@@ -202,9 +201,8 @@ def launch_roles(q, k, v, o, lse, is_causal, scale):
     """Write o and lse, as _launch of attention.py does; all 16 bits, and D at most 128."""
     (batch, n_heads, n_queries, dim), (_, n_kv_heads, n_keys, _) = q.shape, k.shape
     width = 64 if dim <= 64 else 128
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
     tiles = ((q, 64), (k, 128), (v, 128), (o, 64))
-    described = [GluonDescriptor.from_tensor(t, [1, 1, n, width], layout) for t, n in tiles]
+    described = [shared.descriptor_of(t, n, width) for t, n in tiles]
     n_places, n_blocks = batch * n_heads, host.cdiv(n_queries, 128)
     factor = scale * 1.4426950408889634
     host.run(

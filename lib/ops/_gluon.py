@@ -2,6 +2,7 @@
 # Copyright (c) 2026 The Fused Kernels authors; Fused Kernels 0.1.0, lib/ops/_gluon.py
 """What the kernels in Gluon share: names that Triton has changed, and what to do where one does not compile."""
 
+import functools
 import warnings
 
 import triton
@@ -9,6 +10,7 @@ from triton.errors import TritonError
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
 
 # TMA's copies, by their names from Triton 3.8 on, and by those before.
 async_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
@@ -23,6 +25,23 @@ reinterpret = getattr(_buffer, "reinterpret", None) or _buffer._reinterpret
 def sums_layout(n):
     # how the 128 threads of a warp group hold what wgmma adds up, n columns
     return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, n, 16])
+
+
+@functools.cache
+def layout_of_tiles(itemsize, rank):
+    return gl.NVMMASharedLayout(128 if itemsize == 2 else 0, 8 * itemsize, rank=rank)
+
+
+def descriptor_of(t, *block):
+    """What TMA reads or writes of t: tiles, `block` long in the last dimensions, of one element in the others.
+
+    GluonDescriptor.from_tensor, without the checks that callers have made: they cost as much as all the rest.
+    """
+    descriptor = object.__new__(GluonDescriptor)  # what is not set here has a default
+    descriptor.base, descriptor.shape, descriptor.strides = t, t.shape, t.stride()
+    descriptor.block_shape = [*[1] * (t.dim() - len(block)), *block]
+    descriptor.layout = layout_of_tiles(t.itemsize, t.dim())
+    return descriptor
 
 
 uncompiled = set()  # launches of kernels in Gluon that this Triton does not compile

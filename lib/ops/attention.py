@@ -25,8 +25,8 @@ Method    Dao, FlashAttention-2, 2023: a tile of q goes along the keys with the 
           parts up; the queries of all heads that share k and v lie in one tile, so that each is read once.
           Long sequences in 16 bits on Hopper: FlashAttention-3's roles, in Gluon (_attention_gluon.py).
 Backward  delta = rowsum(do·o), ds = p(do vᵀ - delta), dq = scale·ds k, dk = scale·dsᵀ q, dv = pᵀ do. In 16 bits
-          o is rounded, so where terms cancel a rounding of do·o stays. One kernel each for delta, dq, dk and dv
-          (over the heads of a group): no atomics, the same bits in every run. Saves q, k, v, o, a number a row.
+          o is rounded: where terms cancel, that stays. Saves q, k, v, o, a number a row. Kernels for delta, dq,
+          and dk with dv: the same bits in every run. deterministic=False: on Hopper one in Gluon, by atomics.
 Copy it   by `make copy OP=attention TO=folder`, or with its imports, which stand beside it. MIT licence.
 """
 
@@ -578,7 +578,7 @@ _FEW = 64  # queries in all heads of a group: as many lie in one tile, and the k
 _DECODING = Tile(16, 64, 2, 2)  # n, warps and stages then; of wide rows or elements n is less
 _RESIDENT = 4  # such programs fit into one SM
 _MOST_PARTS, _LEAST_TILES = 64, 4  # of the keys, and in each
-GLUON_BACKWARD = False  # _attention_bwd_gluon.py, where it fits: no GPU has run it yet
+_IN_ORDER = False  # _attention_bwd_gluon.py also for deterministic=True: off until it is recorded
 _LONGEST = 256  # D: rows of q, k, v and o lie in the registers and the shared memory of one program
 
 
@@ -651,15 +651,19 @@ def _row_strides(*tensors):
     return [stride for t in tensors for stride in t.stride()[:3]]
 
 
+def _roles_fit(q, k, v, other, lengths, limits, scale):
+    """Whether kernels in Gluon take these: causal or no mask, 16 bits, D at most 128. other: o or do."""
+    plain = lengths is None and limits[0] == q.shape[2] and limits[1] in (0, k.shape[2])
+    on_hopper = q.shape[3] <= 128 and gluon_kernels.run_on(q.device)
+    return plain and scale > 0 and on_hopper and _tma_fits(q, k, v, other)
+
+
 def _launch(q, k, v, o, lse, plan, lengths, limits, scale, of_sample):
     (batch, n_heads, n_queries, dim), n_keys = q.shape, k.shape[2]
-    n_repeats, tile = n_heads // k.shape[1], plan.forward
-    plain = lengths is None and limits[0] == n_queries and limits[1] in (0, n_keys) and scale > 0
-    has_roles = plan.tma and dim <= 128 and gluon_kernels.run_on(q.device)
-    if has_roles and plain and _tma_fits(q, k, v, o):
-        is_causal = limits[1] == 0
-        if shared.ran(gluon_kernels.launch_roles, q, k, v, o, lse, is_causal, scale):
-            return
+    n_repeats, tile, is_causal = n_heads // k.shape[1], plan.forward, limits[1] == 0
+    has_roles = plan.tma and _roles_fit(q, k, v, o, lengths, limits, scale)
+    if has_roles and shared.ran(gluon_kernels.launch_roles, q, k, v, o, lse, is_causal, scale):
+        return
     packed = n_repeats if plan.packed else 1
     keys_per_part = host.cdiv(host.cdiv(n_keys, plan.n_parts), tile.n) * tile.n
     n_parts = host.cdiv(n_keys, keys_per_part or 1)
@@ -686,18 +690,10 @@ def _launch(q, k, v, o, lse, plan, lengths, limits, scale, of_sample):
         )  # fmt: skip
 
 
-def _gluon_backward_fits(do, q, k, v, grads, lengths, limits, scale):
-    """Whether the kernel with five products takes these: causal or no mask, 16 bits, D = 64 or 128."""
-    plain = lengths is None and limits[0] == q.shape[2] and limits[1] in (0, k.shape[2])
-    if not (GLUON_BACKWARD and plain and scale > 0 and all([g is not None for g in grads])):
-        return False
-    fits = q.shape[3] in (64, 128) and q.dtype.itemsize == 2 and gluon_kernels.run_on(q.device)
-    return fits and _tma_fits(do, q, k, v, *grads)
-
-
-def _launch_backward(do, q, k, v, o, lse, dq, dk, dv, plan, lengths, limits, scale, of_sample):
-    """Write dq, dk and dv, each unless it is None."""
+def _launch_backward(do, q, k, v, o, lse, grads, in_order, plan, lengths, limits, scale, of_sample):
+    """Write grads, those of q, k and v, each unless it is None. in_order: not by atomics."""
     (batch, n_heads, n_queries, dim), (_, n_kv_heads, n_keys, _) = q.shape, k.shape
+    dq, dk, dv = grads
     sizes = n_heads, n_heads // n_kv_heads, n_queries, n_keys, *limits
     delta, block_m = torch.empty_like(lse), max(16, 8192 // host.power_of_2(dim))
     if dq is not None or dk is not None:
@@ -706,15 +702,15 @@ def _launch_backward(do, q, k, v, o, lse, dq, dk, dv, plan, lengths, limits, sca
             n_heads, n_queries, *_row_strides(do, o),
             DIM=dim, BLOCK_M=block_m, BLOCK_D=host.power_of_2(dim), num_warps=4,
         )  # fmt: skip
-    tensors = do, q, k, v, lse, delta, dq, dk, dv
-    has_roles = _gluon_backward_fits(*tensors[:4], tensors[6:], lengths, limits, scale)
-    if has_roles and shared.ran(gluon_backward.launch_backward, *tensors, limits[1] == 0, scale):
-        return
-    saved = lengths, lse, delta
+    if (_IN_ORDER or not in_order) and dim in (64, 128) and all([g is not None for g in grads]):
+        how = do, q, k, v, lse, delta, *grads, limits[1] == 0, scale, in_order
+        fits = _roles_fit(q, k, v, do, lengths, limits, scale)
+        if fits and shared.ran(gluon_backward.launch_backward, *how):
+            return
     if dq is not None:
         host.run(
             _attention_dq_kernel, (batch * n_heads * _n_tiles(n_queries, plan.dq.m, lengths, of_sample),),
-            (do, q, k, v, *saved, dq),
+            (do, q, k, v, lengths, lse, delta, dq),
             scale, *sizes, *_row_strides(do, q, k, v, dq), **_options_of(q, plan.dq), **of_sample,
         )  # fmt: skip
     if (dk is not None or dv is not None) and n_keys > 0:
@@ -725,7 +721,7 @@ def _launch_backward(do, q, k, v, o, lse, dq, dk, dv, plan, lengths, limits, sca
             described = [TensorDescriptor.from_tensor(t, block[: t.dim()]) for t in tiles]
         host.run(
             _attention_dkdv_kernel, (batch * n_kv_heads * _n_tiles(n_keys, plan.dkdv.n, lengths, of_sample),),
-            (do, q, k, v, *described, *saved, dk, dv), scale, *sizes, *strides,
+            (do, q, k, v, *described, lengths, lse, delta, dk, dv), scale, *sizes, *strides,
             **_options_of(q, plan.dkdv), **of_sample,
         )  # fmt: skip
 
@@ -740,7 +736,7 @@ def _dense(t):
 
 def _arguments(q, k, lengths, how, plan):
     """What launches take of a call: plan, lengths, limits, scale, and constexprs for what samples differ in."""
-    is_causal, window, scale, align, longest = how
+    is_causal, window, scale, align, longest, _ = how
     n_queries, n_keys = longest or (q.shape[2], k.shape[2])
     sizes = *q.shape[:2], k.shape[1], n_queries, n_keys, q.shape[3]
     plan = plan or _plan(q.dtype, *sizes, q.device, longest is not None)
@@ -779,7 +775,8 @@ def _backward(do, q, k, v, lengths, o, lse, how, needs_grad, plan=None):
         arguments = _arguments(q, k, lengths, how, plan)
         if "STARTS" in arguments[-1]:  # the kernel writes no padding
             grads[1:] = [None if g is None else g.zero_() for g in grads[1:]]
-        _launch_backward(do, q, k, v, o, lse, *grads, *arguments)
+        in_order = how[-1] or torch.are_deterministic_algorithms_enabled()
+        _launch_backward(do, q, k, v, o, lse, grads, in_order, *arguments)
     elif k.numel() > 0:
         grads = [None if g is None else g.zero_() for g in grads]  # no query: nothing is added up
     return tuple(grads)
@@ -802,7 +799,7 @@ class _Attention(torch.autograd.Function):
 # --- the calls -----------------------------------------------------------------------------------------------
 
 
-def _check(name, window, align):
+def _check(name, window, align, deterministic=True):
     # not to be remembered: (1.0, 2), which is refused, equals (1, 2)
     two = isinstance(window, (tuple, list)) and len(window) == 2
     if not (window is None or two and all([isinstance(n, host.INTS) and n >= -1 for n in window])):
@@ -810,6 +807,8 @@ def _check(name, window, align):
         raise ValueError(f"{name}: {want}; got {window!r}")
     if align not in ("top_left", "bottom_right"):
         raise ValueError(f"{name}: align must be 'top_left' or 'bottom_right', got {align!r}")
+    if not isinstance(deterministic, bool):
+        raise TypeError(f"{name}: deterministic must be True or False, got {deterministic!r}")
 
 
 @host.remembered
@@ -884,7 +883,7 @@ def _call(name, goes_by_op, q, k, v, lengths, how, plan):
 def attention_triton(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor | None = None, *,
     is_causal: bool = False, window: Sequence[int] | None = None, scale: float | None = None,
-    align: str = "top_left", plan: Plan | None = None,
+    align: str = "top_left", deterministic: bool = True, plan: Plan | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """softmax(scale·q kᵀ + mask) v by Triton kernels, with gradients for q, k and v.
 
@@ -896,17 +895,20 @@ def attention_triton(
     are padding and are not read. (B, 2): the first one and the end, for padding on the left. A query that sees
     no key has o = 0 and no part in any gradient. scale: a finite Python number; None is 1/√D.
     Returns o, (B, H, Sq, D), in the memory layout of q. The same bits in every run.
+    deterministic: gradients of the same bits in every run. False: on Hopper, in 16 bits, D 64 or 128, is_causal
+    or no mask, and gradients for all three, dq is added up by atomics, and its last bits differ; elsewhere, and
+    under torch.use_deterministic_algorithms(True), as True.
     plan: a Plan in place of the one chosen, for tuning; torch.compile leaves it out.
     Works under torch.compile (as the op fused_kernels::attention), autocast (in its dtype, as torch's
     products), checkpointing and CUDA graphs; not under torch.func, torch.vmap or forward-mode AD, nor twice
     differentiable: these raise.
-    Raises TypeError for a wrong dtype, ValueError for a wrong shape, device, window or scale.
+    Raises TypeError for a wrong dtype or deterministic, ValueError for a wrong shape, device, window or scale.
     """
+    name, how = "attention_triton", (is_causal, window, scale, align, None, deterministic)
     q, k, v = host.autocast(q, k, v)
-    _check("attention_triton", window, align)
-    goes_by_op = _check_padded("attention_triton", q, k, v, lengths, scale)
-    how = is_causal, window, scale, align, None
-    return _call("attention_triton", goes_by_op, q, k, v, lengths, how, plan)
+    _check(name, window, align, deterministic)
+    goes_by_op = _check_padded(name, q, k, v, lengths, scale)
+    return _call(name, goes_by_op, q, k, v, lengths, how, plan)
 
 
 def attention_varlen_eager(
@@ -939,8 +941,8 @@ def attention_varlen_triton(
     sequences may be empty, and what lies behind the last has o = 0 and gradients of 0. max_seqlen_q and
     max_seqlen_k, the longest, ints, choose tiles; results do not depend on them. is_causal, window: within each
     sequence, whose last query sees its last key, as in flash-attention, unless align="top_left". The rest as
-    attention_triton, whose op this is too; but keys are not cut in parts for few queries. To torch's FLOP
-    counter, which knows no lengths, each query sees max_seqlen_k keys.
+    attention_triton, whose op this is too; but keys are not cut in parts for few queries, and no gradient is
+    made by atomics. To torch's FLOP counter, which knows no lengths, each query sees max_seqlen_k keys.
     """
     name, cu = "attention_varlen_triton", (cu_seqlens_q, cu_seqlens_k)
     q, k, v = host.autocast(q, k, v)
@@ -951,7 +953,8 @@ def attention_varlen_triton(
     longest = max_seqlen_q or q.shape[2], max_seqlen_k or k.shape[2]
     cu = cu_seqlens_q if cu[1] is None or cu[1] is cu[0] else torch.stack(cu)
     plan = plan and plan._replace(n_parts=1)
-    o = _call(name, goes_by_op, q, k, v, cu, (is_causal, window, scale, align, longest), plan)
+    how = is_causal, window, scale, align, longest, True
+    o = _call(name, goes_by_op, q, k, v, cu, how, plan)
     return o[0].transpose(0, 1) if is_flat else o
 
 
@@ -962,42 +965,41 @@ def attention_varlen_triton(
 def attention_op(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor | None = None,
     is_causal: bool = False, window: Sequence[int] | None = None, scale: float | None = None,
-    align: str = "top_left", longest: Sequence[int] | None = None,
+    align: str = "top_left", longest: Sequence[int] | None = None, deterministic: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """attention for torch.compile and torch.export: one node of the graph, which nothing looks into.
 
     longest: (max_seqlen_q, max_seqlen_k) of packed sequences, q (1, H, T, D); lengths is then their cu_seqlens,
     (n + 1,) or (2, n + 1). Returns o, and one number for each query for the backward pass, (B, H, Sq).
     """
-    _check("attention_op", window, align)
+    _check("attention_op", window, align, deterministic)
     if longest:
         _check_packed("attention_op", q, k, v, lengths, None, *longest, scale)
     else:
         _check_padded("attention_op", q, k, v, lengths, scale)
-    return _forward(q, k, v, lengths, (is_causal, window, scale, align, longest))
+    return _forward(q, k, v, lengths, (is_causal, window, scale, align, longest, deterministic))
 
 
 # five products, as torch counts for its own attention: the scores are computed again
 @host.custom_op(
     "fused_kernels::attention_backward",
-    flops=lambda do, q, k, *how: 10 * math.prod(q) * (how[-2] or k[1:3])[1],
+    flops=lambda do, q, k, *how: 10 * math.prod(q) * (how[-3] or k[1:3])[1],
 )
 def _attention_backward_op(
     do: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor | None,
     o: torch.Tensor, lse: torch.Tensor, is_causal: bool, window: Sequence[int] | None, scale: float | None,
-    align: str, longest: Sequence[int] | None, needs_grad: list[bool],
+    align: str, longest: Sequence[int] | None, deterministic: bool, needs_grad: list[bool],
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    how = is_causal, window, scale, align, longest
-    grads = _backward(do, q, k, v, lengths, o, lse, how, needs_grad)
-    return tuple(do.new_empty(0) if g is None else g for g in grads)
+    how = is_causal, window, scale, align, longest, deterministic
+    return host.none_as_empty(do, _backward(do, q, k, v, lengths, o, lse, how, needs_grad))
 
 
 attention_op.register_fake(_empty)
 
 
 @_attention_backward_op.register_fake
-def _(do, q, k, v, lengths, o, lse, is_causal, window, scale, align, longest, needs_grad):
-    tensors = zip((q, k, v), needs_grad)
+def _(do, q, k, v, *how):
+    tensors = zip((q, k, v), how[-1])
     return tuple(torch.empty_like(_dense(t)) if w else t.new_empty(0) for t, w in tensors)
 
 
@@ -1009,7 +1011,7 @@ def _setup_context(ctx, inputs, output):
 def _op_backward(ctx, do, _):
     needs_grad = ctx.needs_input_grad[:3]
     grads = _attention_backward_op(do, *ctx.saved_tensors, *ctx.how, [*needs_grad])
-    return *(g if needed else None for g, needed in zip(grads, needs_grad)), *[None] * 6
+    return *(g if needed else None for g, needed in zip(grads, needs_grad)), *[None] * 7
 
 
 attention_op.register_autograd(_op_backward, setup_context=_setup_context)

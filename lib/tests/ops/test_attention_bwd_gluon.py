@@ -1,19 +1,33 @@
 """The backward pass of attention in roles: values, order and waits in the model of Gluon, and its code."""
 
+import contextlib
+import functools
 from unittest import mock
 
 from lib import machine
 from lib.measure import registry
 from lib.nogpu import gluon
 from lib.nogpu.compile_only import compile_for, instruction_mix, loop_mix, signature_of
-from lib.ops import _attention_bwd_gluon as backward
-from lib.ops import _host as host
 from lib.ops import attention
+from lib.tests.ops import cases
+from lib.tests.ops.battery import host_of
 
 import pytest
 import torch
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 LOG2_E = 1.4426950408889634
+
+
+@pytest.fixture
+def module():
+    """The op; mutants take its place."""
+    return attention
+
+
+def roles_of(module):
+    """What holds launch_backward: a file of its own, or the op where it is a copy."""
+    return getattr(module, "gluon_backward", module)
 
 
 def inputs(sizes, dtype):
@@ -33,21 +47,24 @@ def by_definition(q, k, v, do, causal, scale):
     return torch.autograd.grad(o, (q, k, v), do.double()), [t.detach().float() for t in saved]
 
 
-def gradients(q, k, v, do, saved, causal, scale, seed=0, **how):
-    """dq, dk and dv by launch_backward in the model, and how many have added to each half of a tile of dq."""
+def gradients(module, q, k, v, do, saved, causal, scale, seed=0, **how):
+    """dq, dk and dv by launch_backward in the model, and how many have added to each tile of dq."""
     grads, turns = [torch.full_like(t, float("nan")) for t in (q, k, v)], []
+    roles = roles_of(module)
 
     def run(kernel, grid, tensors, *rest, **options):
-        if kernel is backward._attention_bwd_gluon_kernel:
+        if kernel is roles._attention_bwd_gluon_kernel:
             turns.append(tensors[1])
+            for t in tensors[2:]:
+                t.__post_init__()  # Triton's own checks, which no call makes
             gluon.run(kernel, grid, *tensors, *rest, seed=seed, **options)
             return
         there = [t.to(machine.device()) for t in tensors]
         kernel[grid](*there, *rest, **options)
         tensors[1].copy_(there[1])
 
-    with mock.patch.object(host, "run", run):
-        backward.launch_backward(do, q, k, v, *saved, *grads, causal, scale, **how)
+    with cases.empty_is_nan(), mock.patch.object(host_of(module), "run", run):
+        roles.launch_backward(do, q, k, v, *saved, *grads, causal, scale, **how)
     return grads, turns[0]
 
 
@@ -62,63 +79,173 @@ CASES = [  # two heads share k and v; lengths that no tile divides, nor 4; more 
 
 
 @pytest.mark.parametrize(("sizes", "causal", "dtype", "m"), CASES, ids=str)
-def test_gradients_are_right_in_the_model(sizes, causal, dtype, m):
+def test_gradients_are_right_in_the_model(module, sizes, causal, dtype, m):
     """In each mode, in two orders of events; the model finds races and waits that do not end."""
     tensors, scale = inputs(sizes, dtype), 0.2
     want, saved = by_definition(*tensors, causal, scale)
     for seed, deterministic in ((0, False), (1, True)):
-        got, _ = gradients(*tensors, saved, causal, scale, seed, deterministic=deterministic, m=m)
+        how = {"deterministic": deterministic, "m": m}
+        got, _ = gradients(module, *tensors, saved, causal, scale, seed, **how)
         for ours, exact in zip(got, want):
             most = 2 * torch.finfo(dtype).eps * exact.abs().max()
             torch.testing.assert_close(ours.double(), exact, rtol=0, atol=most.item())
 
 
-@pytest.mark.parametrize(("n_wide", "stages"), [(1, 3), (2, 1), (5, 2)])
-def test_every_block_of_keys_has_its_turn(n_wide, stages):
+@pytest.mark.parametrize(("n_wide", "stages"), [(1, 3), (2, 2), (5, 2)])
+def test_every_block_of_keys_has_its_turn(module, n_wide, stages):
     """Three places, two blocks of keys: bits are equal, and the second block adds after the first."""
     tensors = inputs((3, 1, 1, 140, 140, 64), torch.bfloat16)
     want, saved = by_definition(*tensors, True, 0.125)
     how = {"deterministic": True, "m": 64, "n_wide": n_wide, "stages": stages}
-    runs = [gradients(*tensors, saved, True, 0.125, seed, **how) for seed in range(2)]
+    runs = [gradients(module, *tensors, saved, True, 0.125, seed, **how) for seed in range(2)]
     assert all(map(torch.equal, runs[0][0], runs[1][0]))
     torch.testing.assert_close(runs[0][0][0].double(), want[0], rtol=0.02, atol=0.02)
     started, *turns = runs[0][1].tolist()
-    assert started == 6 and turns == [1, 1, 1, 1, 2, 2] * 3  # the last 12 queries see both
+    assert started == 6 and turns == [1, 1, 2] * 3  # the last 12 queries see both
 
 
-def test_hidden_keys_pass_no_nan():
+def test_hidden_keys_pass_no_nan(module):
     """A NaN in v at key 100 reaches dq of queries that see it alone, as in the kernels in Triton."""
     q, k, v, do = inputs((1, 1, 1, 128, 128, 64), torch.bfloat16)
     _, saved = by_definition(q, k, v, do, True, 0.125)
     v[:, :, 100] = float("nan")
-    (dq, _, _), _ = gradients(q, k, v, do, saved, True, 0.125)
+    (dq, _, _), _ = gradients(module, q, k, v, do, saved, True, 0.125)
     assert dq[:, :, :100].isfinite().all() and dq[:, :, 100:].isnan().all()
 
 
-@pytest.mark.parametrize("on", [False, True])
-def test_attention_calls_it_where_it_fits(on):
-    """All gradients, causal or no mask, D of 64 or 128, 16 bits: and only with GLUON_BACKWARD."""
-    q, k, v, _ = (t.requires_grad_() for t in inputs((1, 1, 1, 16, 16, 64), torch.bfloat16))
-    called = []
-    stub = mock.patch.object(backward, "launch_backward", lambda *a: called.append(a[9:]))
-    there = mock.patch.object(attention.gluon_kernels, "run_on", return_value=True)
-    with stub, there, mock.patch.object(attention, "GLUON_BACKWARD", on):
-        attention.attention_triton(q, k, v.detach(), is_causal=True).sum().backward()
+@contextlib.contextmanager
+def calls(module, in_order=False):
+    """Inside, as on Hopper: the list of (is_causal, scale, deterministic) of all calls of launch_backward."""
+    called, kernels = [], getattr(module, "gluon_kernels", module)
+    stub = mock.patch.object(
+        roles_of(module), "launch_backward", lambda *a: called.append((*a[9:],))
+    )
+    there = mock.patch.object(kernels, "run_on", return_value=True)
+    with stub, there, mock.patch.object(module, "_IN_ORDER", in_order):
+        yield called
+
+
+def small_inputs():
+    tensors = inputs((1, 1, 1, 16, 16, 64), torch.bfloat16)[:3]
+    return [t.to(machine.device()).requires_grad_() for t in tensors]
+
+
+@pytest.mark.parametrize("in_order", [False, True])
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_attention_calls_it_where_it_fits(module, deterministic, in_order):
+    """All gradients, causal or no mask, D of 64 or 128, 16 bits; in the order of keys with _IN_ORDER alone."""
+    q, k, v = small_inputs()
+    call = functools.partial(module.attention_triton, deterministic=deterministic)
+    with calls(module, in_order) as called:
+        call(q, k, v.detach(), is_causal=True).sum().backward()
+        call(q, k, v, window=(3, 3)).sum().backward()
+        call(q, k, v, scale=-0.5).sum().backward()
+        call(q[..., :32], k[..., :32], v[..., :32]).sum().backward()
+        call(*(t.float() for t in (q, k, v))).sum().backward()
+        call(q, k, v, torch.tensor([9], device=q.device)).sum().backward()
         assert called == []
-        attention.attention_triton(q, k, v, is_causal=True).sum().backward()
-        assert called == ([(True, 0.125)] if on else [])
-        attention.attention_triton(q, k, v, window=(3, 3)).sum().backward()
-        attention.attention_triton(q[..., :32], k[..., :32], v[..., :32]).sum().backward()
-        assert len(called) == on
-        attention.attention_triton(q, k, v, scale=0.5).sum().backward()
-        assert called[1:] == ([(False, 0.5)] if on else [])
+        call(q, k, v, is_causal=True).sum().backward()
+        call(q, k, v, scale=0.5).sum().backward()
+        fits = in_order or not deterministic
+        both = [(True, 0.125, deterministic), (False, 0.5, deterministic)]
+        assert called == (both if fits else [])
+
+
+def test_sequences_on_end_take_the_kernels_in_triton(module):
+    q, k, v = (t[0].transpose(0, 1) for t in small_inputs())
+    cu = torch.tensor([0, 7, 16], device=q.device)
+    with calls(module, in_order=True) as called:
+        module.attention_varlen_triton(q, k, v, cu).sum().backward()
+    assert called == []
+
+
+@pytest.mark.parametrize("call", ["attention_triton", "attention_op"])
+def test_atomics_are_for_who_asks_and_for_no_deterministic_mode(module, call):
+    """The registered op passes it on; torch.use_deterministic_algorithms(True) counts in the backward pass."""
+
+    def run(**how):
+        o = getattr(module, call)(*small_inputs(), **how)
+        return o if call == "attention_triton" else o[0]
+
+    with calls(module) as called:
+        run().sum().backward()
+        assert called == []
+        run(deterministic=False).sum().backward()
+        assert called == [(False, 0.125, False)]
+        o = run(deterministic=False).sum()
+        torch.use_deterministic_algorithms(True)
+        try:
+            o.backward()
+        finally:
+            torch.use_deterministic_algorithms(False)
+        assert len(called) == 1
+
+
+def test_elsewhere_atomics_are_the_kernels_in_triton(module):
+    """Without Hopper the bits are those of deterministic=True."""
+    grads = []
+    for deterministic in (True, False):
+        tensors = small_inputs()
+        o = module.attention_triton(*tensors, is_causal=True, deterministic=deterministic)
+        grads.append(torch.autograd.grad(o.sum(), tensors))
+    assert all(map(torch.equal, *grads))
+
+
+def test_in_graphs_it_is_an_argument_of_the_op():
+    q, k, v = small_inputs()
+    call = functools.partial(attention.attention_triton, is_causal=True, deterministic=False)
+    with calls(attention) as called:
+        torch.compile(call, fullgraph=True, backend="aot_eager")(q, k, v).sum().backward()
+        assert called == [(True, 0.125, False)]
+    torch.library.opcheck(attention.attention_op, (q, k, v), {"deterministic": False})
+
+
+def test_it_is_true_or_false(module):
+    for wrong in (1, None, "no"):
+        sentence = f"attention_triton: deterministic must be True or False, got {wrong!r}"
+        with pytest.raises(TypeError, match=sentence):
+            module.attention_triton(*small_inputs(), deterministic=wrong)
+
+
+@pytest.mark.parametrize(("causal", "dim"), [(True, 128), (False, 64)])
+def test_how_it_is_launched(module, causal, dim):
+    """What was fastest: in the order of keys of causal attention 32 places take turns, else 8."""
+    q = torch.zeros(1, 1, 300, dim, dtype=torch.bfloat16)
+    saved, launches = [torch.zeros(1, 1, 300)] * 2, []
+    for deterministic in (True, False):
+        with mock.patch.object(host_of(module), "run", lambda *a, **how: launches.append((a, how))):
+            roles_of(module).launch_backward(
+                q, q, q, q, *saved, q, q, q, causal, 0.1, deterministic
+            )
+    (ordered, how), _, (atomics, _), _ = launches
+    m = 64 if dim == 128 else 128
+    n_tiles = -(-300 // m)
+    assert ordered[2][3].block_shape == [1, 1, m, dim] and how["STAGES"] == 2
+    assert (ordered[-1], atomics[-1]) == (32 if causal else 8, 8)
+    sums, turns = ordered[2][:2]
+    assert turns.dtype == torch.int32 and turns.tolist() == [0] * (1 + n_tiles)
+    assert turns.data_ptr() == sums.data_ptr() + n_tiles * m * dim * 4  # one piece of memory
+    assert atomics[2][1] is None and atomics[2][0].numel() == n_tiles * m * dim
+
+
+def test_descriptors_are_those_of_triton():
+    """They are made without its checks; each has what from_tensor gives."""
+    of_q, of_rows = torch.zeros(2, 3, 8, 64, dtype=torch.bfloat16), torch.zeros(2, 3, 8)
+    shared = attention.shared
+    for t, *block in ((of_q, 32, 64), (of_rows, 128)):
+        layout = shared.layout_of_tiles(t.itemsize, t.dim())
+        sizes = [*[1] * (t.dim() - len(block)), *block]
+        theirs = TensorDescriptor.from_tensor(t, sizes, layout)
+        assert repr(shared.descriptor_of(t, *block)) == repr(theirs)
 
 
 def _compiled(dim, causal, deterministic, **how):
     launches, q = [], torch.zeros(1, 4, 512, dim, dtype=torch.bfloat16)
     k, saved = q[:, :1], [torch.zeros(1, 4, 512)] * 2
-    with mock.patch.object(host, "run", lambda *a, **how: launches.append((a, how))):
-        backward.launch_backward(q, q, k, k, *saved, q, k, k, causal, 0.1, deterministic, **how)
+    with mock.patch.object(attention.host, "run", lambda *a, **how: launches.append((a, how))):
+        attention.gluon_backward.launch_backward(
+            q, q, k, k, *saved, q, k, k, causal, 0.1, deterministic, **how
+        )
     (kernel, _, tensors, *sizes), options = launches[0]
     num_warps = options.pop("num_warps")
     signature = signature_of(kernel, *tensors, *sizes, **options)

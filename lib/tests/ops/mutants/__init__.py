@@ -59,7 +59,7 @@ def source_of(name, mutant=None):
 
 def shared_file(mutant):
     """The stem of the shared file that has what the mutant changes."""
-    stems = ("_device", "_linear_glu_gluon", "_attention_gluon")
+    stems = "_device", "_gluon", "_linear_glu_gluon", "_attention_gluon", "_attention_bwd_gluon"
     return next((stem for stem in stems if mutant.old in read(stem)), "_host")
 
 
@@ -127,7 +127,8 @@ def _battery(checks, ops):
 
 def _special(name, module):
     """The op's own tests that take a module, with all their parameters."""
-    stems = (f"test_{name}", "test_host") if name == "add_relu" else (f"test_{name}",)
+    others = {"add_relu": ["test_host"], "attention": ["test_attention_bwd_gluon"]}
+    stems = f"test_{name}", *others.get(name, [])
     modules = [importlib.import_module(f"lib.tests.ops.{stem}") for stem in stems]
     for test_name, test in [pair for tests in modules for pair in vars(tests).items()]:
         if not test_name.startswith("test_") or "module" not in inspect.signature(test).parameters:
