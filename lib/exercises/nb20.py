@@ -293,7 +293,7 @@ def _expect_saved_step(module, new, eager):
     """That the saved state of `module` lets the `new` one go on as `eager` does."""
     state, x = module.state_dict(), _ones(4, 4)
     how = 'make it a buffer: self.register_buffer("step", torch.zeros(()))'
-    expect(state, f"state_dict() is empty, so neither it nor .to(device) knows the step: {how}")
+    expect(state, f"state_dict() is empty, so a saved module forgets its step: {how}")
     at = f"a new module, with state_dict() of one that was called {len(_LENGTHS)} times"
     with case(at):
         new.load_state_dict(state)
