@@ -115,9 +115,9 @@ def show_loop_nests():
     """Loop nests as boxes of what they keep and what they reduce: which of them may share a kernel."""
     figure, axes = canvas(9.0, 1.7, 3)
     boxes = (
-        ("one kernel: same x, same r0_", ("sum over the row", 3, 2), ("maximum of the row", 3, 2)),
-        ("one kernel: elements = x · r0_", ("x · x", 3, 2), ("sum over the row", 3, 2)),
-        ("two kernels: x differs", ("mean over W", 3, 2), ("mean over H", 1.2, 2)),
+        ("one kernel: the same sizes", ("sum over the row", 3, 2), ("maximum of the row", 3, 2)),
+        ("one kernel: elements = kept · reduced", ("x · x", 3, 2), ("sum over the row", 3, 2)),
+        ("two kernels: the sizes differ", ("mean over W", 3, 2), ("mean over H", 1.2, 2)),
     )
     for ax, (title, *nests) in zip(axes, boxes):
         for k, (name, width, height) in enumerate(nests):
@@ -125,13 +125,14 @@ def show_loop_nests():
             cell(ax, x, 0.8, width, height, MIDDLE if "two" not in title or k == 0 else LIGHT)
             ax.text(x + width / 2, 1.8, name.replace(" over", "\nover").replace(" of", "\nof"),
                     ha="center", va="center", fontsize="small")  # fmt: skip
-            ax.text(x + width / 2, 3.15, "x", ha="center", fontsize="small")
-            ax.text(x - 0.12, 1.8, "r0_", ha="right", va="center", fontsize="small")
+            ax.text(x + width / 2, 3.15, "kept", ha="center", fontsize="small")
+            ax.text(x - 0.12, 1.8, "reduced", rotation="vertical",
+                    ha="right", va="center", fontsize="small")  # fmt: skip
         ax.set(xlim=(-0.9, 7.4), ylim=(3.5, 0.4))
         ax.set_title(title, fontsize="medium")
     show_figure(
         figure,
-        "Three pairs of loop nests as boxes, as wide as what they keep (x), as high as what they reduce (r0_). "
+        "Three pairs of loop nests as boxes, as wide as what they keep, as high as what they reduce. "
         "A sum and a maximum of the same rows have boxes of one size: one kernel. A product of the elements "
         "and the sum over them have boxes of one size: one kernel. A mean over W and then over H have boxes "
         "of two widths: two kernels.",

@@ -51,7 +51,9 @@ def outcome(key, result, where="measured here"):
         "date": datetime.date.today().isoformat(),
     }
     progress.append(LEDGER, json.dumps(entry, ensure_ascii=False))
-    verdict = "within 20 %" if 1 / 1.2 <= ratio <= 1.2 else f"{max(ratio, 1 / ratio):.1f}× off"
+    verdict = f"{max(ratio, 1 / ratio):.1f}× off"
+    if 1 / 1.2 <= ratio <= 1.2:
+        verdict = "exact" if guess == result else "within 20 %"
     return f"● {question}  You: {guess:g} {unit}; it is {result:,.4g} {unit} ({where}): {verdict}."
 
 

@@ -42,6 +42,18 @@ _PAIRS = (
         False,
     ),
     ("unsorted runs, B clearly shorter", _STEADY[::-1], [70.0, 99.0, *[85.0] * 10], True),
+    (
+        "a third of A at 80 µs, the rest at 100, and B at 90",
+        [80.0, 100.0, 100.0] * 4,
+        [90.0] * 12,
+        False,
+    ),
+    (
+        "a third of B at 110 µs, the rest at 90, and A at 100",
+        _STEADY,
+        [110.0, 90.0, 90.0] * 4,
+        False,
+    ),
 )
 
 

@@ -285,6 +285,20 @@ def _(answer):
     )
     expect(n_compiles > 0, "nothing was compiled: forward has to be one graph, without breaks")
     _expect_one_graph(answer().to(machine.device()), _ones(2, 4))
+    _expect_saved_step(module, answer().to(machine.device()), eager)
+
+
+@torch.no_grad()
+def _expect_saved_step(module, new, eager):
+    """That the saved state of `module` lets the `new` one go on as `eager` does."""
+    state, x = module.state_dict(), _ones(4, 4)
+    how = 'make it a buffer: self.register_buffer("step", torch.zeros(()))'
+    expect(state, f"state_dict() is empty, so a saved module forgets its step: {how}")
+    at = f"a new module, with state_dict() of one that was called {len(_LENGTHS)} times"
+    with case(at):
+        new.load_state_dict(state)
+        got = new(x)
+    _expect_rows(got, eager(x), at)
 
 
 @torch.no_grad()

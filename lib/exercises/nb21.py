@@ -180,7 +180,7 @@ def _add_relu(x, bias):
 def _add_relu_inputs(shape, dtype):
     generator = torch.Generator().manual_seed(0)
     x, bias = (torch.randn(s, generator=generator).to(dtype) for s in (shape, shape[1:]))
-    x[-1, -1] = float("nan")  # the compiler's helper keeps it
+    x[-1, -1] = float("nan")  # the compiler's ReLU keeps it
     return x.to(machine.device()), bias.to(machine.device())
 
 

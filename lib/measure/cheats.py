@@ -185,7 +185,7 @@ def find_missing_sync(stopwatch, run, gpu):
 
 def find_other_stream(stopwatch, run, gpu, n=25):
     """Compare with the host's clock around a wait for the whole device."""
-    claimed = stopwatch(run, gpu)
+    claimed = max(stopwatch(run, gpu), RESOLUTION_US)
     gpu.synchronize()
     begin = gpu.clock_us()
     for _ in range(n):

@@ -244,6 +244,7 @@ def test_a_prediction_and_its_outcome_go_to_the_ledger(reader_folder):
     assert predict.plot_calibration() is None
     assert "Your prediction: 10 µs" in predict.predict("t.1", "How long?", 10)
     assert "2.0× off" in predict.outcome("t.1", 20.0)
+    assert predict.outcome("t.1", 10.0).endswith(": exact.")
     assert "within 20 %" in predict.outcome("t.1", 9.0)
     (entry,) = predict.ledger()
     assert (entry["guess"], entry["result"]) == (10, 9.0)

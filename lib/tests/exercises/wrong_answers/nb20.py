@@ -1,5 +1,6 @@
 """Plausible wrong answers to the exercises of notebook 20: <answer>__<what is wrong>."""
 
+from lib import machine
 from lib.exercises import nb20
 
 import torch
@@ -256,6 +257,30 @@ class Steady__step_made_at_the_first_call(torch.nn.Module):
     def forward(self, x):
         self.step = torch.ones((), device=x.device) if self.step is None else self.step + 1
         return x + torch.sin(torch.arange(x.shape[0], device=x.device) + 0.1 * self.step)[:, None]
+
+
+class Steady__step_not_registered(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.step = torch.zeros((), device=machine.device())
+
+    def forward(self, x):
+        self.step += 1
+        wave = torch.sin(torch.arange(x.shape[0], device=x.device) + 0.1 * self.step)
+        return x + wave[:, None]
+
+
+class Steady__another_tensor_registered(Steady__step_not_registered):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("factor", torch.full((), 0.1))
+
+
+class Steady__step_not_saved(Steady__step_not_registered):
+    def __init__(self):
+        super().__init__()
+        del self.step
+        self.register_buffer("step", torch.zeros(()), persistent=False)
 
 
 Steady__a_module_and_no_class = nb20.Noisy()
