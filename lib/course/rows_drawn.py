@@ -2,6 +2,7 @@
 
 from lib.course.canvas import DARK, LIGHT, MIDDLE, canvas, cell
 from lib.course.show import show_figure
+from lib.recorded import results
 
 import matplotlib.pyplot as plt
 
@@ -178,6 +179,7 @@ def show_over_columns(rows, names, where):
     """Lines over the number of columns, a plot for each dtype of which there are several widths.
 
     rows: dictionaries with size ("16384×8192"), dtype, and % of the ceiling under each of the names, or None.
+    Below, the names without a line of two widths.
     """
     widths = {}  # dtype: {name: [(columns, %)]}
     for row in rows or ():
@@ -206,3 +208,6 @@ def show_over_columns(rows, names, where):
         *axes[0][0].get_legend_handles_labels(), loc="outside right center", fontsize="small"
     )
     show_figure(figure, alt)
+    for dtype, lines in widths.items():
+        if missing := [name for name in names if len(lines[name]) < 2]:
+            print(f"{results.NOT_RECORDED}, {dtype}: {', '.join(missing)}")

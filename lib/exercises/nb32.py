@@ -269,7 +269,15 @@ def check_log_softmax_long(answer):
 
     expect_op(answer, eager, _rows, shapes=(*SHAPES, (3, 20000)))
     expect_op(answer, eager, _masked_rows, shapes=((3, 5), (3, 20000)))
-    _expect_no_zero_joins(answer, eager, _far_below_zero, (3, 50))
+    try:
+        _expect_no_zero_joins(answer, eager, _far_below_zero, (3, 50))
+    except Wrong as difference:
+        if "NaN in the wrong place" not in str(difference):
+            raise
+        raise Wrong(
+            str(difference).partition("; all scores")[0]
+            + "; all scores are far below 0, and an empty column has the sum 0: mind 0 · inf"
+        ) from None
     _expect_maximum_first(answer, eager, (3, 5000))
     (x,) = _rows((2, 20000), torch.float32)
     expect_launches(lambda: answer(x), exactly=1)

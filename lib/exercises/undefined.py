@@ -1,4 +1,7 @@
-"""What a masked load without `other` gives: Triton promises nothing; 0 so far, and infinities here."""
+"""What nobody defines: what a masked load without `other` gives, infinities here, and what torch.empty holds.
+
+Triton promises nothing of the first; so far it is 0.
+"""
 
 import contextlib
 from unittest import mock
@@ -7,6 +10,7 @@ from lib.measure.check import Changed, CheckError, check_against_float64
 from lib.nogpu.interpreter import interpreted_launches
 
 import numpy as np
+import torch
 import triton
 import triton.language as tl
 from triton.runtime import interpreter as upstream
@@ -42,6 +46,18 @@ def undefined_is_infinite():
     patch = mock.patch.object(upstream.InterpreterBuilder, "create_masked_load", poisoned)
     with patch, interpreted_launches(), np.errstate(all="ignore"):
         yield
+
+
+@contextlib.contextmanager
+def empty_is_nan():
+    """Inside, torch.empty and its like are full of NaN, so that what a kernel never writes shows."""
+    before = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=warn_only)
 
 
 def compare(answer, eager, *inputs, name, **options):

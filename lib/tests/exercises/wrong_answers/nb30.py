@@ -139,6 +139,15 @@ def bias_gradient__low_precision_sum(dy, y):
     return total
 
 
+bias_gradient__total_in_16_bits = solution(
+    "30_add_relu",
+    "dtype=tl.float32)\n    for start", "dtype=dy_ptr.dtype.element_ty)\n    for start",
+    ".to(tl.float32)\n        y = tl.load", "\n        y = tl.load",
+    "BLOCK_M=64, BLOCK_N=64)\n    return dbias", "BLOCK_M=16, BLOCK_N=64)\n    return dbias",
+).bias_gradient  # fmt: skip
+bias_gradient__loop_of_1104_rows = solution(
+    "30_add_relu", "range(0, n_rows, BLOCK_M)", "range(0, 1104, BLOCK_M)"
+).bias_gradient
 bias_gradient__undefined_lanes = without_other("30_add_relu").bias_gradient
 
 

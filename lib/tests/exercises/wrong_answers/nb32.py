@@ -84,6 +84,10 @@ log_softmax_long__not_rescaled = _log_softmax_long(
 log_softmax_long__merged_without_maxima = _log_softmax_long(
     "tl.sum(sums * tl.exp(tops - zero), axis=0)", "tl.sum(sums, axis=0)"
 )
+log_softmax_long__an_empty_column_has_zero_times_inf = _log_softmax_long(
+    "tl.sum(sums * tl.exp(tops - zero), axis=0)",
+    'tl.sum(sums * tl.exp(tl.where(tops == -float("inf"), 0.0, tops) - zero), axis=0)',
+)
 log_softmax_long__maximum_and_logarithm_added_first = _log_softmax_long(
     "x - zero - log_total", "x - (zero + log_total)"
 )
