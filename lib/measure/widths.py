@@ -164,10 +164,15 @@ def summary(rows):
         line += f"{len(low)} of {len(shares)} under 90"
         if version == "triton" and low:
             ahead = {n: (share, best.get((*of, n), 0.0)) for n, share in low.items()}
-            behind = {n: both for n, both in ahead.items() if both[0] < 0.98 * both[1]}
+            behind = {n: both for n, both in ahead.items() if is_behind(*both)}
             line += f": {low}; behind: {behind or 'nowhere'}"
         lines.append(line)
     return lines
+
+
+def is_behind(ours, best):
+    """Whether another version is more than 2 % ahead."""
+    return ours < 0.98 * best
 
 
 def recorded(gpu):

@@ -35,8 +35,6 @@ _RENAMED = {
     "imul": "mul",
     "truediv": "div",
     "mm": "matmul",
-}
-_RENAMED |= {
     "addmm": "linear",
     "bmm": "matmul",
     "conv1d": "linear",

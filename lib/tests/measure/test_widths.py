@@ -62,12 +62,12 @@ def test_the_page_on_ops_says_what_its_picture_shows():
     page, records = (results.ROOT / "lib/ops/README.md").read_text(), widths.recorded("h200")
     assert f"![{widths.picture_text(records)}](../../data/results/{widths.NAME}.png)" in page
     assert not any(map(results.is_stale, records))
-    behind = sum(_is_behind(*group) for record in records for group in _with_all_versions(record))
+    groups = [group for record in records for group in _with_all_versions(record)]
+    behind = sum(widths.is_behind(*group) for group in groups)
     said = re.search(
         r"In (\d+) of the (\d+) measurements of .* another is more than 2 % ahead", page
     )
-    compared = sum(len([*_with_all_versions(record)]) for record in records)
-    assert (int(said[1]), int(said[2])) == (behind, compared)
+    assert (int(said[1]), int(said[2])) == (behind, len(groups))
 
 
 def _with_all_versions(record):
@@ -76,10 +76,6 @@ def _with_all_versions(record):
         shares = group.set_index("version")["share_pct"]
         if "compiled" in shares and "triton" in shares:
             yield shares["triton"], shares.drop("triton").max()
-
-
-def _is_behind(ours, best):
-    return best > 1.02 * ours
 
 
 @pytest.mark.skipif(machine.HAS_GPU, reason="says so where there is none")
