@@ -295,6 +295,8 @@ def _start_precompiling(header: Path, compiled: Path, flags: list[str]):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return
+        if compiled.exists():  # it was finished between the caller's look and the lock
+            return
         header.write_text(PRELUDE)
         _delete_unused_headers(current=header.parent)
         # The background process inherits the open file, and with it the lock, until it ends.
