@@ -22,7 +22,7 @@ READY := $(STAMP)
 endif
 
 export PYTHONUNBUFFERED := 1
-# Notebooks of the reader's own choice: make run NB=30
+# Notebooks of the reader's own choice: make run NB=03
 NB ?=
 OP ?=
 TO ?=
@@ -95,10 +95,10 @@ sanitize: $(READY)  ## all kernels under compute-sanitizer, memcheck and raceche
 launch-diff: $(READY)  ## do the ops launch the same as at a commit, kernels and PTX: make launch-diff REF=main [OP=gelu]
 	$(PY) -m lib.measure.launch_diff $(REF) $(if $(OP),--op $(OP))
 
-run: $(READY)  ## execute notebooks in a scratch copy: make run NB=30
+run: $(READY)  ## execute notebooks in a scratch copy: make run NB=03
 	$(PY) -m lib.recorded.notebooks run $(NB)
 
-record: $(READY)  ## execute on this GPU, keep outputs and results: make record [NB=30]
+record: $(READY)  ## execute on this GPU, keep outputs and results: make record [NB=03]
 	$(PY) -m lib.recorded.notebooks record $(NB)
 
 bench: $(READY)  ## time every version on this GPU, save to data/results: make bench [OP=add_relu]
@@ -113,12 +113,12 @@ widths: $(READY)  ## ops on rows at widths drawn at random, beside eager, compil
 model: $(READY)  ## whole models in training: tokens a second and peak memory, op by op; needs a GPU
 	$(PY) -m lib.models.train
 
-text: $(READY)  ## a notebook as a Python file to edit, in notebooks/text: make text NB=30
+text: $(READY)  ## a notebook as a Python file to edit, in notebooks/text: make text NB=03
 	@mkdir -p notebooks/text
 	$(PY) -m jupytext --to py:percent $(foreach n,$(wildcard notebooks/$(NB)*.ipynb),--output notebooks/text/$(notdir $(n:.ipynb=.py)) $(n))
 
 notebooks: $(READY)  ## bring edits in notebooks/text back into the notebooks, outputs and cell ids kept
-	@for t in notebooks/text/[0-9]*.py; do [ -e "$$t" ] || { echo "nothing in notebooks/text; start with: make text NB=30"; exit 1; }; \
+	@for t in notebooks/text/[0-9]*.py; do [ -e "$$t" ] || { echo "nothing in notebooks/text; start with: make text NB=03"; exit 1; }; \
 	n=notebooks/$$(basename $$t .py).ipynb; update=; [ ! -e $$n ] || update=--update; \
 	$(PY) -m jupytext --to ipynb $$update --output $$n $$t || exit 1; done
 	$(PY) -m ruff format --quiet notebooks

@@ -1,11 +1,11 @@
-"""Drawings of notebooks 20 and 21: a graph break, and how the compiler's kernels cut up a tensor."""
+"""Drawings of notebooks 05 and 06: a graph break, and how the compiler's kernels cut up a tensor."""
 
 from lib.course.canvas import DARK, LIGHT, MIDDLE, canvas, cell
 from lib.course.show import show_figure
 
 
 def show_graph_break(graphs):
-    """with_print of notebook 20: its lines, and what runs in their place: graph, Python, graph."""
+    """with_print of notebook 05: its lines, and what runs in their place: graph, Python, graph."""
     first_ops, second_ops = (_ops(graph) for graph in graphs)
     figure, ax = canvas(9.0, 2.1)
     lines = [

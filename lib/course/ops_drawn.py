@@ -1,4 +1,4 @@
-"""Drawings of notebook 50: who asks which piece of an op, and which launches a wall leaves."""
+"""Drawings of notebook 08: who asks which piece of an op, and which launches a wall leaves."""
 
 from lib.course.canvas import DARK, LIGHT, MIDDLE, canvas, cell
 from lib.course.show import show_figure

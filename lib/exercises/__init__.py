@@ -1,4 +1,4 @@
-"""Exercises: `check("30.2", my_answer)` shows a verdict and saves the reader's progress.
+"""Exercises: `check("03.2", my_answer)` shows a verdict and saves the reader's progress.
 
     ✔  right
     ✘  wrong: what differs, at the smallest shape that shows it
@@ -7,7 +7,7 @@
 
 A verdict never raises, so an open exercise does not stop Run All; an answer that does not end is stopped.
 With FUSED_KERNELS_STRICT=1 a wrong or open answer raises NotSolved: for CI, where a notebook should then fail.
-One module per notebook holds its exercises (lib/exercises/nb30.py for notebook 30); solutions are in
+One module per notebook holds its exercises (lib/exercises/nb03.py for notebook 03); solutions are in
 notebooks/solutions.
 """
 
@@ -31,6 +31,18 @@ from triton.runtime import JITFunction
 from triton.runtime.interpreter import InterpretedFunction
 
 PROGRESS = "progress.jsonl"
+# Exercises of version 0.1 that have another number now; None for one that is gone.
+FORMER = {
+    **{"00.3": "00.4", "00.4": "00.3"},
+    **{f"01.{k}": f"02.{k}" for k in (1, 2, 3, 4)},
+    **{"20.1": "05.2", "20.2": "05.1", "20.3": "05.3", "20.4": "05.4"},
+    **{"21.1": "06.3", "21.2": "06.4", "21.3": "06.2", "21.4": None, "21.5": "06.5"},
+    **{"22.2": "22.3", "22.3": "22.2", "23.1": "23.2", "23.2": "23.1"},
+    **{"30.1": "03.1", "30.2": "03.2", "30.3": "03.3", "30.4": "04.2", "30.5": "04.5"},
+    **{"32.1": "07.1", "32.2": "07.5", "32.3": "07.6", "32.4": "07.3", "32.5": "07.7"},
+    **{f"50.{k}": f"08.{k}" for k in (1, 2, 3)},
+    **{f"52.{k}": f"09.{k}" for k in (1, 2, 3)},
+}
 _LONGEST = 1500  # characters of a verdict: some name the whole answer, which may be long
 MARKS = {"right": "✔", "wrong": "✘", "open": "○", "skipped": "–"}
 
@@ -53,7 +65,7 @@ class NotSolved(AssertionError):
 
 @dataclasses.dataclass(frozen=True)
 class Exercise:
-    """id: '30.2'; level 1 to 3; checker(answer) returns when right, raises Wrong, Skip or NotAttempted."""
+    """id: '03.2'; level 1 to 3; checker(answer) returns when right, raises Wrong, Skip or NotAttempted."""
 
     id: str
     title: str
@@ -109,9 +121,8 @@ def check(id, answer):
     verdict = judge(_exercises[id], answer)
     if verdict.status in ("right", "wrong"):
         today = datetime.date.today().isoformat()
-        reader_progress.append(
-            PROGRESS, json.dumps({"id": id, "status": verdict.status, "date": today})
-        )
+        entry = {"id": id, "status": verdict.status, "date": today, "version": "0.2"}
+        reader_progress.append(PROGRESS, json.dumps(entry))
     return shown(verdict)
 
 
@@ -398,6 +409,8 @@ def progress():
     statuses = {}
     for line in reader_progress.read_lines(PROGRESS):
         entry = json.loads(line)
-        if statuses.get(entry["id"]) != "right":
-            statuses[entry["id"]] = entry["status"]
+        id = entry["id"] if "version" in entry else FORMER.get(entry["id"], entry["id"])
+        if statuses.get(id) != "right":
+            statuses[id] = entry["status"]
+    statuses.pop(None, None)
     return statuses

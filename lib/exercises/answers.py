@@ -15,6 +15,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
+from lib.exercises import FORMER
 from lib.exercises.grade import notebooks, submissions
 
 import nbformat
@@ -39,7 +40,17 @@ def cells_at(commit):
             cells |= {id: cell.source for cell in tagged for id in cell.checks}
         for submission in submissions.find(Path(folder, "notebooks")):
             cells |= submission.answers
-    return cells
+        is_old = Path(folder, "notebooks", "30_add_relu.ipynb").exists()
+    return renumbered(cells) if is_old else cells
+
+
+def renumbered(cells):
+    """{exercise: source of its cell} of version 0.1, with today's numbers; without those that are gone."""
+    new = {}
+    for id, source in cells.items():
+        if now := FORMER.get(id, id):
+            new[now] = source.replace(f'check("{id}"', f'check("{now}"')
+    return new
 
 
 def carry(answers, stubs):

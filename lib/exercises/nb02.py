@@ -1,138 +1,192 @@
-"""Exercises of notebook 02, Write six small kernels."""
+"""Exercises of notebook 02: measure time."""
 
-import contextlib
-
-from lib import machine
-from lib.exercises import (
-    Wrong,
-    case,
-    exercise,
-    expect,
-    expect_launches,
-    expect_op,
-    expect_rounded_once,
-)
-from lib.exercises.watch import FILLS, expect_no_pass, expect_no_race
-from lib.nogpu.memory import count_traffic
+from lib.exercises import Wrong, a_number, attempted, case, exercise, expect, expect_number
+from lib.measure import cheats
+from lib.measure.virtual_gpu import VirtualGPU
 
 import torch
 
-# From small to large, so that the first failure is the smallest one; the last has longer rows than most tiles.
-SHAPES = ((1, 1), (2, 3), (3, 2), (5, 7), (16, 16), (17, 33), (64, 128), (129, 781), (3, 5000))
+
+def _expect_bool(got, want, what):
+    attempted(got)
+    kind = f"{type(got).__module__}.{type(got).__name__}".removeprefix("builtins.")
+    expect(isinstance(got, bool), f"{what}: should be True or False, a Python bool, got {kind}")
+    expect(got == want, f"{what}: should be {want}, got {got}")
 
 
-def _matrix(shape, dtype, shift=0.0):
-    return 2 * torch.randn(shape, device=machine.device(), dtype=dtype) + shift
+# --- 02.1 ----------------------------------------------------------------------------------------------
+
+_STEADY = [100.0, 101.0, 99.0, 100.5, 99.5, 100.2, 99.8, 100.1, 99.9, 100.3]
+_PAIRS = (
+    ("three runs each", [100.0, 101.0, 99.0], [90.0, 91.0, 89.0], False),
+    ("ten runs of A and nine of B, each shorter", _STEADY, [t - 10 for t in _STEADY[:9]], False),
+    ("nine runs of A and ten of B, each shorter", _STEADY[:9], [t - 10 for t in _STEADY], False),
+    ("three runs of A and thirty of B, each shorter", _STEADY[:3], [85.0] * 30, False),
+    ("thirty runs of A and three of B, each shorter", _STEADY * 3, [85.0, 86.0, 84.0], False),
+    ("ten clearly shorter runs", _STEADY, [t - 10 for t in _STEADY], True),
+    ("ten clearly longer runs", _STEADY, [t + 10 for t in _STEADY], False),
+    (
+        "unsorted runs, B shorter in six of ten",
+        _STEADY,
+        [70.0, 130.0, 70.0, 130.0, 70.0, 130.0, 70.0, 130.0, 70.0, 70.0],
+        False,
+    ),
+    ("the same runs twice", _STEADY, _STEADY, False),
+    ("A with one run of 900 µs, B without", [*_STEADY[:9], 900.0], list(_STEADY), False),
+    ("B with one run of 900 µs, its others shorter", _STEADY, [80.0] * 11 + [900.0], True),
+    ("B with one lucky run of 20 µs", _STEADY, [*_STEADY[:9], 20.0], False),
+    (
+        "two wide spreads, medians 3 µs apart",
+        [float(t) for t in range(60, 141, 4)],
+        [float(t) for t in range(57, 138, 4)],
+        False,
+    ),
+    ("unsorted runs, B clearly shorter", _STEADY[::-1], [70.0, 99.0, *[85.0] * 10], True),
+    (
+        "a third of A at 80 µs, the rest at 100, and B at 90",
+        [80.0, 100.0, 100.0] * 4,
+        [90.0] * 12,
+        False,
+    ),
+    (
+        "a third of B at 110 µs, the rest at 90, and A at 100",
+        _STEADY,
+        [110.0, 90.0, 90.0] * 4,
+        False,
+    ),
+)
 
 
-def _expect(answer, eager, inputs, hint="", shapes=SHAPES):
-    """The float64 rule, one launch, no other pass over the result, and no two programs at one element."""
-    with _hinting(hint):
-        expect_op(answer, eager, inputs, shapes=shapes)
-    given, wide = (inputs(shape, torch.float32) for shape in ((17, 33), (5, 781)))
-    most = eager(*given).nbytes
-    expect_launches(lambda: answer(*given), exactly=1)
-    expect_no_pass(lambda: answer(*given), most, "at shape (17, 33)", but=FILLS)
-    expect_no_race(lambda: answer(*wide), "at shape (5, 781)")
+@exercise("02.1", "Is B really faster than A?", minutes=5, level=1)
+def _(really_faster):
+    for what, a_us, b_us, want in _PAIRS:
+        with case(what):
+            _expect_bool(really_faster(list(a_us), list(b_us)), want, what)
 
 
-@contextlib.contextmanager
-def _hinting(hint):
-    """Wrong says more where numbers are wrong, and where shapes do not fit; else it says enough."""
-    try:
-        yield
-    except Wrong as difference:
-        text = str(difference)
-        more = f"; {hint}" if hint and "differ by more" in text else ""
-        if "to have shape" in text or "broadcast" in text:
-            more = "; addresses, numbers and mask of a tl.store have one shape, such as (BLOCK_M,)"
-        raise Wrong(text + more) from None
+# --- 02.2 ----------------------------------------------------------------------------------------------
+
+# Elements that have to be read and written, for (M, N) inputs, and what to think of.
+_ELEMENTS = {
+    "gelu": (lambda m, n: 2 * m * n, "what is read, and what is written?"),
+    "add": (lambda m, n: 3 * m * n, "how many tensors cross memory?"),
+    "bias_relu": (lambda m, n: 2 * m * n + n, "how often must the bias be read?"),
+    "row_sum": (lambda m, n: m * n + m, "how much is written?"),
+    "softmax": (lambda m, n: 2 * m * n, "the least, not what eager moves"),
+}
 
 
-def _expect_read_once(answer, *given):
-    """Wrong where programs ask for more than the matrix."""
-    with case("at shape (17, 33)"):
-        loaded = count_traffic(lambda: answer(*given)).table()["loaded"].drop("total").max()
-    most = given[0].nbytes
-    expect(
-        loaded <= most,
-        f"at shape (17, 33): the kernel loads {loaded:,} bytes of a matrix of {most:,}; read each number once",
+@exercise("02.2", "Effective bandwidth, counted honestly", minutes=8, level=1)
+def _(bandwidth_gbps):
+    for m, n, itemsize, time_us in ((2, 3, 4, 1.0), (64, 128, 2, 3.0), (4096, 781, 4, 20.0)):
+        for op, (elements, idea) in _ELEMENTS.items():
+            what = f"{op}, {m}×{n}, {itemsize} bytes an element, {time_us:g} µs ({idea}), in 10⁹ bytes/s"
+            want = elements(m, n) * itemsize / time_us / 1e3
+            with case(what):
+                expect_number(bandwidth_gbps(op, m, n, itemsize, time_us), want, what)
+
+
+# --- 02.3 ----------------------------------------------------------------------------------------------
+
+
+def _time(time_us, us, what, rel, data=None, **options):
+    gpu = VirtualGPU(**options)
+    with case(what):
+        got = a_number(time_us(lambda: gpu.launch("kernel", us, data=data), gpu), what)
+    expect(abs(got - us) <= rel * us, f"{what}: should be about {us} µs, got {got:.1f}")
+
+
+@exercise("02.3", "Write a stopwatch", minutes=12, level=2)
+def _(time_us):
+    _time(time_us, 1000, "a kernel of 1000 µs, compiled already", 0.05, compile_us=0)
+    _time(time_us, 2000, "a kernel of 2000 µs, compiled already", 0.05, compile_us=0)
+    _time(time_us, 1000, "a kernel of 1000 µs whose first launch compiles", 0.05, compile_us=50_000)
+    what = (
+        "a kernel of 10 µs, twice as long as its launch: events around it, on a device that is busy"
     )
+    _time(time_us, 10, what, 0.1)
+    what = "a kernel of 100 µs that reads the same data in each run: flush L2 before each"
+    _time(time_us, 100, what, 0.05, data="x")
+    for seed in range(40):
+        what = f"a kernel of 1000 µs, some runs 4 to 8 times as long (noise, seed {seed})"
+        _time(time_us, 1000, what, 0.05, noise=0.03, outliers=0.15, seed=seed)
 
 
-@exercise("02.1", "A bias for each column", minutes=10, level=1)
-def check_bias_by_column(answer):
-    def inputs(shape, dtype):
-        return _matrix(shape, dtype), _matrix(shape[1:], dtype)
-
-    _expect(answer, lambda x, b: x + b, inputs, "which numbers of b does a tile need?")
+# --- 02.4 ----------------------------------------------------------------------------------------------
 
 
-@exercise("02.2", "A bias for each row", minutes=8, level=1)
-def check_bias_by_row(answer):
-    def inputs(shape, dtype):
-        return _matrix(shape, dtype), _matrix(shape[:1], dtype)
-
-    hint = "b has a number for each row: which axis does it get?"
-    _expect(answer, lambda x, b: x + b[:, None], inputs, hint)
+def make_inputs(shape):
+    """New numbers in a new tensor, with NaN, infinity and ±20 where there is room."""
+    _calls.append(shape)
+    return cheats.random_input(shape, seed=len(_calls))
 
 
-@exercise("02.3", "The sum of each row", minutes=15, level=2)
-def check_row_sum(answer):
-    def inputs(shape, dtype):
-        return (_matrix(shape, dtype, shift=1.0),)
-
-    _expect(answer, lambda x: x.sum(1), inputs, "rows may be longer than a tile")
-    ones = torch.ones(2, 80_000, device=machine.device(), dtype=torch.bfloat16)
-    expect_rounded_once(answer(ones), ones.double().sum(1), "at shape (2, 80000), ones in bfloat16")
-    _expect_read_once(answer, *inputs((17, 33), torch.float32))
+_calls: list = []
 
 
-@exercise("02.4", "The largest of each row", minutes=10, level=2)
-def check_row_max(answer):
-    def inputs(shape, dtype):
-        return (_matrix(shape, dtype, shift=-20.0),)
-
-    def minus_infinity(shape, dtype):
-        (x,) = inputs(shape, dtype)
-        return (x.index_fill(0, torch.tensor([0], device=x.device), -torch.inf),)
-
-    hint = "all numbers here are negative: what do the places get that are not there?"
-    _expect(answer, lambda x: x.amax(1), inputs, hint)
-    expect_op(answer, lambda x: x.amax(1), minus_infinity, ((2, 3),), what=", a row of -inf alone")
-    _expect_read_once(answer, *inputs((17, 33), torch.float32))
+def _cached_by_shape():
+    cache = {}
+    return lambda x: cache.setdefault(tuple(x.shape), cheats.gelu(x))
 
 
-@exercise("02.5", "Rows become columns", minutes=12, level=2)
-def check_transpose(answer):
-    def inputs(shape, dtype):
-        return (_matrix(shape, dtype),)
+def _cached_by_address():
+    cache = {}  # x is kept too, so that no other tensor gets its address
 
-    with case("at shape (2, 3)"):
-        y = answer(*inputs((2, 3), torch.float32))
-    if isinstance(y, torch.Tensor) and y.shape == (3, 2):
-        expect(
-            y.is_contiguous(),
-            "the result is a view with other strides: write its rows, which are x's columns",
-        )
-    hint = "x is read at row·n_cols + column: where is that number written?"
-    _expect(answer, lambda x: x.t(), inputs, hint)
+    def version(x):
+        if x.data_ptr() not in cache:
+            cache[x.data_ptr()] = x, cheats.gelu(x)
+        return cache[x.data_ptr()][1]
+
+    return version
 
 
-@exercise("02.6", "One softmax for each row", minutes=20, level=3)
-def check_softmax_rows(answer):
-    def inputs(shape, dtype):
-        return (_matrix(shape, dtype),)
+def _without_tail(x):
+    y = torch.zeros_like(x)
+    full = x.numel() // 8 * 8
+    y.view(-1)[:full] = cheats.gelu(x.view(-1)[:full])
+    return y
 
-    def far_from_0(shift):
-        return lambda shape, dtype: (_matrix(shape, dtype, shift),)
 
-    def eager(x):
-        return x.softmax(1)
+def _nan_above_10(x):
+    return torch.where(x > 10.06, torch.nan, cheats.gelu(x))
 
-    _expect(answer, eager, inputs, "what do the places add that are not there?")
-    for shift in (200.0, -200.0, -30_000.0):
-        with _hinting("exp(200) overflows, exp(-200) is 0: subtract the row's largest first"):
-            what = f", numbers near {shift:g}"
-            expect_op(answer, eager, far_from_0(shift), ((2, 3), (5, 7)), what=what)
-    _expect_read_once(answer, *inputs((17, 33), torch.float32))
+
+def _too_rough(x):
+    return cheats.gelu(x) * 1.01
+
+
+def _without_nan(x):
+    return cheats.gelu(x).nan_to_num(0.0, posinf=torch.inf, neginf=-torch.inf)
+
+
+_HONEST = {
+    "the reference itself": cheats.gelu,
+    "GELU written out by hand": cheats.gelu_by_hand,
+    "GELU in place on a copy": lambda x: torch.ops.aten.gelu_(x.clone(), approximate="tanh"),
+}
+_DISHONEST = {
+    "1 % too large": lambda: _too_rough,
+    "half of the rows": lambda: cheats.gelu_half,
+    "the last elements left out unless their number is a multiple of 8": lambda: _without_tail,
+    "the input overwritten": lambda: cheats.gelu_in_place,
+    "NaN for numbers above 10": lambda: _nan_above_10,
+    "NaN turned into 0": lambda: _without_nan,
+    "the first result of each shape kept": _cached_by_shape,
+    "the result kept as long as the tensor is the same": _cached_by_address,
+}
+
+
+@exercise("02.4", "Is this version honest?", minutes=15, level=3)
+def _(is_honest):
+    def judge(version, want, what):
+        try:
+            got = is_honest(version, cheats.gelu, make_inputs)
+        except Exception as error:
+            kind = type(error).__name__
+            raise Wrong(f"{what}: should return a verdict, raised {kind}: {error}") from None
+        _expect_bool(got, want, what)
+
+    for what, version in _HONEST.items():
+        judge(version, True, f"an honest version ({what})")
+    for what, make in _DISHONEST.items():
+        judge(make(), False, f"a cheat ({what})")

@@ -93,7 +93,7 @@ def check_loads_per_thread(answer):
         )
 
 
-# --- 22.2 and 22.3: kernels ----------------------------------------------------------------------------
+# --- 22.3 and 22.2: kernels ----------------------------------------------------------------------------
 
 
 def _compiled(kernel, x, y):
@@ -135,7 +135,7 @@ def _special(shape, dtype):
     return (x,)
 
 
-@exercise("22.2", "One instruction fewer, NaN kept", minutes=8, level=2)
+@exercise("22.3", "One instruction fewer, NaN kept", minutes=8, level=2)
 def check_short_relu6(kernel):
     x = torch.empty(4096)
     compiled = _compiled(kernel, x, x)
@@ -149,7 +149,7 @@ def check_short_relu6(kernel):
     )
 
 
-@exercise("22.3", "Let the loads be wide", minutes=12, level=2)
+@exercise("22.2", "Let the loads be wide", minutes=12, level=2)
 def check_wide_loads(kernel):
     x = torch.empty(8192)
     compiled = _compiled(kernel, x, x)

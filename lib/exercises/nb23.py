@@ -1,6 +1,6 @@
 """Exercises of notebook 23: what is right in the interpreter and wrong on a GPU, and how one can tell.
 
-`SUSPECTS` are the kernels of exercise 23.2.
+`SUSPECTS` are the kernels of exercise 23.1.
 """
 
 import dataclasses
@@ -32,31 +32,6 @@ import triton
 import triton.language as tl
 
 # --- 23.1 ------------------------------------------------------------------------------------------------
-
-
-def _shifted_rows(shape, dtype, by=1000.0):
-    """Rows far above 0 and far below it in turn, so that padding with smaller numbers shows."""
-    x = torch.randn(shape, dtype=dtype, device=machine.device())
-    x[0::2] += by
-    x[1::2] -= by
-    return (x,)
-
-
-@exercise("23.1", "What the masked lanes hold", minutes=8, level=1)
-def check_row_range(answer):
-    def eager(x):
-        return x.amax(1) - x.amin(1)
-
-    expect_op(answer, eager, _shifted_rows, dtypes=(torch.float32,))
-    for by, what in ((1e30, "numbers near ±1e30"), (torch.inf, "rows of inf and of -inf")):
-        far = functools.partial(_shifted_rows, by=by)
-        expect_op(answer, eager, far, ((2, 3), (4, 33)), (torch.float32,), what=f", {what}")
-    (x,) = _shifted_rows((5, 7), torch.float32)
-    expect_launches(lambda: answer(x))
-    expect_no_pass(lambda: answer(x), x.nbytes, "at shape (5, 7)")
-
-
-# --- 23.2 ------------------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -121,7 +96,7 @@ def relu_kernel(x_ptr, y_ptr, n_elements, BLOCK_SIZE: tl.constexpr):
 
 @dataclasses.dataclass(frozen=True)
 class Suspect:
-    """A kernel of exercise 23.2. make() -> (arguments, constexprs, number of the result among them, truth)."""
+    """A kernel of exercise 23.1. make() -> (arguments, constexprs, number of the result among them, truth)."""
 
     kernel: object
     grid: int
@@ -221,7 +196,7 @@ def cut_to_tf32(x):
     return (x.contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32).double()
 
 
-@exercise("23.2", "Right here, wrong there", minutes=12, level=2)
+@exercise("23.1", "Right here, wrong there", minutes=12, level=2)
 def check_right_here_wrong_there(names):
     choices = ", ".join(SUSPECTS)
     expect(
@@ -241,6 +216,31 @@ def check_right_here_wrong_there(names):
     missing = [n for n in SUSPECTS if n not in names and right_here(n) and _evidence(n)]
     if missing:
         raise Wrong(f"{len(missing)} more to find; about one of them: {_evidence(missing[0])[0]}")
+
+
+# --- 23.2 ------------------------------------------------------------------------------------------------
+
+
+def _shifted_rows(shape, dtype, by=1000.0):
+    """Rows far above 0 and far below it in turn, so that padding with smaller numbers shows."""
+    x = torch.randn(shape, dtype=dtype, device=machine.device())
+    x[0::2] += by
+    x[1::2] -= by
+    return (x,)
+
+
+@exercise("23.2", "What the masked lanes hold", minutes=8, level=1)
+def check_row_range(answer):
+    def eager(x):
+        return x.amax(1) - x.amin(1)
+
+    expect_op(answer, eager, _shifted_rows, dtypes=(torch.float32,))
+    for by, what in ((1e30, "numbers near ±1e30"), (torch.inf, "rows of inf and of -inf")):
+        far = functools.partial(_shifted_rows, by=by)
+        expect_op(answer, eager, far, ((2, 3), (4, 33)), (torch.float32,), what=f", {what}")
+    (x,) = _shifted_rows((5, 7), torch.float32)
+    expect_launches(lambda: answer(x))
+    expect_no_pass(lambda: answer(x), x.nbytes, "at shape (5, 7)")
 
 
 # --- 23.3 ------------------------------------------------------------------------------------------------

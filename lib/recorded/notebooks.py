@@ -4,8 +4,8 @@ The metadata of a recorded notebook says where its outputs come from (GPU, drive
 holds the hash of its code cells. When the code changes, the outputs are stale and a test says which command
 to run.
 
-    python -m lib.recorded.notebooks run 30        execute a scratch copy here, save nothing
-    python -m lib.recorded.notebooks record [30]   execute on this GPU, save outputs and results
+    python -m lib.recorded.notebooks run 03        execute a scratch copy here, save nothing
+    python -m lib.recorded.notebooks record [03]   execute on this GPU, save outputs and results
     python -m lib.recorded.notebooks status        which notebooks are recorded, stale, or not recorded yet
 """
 

@@ -156,7 +156,7 @@ class Measurement:
 def measured_or_recorded(key, measure, n_gpus=1):
     """`measure()` on a machine with a GPU; elsewhere the value recorded under `key` by `make record`.
 
-    key: '<notebook>.<what>', as '01_measure_time.no_sync'; the value must survive JSON.
+    key: '<notebook>.<what>', as '02_measure_time.no_sync'; the value must survive JSON.
     n_gpus: how many GPUs `measure` needs.
     """
     notebook, what = key.split(".", 1)

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-EVENING = ("00_start_here", "02_six_small_kernels")
+EVENING = ("00_start_here", "01_six_small_kernels")
 OFFLINE = {
     "PIP_NO_INDEX": "1",
     "PIP_FIND_LINKS": "",
@@ -49,7 +49,7 @@ def make_environment(folder):
 
 
 def run_evening(address, folder):
-    """Run 00, and then 02 offline and with the cell twice. The last lines that the cell printed."""
+    """Run 00, and then 01 offline and with the cell twice. The last lines that the cell printed."""
     python, env = make_environment(folder)
     last_lines = []
     for k, stem in enumerate(EVENING):

@@ -151,8 +151,8 @@ def test_the_course_is_short_enough():
 def test_an_evening_is_ninety_minutes():
     (evening,) = re.findall(r"(?s)\*\*An evening, 90 minutes\.\*\*.*?\n\n", README)
     numbers, ids = re.findall(r"\[(\d\d)\]", evening), re.findall(r"\d\d\.\d", evening)
-    assert (numbers, ids) == (["00", "02"], ["00.3", "02.1", "02.3"])  # from 02.1 to 02.3
-    exercises = (all_exercises()[id].minutes for id in ("00.3", "02.1", "02.2", "02.3"))
+    assert (numbers, ids) == (["00", "01"], ["00.3", "01.1", "01.3"])  # from 01.1 to 02.3
+    exercises = (all_exercises()[id].minutes for id in ("00.3", "01.1", "01.2", "01.3"))
     assert sum(_minutes()[n] for n in numbers) + sum(exercises) <= 90
 
 
@@ -162,7 +162,7 @@ def test_the_hours_of_a_track_are_the_sum_of_its_minutes():
         r"(?m)^\| \| \*\*[\w ]+\*\* \| .* needs .* \| \*\*(\d+) h\*\* \| \*\*(\d+) h\*\* \| \|$",
         text,
     )
-    assert len(rows[1::3]) == 8
+    assert len(rows[1::3]) == 7
     for reading, exercises, table in zip(rows[1::3], rows[2::3], rows[3::3]):
         numbers = re.findall(r"(?m)^\| \[(\d\d)\]", table)
         assert round(sum(_minutes()[number] for number in numbers) / 60) == int(reading), numbers
@@ -177,17 +177,12 @@ def test_each_notebook_leads_to_the_next_of_the_route_and_needs_only_earlier_one
         assert _needs(prose) <= set(route[:k]), f"{number} needs {_needs(prose)}"
 
 
-def test_the_course_follows_the_route_and_says_what_it_takes_on_trust():
-    course, text = _table("The course")
-    assert course == sorted(course, key=_route().index)
-    needs = set().union(*(_needs(_prose(number)) for number in course)) - set(course)
-    words = " ".join(text.split())
-    on_trust = re.findall(r"taken on trust: (.*?)\.", words)[0]
-    assert needs <= set(re.findall(r"\d\d", on_trust)) - set(course)
-    # where the link to the next leaves the course
-    leaves = [n for n, after in zip(course, course[1:]) if _route()[_route().index(n) + 1] != after]
-    come_back = re.findall(r"come back here after (.*?)\.", words)[0]
-    assert re.findall(r"\d\d", come_back) == leaves
+def test_the_route_is_the_order_of_the_readme():
+    course, tracks = (_table(heading)[0] for heading in ("The course", "Tracks"))
+    assert _route() == course + tracks
+    assert course == [f"{k:02}" for k in range(len(course))]
+    for number in course:
+        assert _needs(_prose(number)) <= set(course), number
 
 
 def _prose(number):
@@ -375,7 +370,7 @@ def test_an_update_keeps_the_answers(tmp_path):
     """The commands of the page, in a clone that has answers, between two tags of another."""
     (commands,) = re.findall(r"(?s)```sh\n(git remote add.*?)```", TEACHING)
     course, fork = tmp_path / "course", tmp_path / "fork"
-    name = "02_six_small_kernels"
+    name = "01_six_small_kernels"
 
     def git(folder, *arguments):
         who = ["-c", "user.name=A", "-c", "user.email=a@example.org"]
@@ -397,16 +392,16 @@ def test_an_update_keeps_the_answers(tmp_path):
     git(tmp_path, "clone", "--quiet", str(course), str(fork))
 
     def answer(exercises, notebook):
-        exercises["02.1"].source = "# mine\n" + exercises["02.1"].source
-        exercises["02.2"].source = "# mine, too\n" + exercises["02.2"].source
+        exercises["01.1"].source = "# mine\n" + exercises["01.1"].source
+        exercises["01.2"].source = "# mine, too\n" + exercises["01.2"].source
         for k, cell in enumerate(c for c in notebook.cells if c.cell_type == "code"):
             cell.execution_count, cell.outputs = 100 + k, []
 
     edit(fork, name, answer)
 
     def renew(exercises, notebook):
-        exercises["02.2"].source += "\n# a new remark"
-        exercises["02.3"].source += "\n# a new stub"
+        exercises["01.2"].source += "\n# a new remark"
+        exercises["01.3"].source += "\n# a new stub"
         notebook.cells.insert(3, nbformat.v4.new_markdown_cell("A new cell."))
         for k, cell in enumerate(c for c in notebook.cells if c.cell_type == "code"):
             cell.execution_count = 50 + k
@@ -422,7 +417,7 @@ def test_an_update_keeps_the_answers(tmp_path):
     command = ["bash", "-e", "-c", told]
     done = subprocess.run(command, cwd=fork, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "02.1 written\n02.2 written; the cell was changed" in done.stdout, done.stdout
+    assert "01.1 written\n01.2 written; the cell was changed" in done.stdout, done.stdout
     after = nbformat.read(fork / f"notebooks/{name}.ipynb", as_version=4)
     new = nbformat.read(course / f"notebooks/{name}.ipynb", as_version=4)
     changed = {

@@ -15,17 +15,7 @@ def loads_per_thread(block_size, num_warps, itemsize):
     return -(-elements * itemsize // 16)
 
 
-# %% 22.2 a maximum and a minimum that both let NaN through: one FMNMX.NAN each
-@triton.jit
-def short_relu6_kernel(x_ptr, y_ptr, n_elements, BLOCK_SIZE: tl.constexpr):
-    offsets = tl.program_id(0) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
-    mask = offsets < n_elements
-    x = tl.load(x_ptr + offsets, mask=mask)
-    y = tl.clamp(x, 0.0, 6.0, propagate_nan=tl.PropagateNan.ALL)
-    tl.store(y_ptr + offsets, y, mask=mask)
-
-
-# %% 22.3 neighbours in memory are loaded together, as one tile twice as long, and parted in registers
+# %% 22.2 neighbours in memory are loaded together, as one tile twice as long, and parted in registers
 @triton.jit
 def wide_pairs_kernel(x_ptr, y_ptr, n_pairs, BLOCK_SIZE: tl.constexpr):
     start = tl.program_id(0) * BLOCK_SIZE
@@ -34,6 +24,16 @@ def wide_pairs_kernel(x_ptr, y_ptr, n_pairs, BLOCK_SIZE: tl.constexpr):
     first, second = tl.split(tl.reshape(x, (BLOCK_SIZE, 2)))
     offsets = start + tl.arange(0, BLOCK_SIZE)
     tl.store(y_ptr + offsets, first * second, mask=offsets < n_pairs)
+
+
+# %% 22.3 a maximum and a minimum that both let NaN through: one FMNMX.NAN each
+@triton.jit
+def short_relu6_kernel(x_ptr, y_ptr, n_elements, BLOCK_SIZE: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
+    mask = offsets < n_elements
+    x = tl.load(x_ptr + offsets, mask=mask)
+    y = tl.clamp(x, 0.0, 6.0, propagate_nan=tl.PropagateNan.ALL)
+    tl.store(y_ptr + offsets, y, mask=mask)
 
 
 # %% 22.4 literals with f, functions for floats, beta a float; log1pf also keeps what logf(1 + …) rounds away

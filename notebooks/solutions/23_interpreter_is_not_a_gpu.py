@@ -7,8 +7,11 @@ import torch
 import triton
 import triton.language as tl
 
+# %% 23.1 three races and a product in TF32; relu drops NaN in the interpreter already
+right_here_wrong_there = {"count", "running_total", "shift", "matmul"}
 
-# %% 23.1 no one number is neutral for both, so each reduction gets its own
+
+# %% 23.2 no one number is neutral for both, so each reduction gets its own
 @triton.jit
 def row_range_kernel(x_ptr, y_ptr, n_cols, BLOCK_SIZE: tl.constexpr):
     # One program handles one row of x, (1, n_cols), padded to BLOCK_SIZE.
@@ -26,10 +29,6 @@ def row_range(x):
     y = torch.empty(n_rows, dtype=x.dtype, device=x.device)
     row_range_kernel[(n_rows,)](x, y, n_cols, BLOCK_SIZE=triton.next_power_of_2(n_cols))
     return y
-
-
-# %% 23.2 three races and a product in TF32; relu drops NaN in the interpreter already
-right_here_wrong_there = {"count", "running_total", "shift", "matmul"}
 
 
 # %% 23.3 a second barrier: nobody may fill the tile again before all have read it

@@ -1,4 +1,4 @@
-"""The drawing of walls in notebook 50: each of its rows is what Inductor writes."""
+"""The drawing of walls in notebook 08: each of its rows is what Inductor writes."""
 
 from lib.course import ops_drawn
 from lib.nogpu import inductor

@@ -5,12 +5,14 @@ import collections
 import functools
 import importlib
 import importlib.util
+import json
 import re
 from contextlib import nullcontext
 from pathlib import Path
 
 from lib import exercises
-from lib.exercises import Skip, Wrong, __main__, all_exercises, check
+from lib.course import progress as reader_progress
+from lib.exercises import Skip, Wrong, __main__, all_exercises, answers, check
 from lib.recorded import notebooks
 from lib.recorded.results import ROOT
 from lib.tests.exercises import wrong_answers
@@ -218,6 +220,23 @@ def test_expect_op_names_the_smallest_failing_shape():
         exercises.expect_op(
             add_one_below_eight_columns, lambda x: x + 1, lambda s, d: (torch.randn(s, dtype=d),)
         )
+
+
+def test_progress_of_older_versions_is_read(reader_folder):
+    old = {"30.2": "right", "01.1": "wrong", "21.4": "right", "40.1": "right"}
+    for id, status in old.items():
+        reader_progress.append("progress.jsonl", json.dumps({"id": id, "status": status}))
+    assert exercises.progress() == {"03.2": "right", "02.1": "wrong", "40.1": "right"}
+    check("01.1", lambda x, b: 0)
+    assert exercises.progress()["01.1"] == "wrong"
+    now = {id for id in exercises.FORMER.values() if id}
+    assert len(now) == len([id for id in exercises.FORMER.values() if id])
+    assert now <= EXERCISES.keys()
+
+
+def test_answers_of_older_versions_get_todays_numbers():
+    old = {"30.2": 'a = 1\ncheck("30.2", a)', "21.4": 'check("21.4", ...)', "40.1": "b"}
+    assert answers.renumbered(old) == {"03.2": 'a = 1\ncheck("03.2", a)', "40.1": "b"}
 
 
 def test_progress_is_kept_and_reported(reader_folder):

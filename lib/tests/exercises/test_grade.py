@@ -427,8 +427,8 @@ def test_what_can_be_forged_is_pointed_out_and_a_value_cannot(tmp_path):
     rows = _rows(tmp_path, {"00.1": f"{FORGES}bytes_of_multiply_add = forge"})
     assert rows["00.1"].status == "right"  # so teaching.md says
     assert "read this answer, it names os._exit, sys, sys._getframe" in rows["00.1"].sentence
-    rows = _rows(tmp_path, {"30.2": f"{FORGES}forge()\nsmallest_wrong_shape = 1"}, "30_add_relu")
-    assert (rows["30.2"].status, rows["30.2"].points) == ("wrong", 0)
+    rows = _rows(tmp_path, {"03.2": f"{FORGES}forge()\nsmallest_wrong_shape = 1"}, "03_add_relu")
+    assert (rows["03.2"].status, rows["03.2"].points) == ("wrong", 0)
 
 
 READS = """import pathlib
@@ -471,10 +471,10 @@ def test_what_comes_below_the_check_is_of_no_concern(tmp_path):
 @pytest.mark.fresh_process
 def test_a_value_is_checked_where_no_answer_runs(tmp_path):
     always = "class Any(tuple):\n    __eq__ = lambda *_: True\n"
-    patch = "from lib.exercises import nb30\nnb30.check_smallest = nb30.expect = lambda *_: None\n"
+    patch = "from lib.exercises import nb03\nnb30.check_smallest = nb03.expect = lambda *_: None\n"
     answer = f"{patch}{always}smallest_wrong_shape = Any((1, 1))"
-    rows = _rows(tmp_path, {"30.2": answer}, "30_add_relu")
-    assert rows["30.2"].status == "wrong" and "replaces" not in rows["30.2"].sentence
+    rows = _rows(tmp_path, {"03.2": answer}, "03_add_relu")
+    assert rows["03.2"].status == "wrong" and "replaces" not in rows["03.2"].sentence
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,7 @@ def test_a_result_of_another_kind_is_named(id):
         assert "raised" not in verdict.message, (kind, verdict)
 
 
-@pytest.mark.parametrize("id", ["00.1", "00.2", "01.3", "10.1", "10.2", "40.1", "41.1", "43.1"])
+@pytest.mark.parametrize("id", ["00.1", "00.2", "02.3", "10.1", "10.2", "40.1", "41.1", "43.1"])
 def test_numbers_may_be_numpys_or_torchs(id):
     solution = _solution(id)
     for change in (lambda t: t, lambda t: t.numpy()[()]):
@@ -180,12 +180,12 @@ def test_a_tuple_of_one_tensor_is_no_tensor():
         expect_op(lambda x: (x + 1,), lambda x: x + 1, lambda s, d: (torch.randn(s, dtype=d),))
 
 
-@pytest.mark.parametrize("id", ["11.3", "11.4", "12.3", "20.4", "51.3"])
+@pytest.mark.parametrize("id", ["11.3", "11.4", "12.3", "05.4", "51.3"])
 def test_a_module_in_place_of_its_class_is_named(id):
     assert check(id, torch.nn.Linear(1, 1)).message.startswith("give the class")
 
 
-@pytest.mark.parametrize("id", ["22.2", "22.3", "32.7"])
+@pytest.mark.parametrize("id", ["22.3", "22.2", "07.7"])
 def test_a_function_in_place_of_a_kernel_is_named(id):
     assert check(id, lambda *_: None).message == (
         "give a kernel, a function under @triton.jit, got function"

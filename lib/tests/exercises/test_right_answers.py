@@ -71,9 +71,9 @@ _RIGHT = {
     # an optimizer skips what has no gradient
     "parameters that need no gradient": ("11.4", _FrozenParameters),
     "into zeros": ("00.3", _silu_into_zeros),
-    "quantiles of NumPy": ("01.1", _faster_by_numpy),
+    "quantiles of NumPy": ("02.1", _faster_by_numpy),
     "the largest gradient": ("11.2", _step_by_the_largest),
-    "where, with a norm above 0": ("20.3", _clip_by_where),
+    "where, with a norm above 0": ("05.3", _clip_by_where),
 }
 
 

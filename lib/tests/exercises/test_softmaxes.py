@@ -1,25 +1,25 @@
-"""Exercise 32.2: no matrix of fewer numbers than the check asks for shows a mistake."""
+"""Exercise 07.2: no matrix of fewer numbers than the check asks for shows a mistake."""
 
 import itertools
 
-from lib.exercises import nb32
+from lib.exercises import nb07
 
 import pytest
 import torch
 
-NUMBERS = (-nb32.INF, -200.0, 0.0, 1.0, 89.0, nb32.INF, nb32.NAN)
+NUMBERS = (-nb07.INF, -200.0, 0.0, 1.0, 89.0, nb07.INF, nb07.NAN)
 
 
 def shapes(n):
     return [(n // cols, cols) for cols in range(1, n + 1) if n % cols == 0]
 
 
-@pytest.mark.parametrize("function", nb32.WRONG_SOFTMAXES, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("function", nb07.WRONG_SOFTMAXES, ids=lambda f: f.__name__)
 def test_fewer_numbers_do_not_show_it(function):
-    least = nb32._NUMBERS[function]
+    least = nb07._NUMBERS[function]
     seen = {
         n: any(
-            nb32._shows(function, torch.tensor(numbers).view(shape))
+            nb07._shows(function, torch.tensor(numbers).view(shape))
             for shape in shapes(n)
             for numbers in itertools.product(NUMBERS, repeat=n)
         )

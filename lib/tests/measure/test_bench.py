@@ -66,7 +66,7 @@ class Event:
 def test_calls_are_timed_in_turns(monkeypatch):
     clock = Clock(monkeypatch)
     slow_at_first = clock.call("a", [900.0, 900.0, 8.0, 2.0])
-    timings = bench.in_turns({"a": slow_at_first, "b": clock.call("b", [50.0])}, rep_ms=1)
+    timings = bench.in_turns({"a": slow_at_first, "b": clock.call("b", [08.0])}, rep_ms=1)
     assert timings["a"] == bench.Timing(2.0, 2.0, 2.0, 1400, 690)
     assert timings["b"] == bench.Timing(50.0, 50.0, 50.0, 1400, 690)
     assert clock.log[::2] == ["flush"] * (len(clock.log) // 2)
@@ -128,9 +128,9 @@ def test_what_only_a_gpu_can_measure_says_so(function):
 @pytest.mark.parametrize(
     ("gpu", "recording", "n_rows"),
     [
-        ("NVIDIA H200", "30_add_relu", 1),
+        ("NVIDIA H200", "03_add_relu", 1),
         ("NVIDIA H200", "", 2),
-        ("NVIDIA H100", "30_add_relu", 2),
+        ("NVIDIA H100", "03_add_relu", 2),
     ],
 )
 def test_a_page_recorded_on_the_reference_gpu_shows_each_version_once(

@@ -116,7 +116,7 @@ def test_spans_are_saved_as_a_trace(tmp_path):
 
 
 def test_the_trace_to_open_is_the_one_recorded_by_notebook_01(tmp_path):
-    rows = results.load("notebook_01_measure_time")["rows"]
+    rows = results.load("notebook_02_measure_time")["rows"]
     (traces,) = (row["value"] for row in rows if row["key"] == "traces")
     spans_of = {title: [Span(*span) for span in spans] for title, spans in traces.items()}
     new, saved = tmp_path / "gelu.json", ROOT / "data/traces/gelu.json"

@@ -253,7 +253,7 @@ def test_a_prediction_and_its_outcome_go_to_the_ledger(reader_folder):
 
 
 def test_the_plot_names_the_predictions_of_the_last_notebook_apart_from_each_other(reader_folder):
-    for key, unit in (("00.a", "µs"), ("01.a", "GB"), ("01.b", "µs")):
+    for key, unit in (("00.a", "µs"), ("02.a", "GB"), ("02.b", "µs")):
         predict.predict(key, "How much?", 10, unit)
         predict.outcome(key, 10.0)
     (ax,) = predict.plot_calibration().axes
@@ -269,7 +269,7 @@ def test_the_plot_names_the_predictions_of_the_last_notebook_apart_from_each_oth
 def test_calibration_counts_by_notebook_how_near_predictions_came(reader_folder):
     assert predict.calibration() == []
     assert predict.plot_ratios().axes[0].get_xticklabels() == []
-    for key, guess in {"31.a": 19, "30.a": 11, "30.b": 500, "30.c": 4}.items():
+    for key, guess in {"31.a": 19, "03.a": 11, "03.b": 500, "03.c": 4}.items():
         predict.predict(key, "How long?", guess)
         predict.outcome(key, 10.0)
     first, second, both = predict.calibration()

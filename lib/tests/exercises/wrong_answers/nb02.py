@@ -1,132 +1,276 @@
-"""Plausible wrong answers to the exercises of notebook 02, named <answer>__<why>: each must be rejected."""
+"""Plausible wrong answers to the exercises of notebook 02: <answer>__<what is wrong>."""
 
-from lib.tests.exercises.wrong_answers import beside_an_empty_kernel, solution
+import statistics
 
 import torch
-import triton
-import triton.language as tl
+
+# --- 02.1 really_faster
 
 
-def _changed(answer, old, new):
-    """An answer of the solutions with this change."""
-    return getattr(solution("02_six_small_kernels", old, new), answer)
+def really_faster__compares_means(a_us, b_us):
+    return statistics.mean(b_us) < statistics.mean(a_us)
 
 
-NEGATIVE_INFINITY = 'other=-float("inf")'
-
-bias_by_column__in_pytorch = beside_an_empty_kernel(lambda x, b: x + b)
-bias_by_row__in_pytorch = beside_an_empty_kernel(lambda x, b: x + b[:, None])
-row_sum__in_pytorch = beside_an_empty_kernel(lambda x: x.sum(1))
-row_max__in_pytorch = beside_an_empty_kernel(lambda x: x.amax(1))
-transpose__in_pytorch = beside_an_empty_kernel(lambda x: x.t().contiguous())
-softmax_rows__in_pytorch = beside_an_empty_kernel(lambda x: torch.softmax(x, 1))
+def really_faster__compares_minima(a_us, b_us):
+    return len(a_us) >= 10 and len(b_us) >= 10 and min(b_us) < min(a_us)
 
 
-def bias_by_column__by_row(x, b):
-    return _changed(
-        "bias_by_column", "b_ptr + cols, mask=cols < n_cols", "b_ptr + rows, mask=rows < n_rows"
-    )(x, b)
+def really_faster__compares_medians_only(a_us, b_us):
+    enough = len(a_us) >= 10 and len(b_us) >= 10
+    return enough and statistics.median(b_us) < statistics.median(a_us)
 
 
-def bias_by_column__first_columns_alone(x, b):
-    return _changed("bias_by_column", "b_ptr + cols, mask", "b_ptr + cols % BLOCK_N, mask")(x, b)
+def really_faster__three_runs_are_enough(a_us, b_us):
+    return statistics.quantiles(b_us, n=5)[3] < statistics.quantiles(a_us, n=5)[0]
 
 
-def bias_by_column__rows_as_far_apart_as_rows_are_many(x, b):
-    return _changed("bias_by_column", "rows * n_cols + cols, (rows", "rows * n_rows + cols, (rows")(
-        x, b
-    )
+def really_faster__does_not_sort(a_us, b_us):
+    enough = len(a_us) >= 10 and len(b_us) >= 10
+    return enough and b_us[len(b_us) * 8 // 10] < a_us[len(a_us) * 2 // 10]
 
 
-def bias_by_row__by_column(x, b):
-    return _changed(
-        "bias_by_row", "b_ptr + rows, mask=rows < n_rows", "b_ptr + cols, mask=cols < n_cols"
-    )(x, b)
+def _b_is_below_a(a_us, b_us):
+    return statistics.quantiles(b_us, n=5)[3] < statistics.quantiles(a_us, n=5)[0]
 
 
-def bias_by_row__rows_not_masked(x, b):
-    return _changed(
-        "bias_by_row", "(rows < n_rows) & (cols < n_cols)", "(rows >= 0) & (cols < n_cols)"
-    )(x, b)
+def really_faster__counts_the_runs_of_a_alone(a_us, b_us):
+    return len(a_us) >= 10 and _b_is_below_a(a_us, b_us)
 
 
-def row_sum__in_the_dtype_of_x(x):
-    return _changed("row_sum", "BLOCK_N), tl.float32)", "BLOCK_N), x_ptr.dtype.element_ty)")(x)
+def really_faster__counts_the_runs_of_b_alone(a_us, b_us):
+    return len(b_us) >= 10 and _b_is_below_a(a_us, b_us)
 
 
-def row_sum__one_tile(x):
-    return _changed("row_sum", "range(0, n_cols, BLOCK_N)", "range(0, 1)")(x)
+def really_faster__counts_the_runs_of_both_together(a_us, b_us):
+    return len(a_us) + len(b_us) >= 20 and _b_is_below_a(a_us, b_us)
 
 
-def row_sum__of_columns(x):
-    return _changed("row_sum", "axis=1), mask", "axis=0), mask")(x)
+def really_faster__nine_runs_are_enough(a_us, b_us):
+    return min(len(a_us), len(b_us)) >= 9 and _b_is_below_a(a_us, b_us)
 
 
-def row_max__zero_where_there_is_nothing(x):
-    return _changed("row_max", NEGATIVE_INFINITY, "other=0.0")(x)
+def _compares(b_fifths, a_fifths):
+    """Whether so many fifths of the runs of B are below so many fifths of those of A, for ten runs or more."""
+
+    def is_faster(a_us, b_us):
+        b, a = statistics.quantiles(b_us, n=5), statistics.quantiles(a_us, n=5)
+        return min(len(a_us), len(b_us)) >= 10 and b[b_fifths - 1] < a[a_fifths - 1]
+
+    return is_faster
 
 
-def row_max__begins_with_zero(x):
-    return _changed("row_max", 'BLOCK_N), -float("inf"), tl.float32', "BLOCK_N), 0.0, tl.float32")(
-        x
-    )
+really_faster__p80_of_b_below_p40_of_a = _compares(4, 2)
+really_faster__p80_of_b_below_p60_of_a = _compares(4, 3)
+really_faster__p60_of_b_below_p20_of_a = _compares(3, 1)
+really_faster__p60_of_b_below_p40_of_a = _compares(3, 2)
 
 
-def row_max__one_tile(x):
-    return _changed("row_max", "range(0, n_cols, BLOCK_N)", "range(0, 1)")(x)
+def really_faster__p80_of_b_below_the_median_of_a(a_us, b_us):
+    enough = min(len(a_us), len(b_us)) >= 10
+    return enough and statistics.quantiles(b_us, n=5)[3] < statistics.median(a_us)
 
 
-def row_max__any_small_number(x):
-    return _changed("row_max", '-float("inf")', "-1e30")(x)
+# --- 02.2 bandwidth_gbps
+
+_FEWEST = {
+    "gelu": lambda m, n: 2 * m * n,
+    "add": lambda m, n: 3 * m * n,
+    "bias_relu": lambda m, n: 2 * m * n + n,
+    "row_sum": lambda m, n: m * n + m,
+    "softmax": lambda m, n: 2 * m * n,
+}
 
 
-def row_sum__programs_add_to_one_number(x):
-    y = x.new_zeros(len(x))
-    grid = triton.cdiv(len(x), 16), triton.cdiv(x.shape[1], 128)
-    _adds_up_kernel[grid](x, y, *x.shape, BLOCK_M=16, BLOCK_N=128)
-    return y
+def bandwidth_gbps__reads_only(op, m, n, itemsize, time_us):
+    reads = {"gelu": m * n, "add": 2 * m * n, "bias_relu": m * n + n, "row_sum": m * n}
+    return reads.get(op, m * n) * itemsize / time_us / 1e3
 
 
-@triton.jit
-def _adds_up_kernel(x_ptr, y_ptr, n_rows, n_cols, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    cols = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    mask = (rows < n_rows)[:, None] & (cols < n_cols)[None, :]
-    x = tl.load(x_ptr + rows[:, None] * n_cols + cols[None, :], mask=mask, other=0.0)
-    so_far = tl.load(y_ptr + rows, mask=rows < n_rows)
-    tl.store(y_ptr + rows, so_far + tl.sum(x.to(tl.float32), axis=1), mask=rows < n_rows)
+def bandwidth_gbps__binary_gigabytes(op, m, n, itemsize, time_us):
+    return _FEWEST[op](m, n) * itemsize / (time_us / 1e6) / 2**30
 
 
-def transpose__a_view(x):
-    return _changed("transpose", "return y", "return x.t() if y.dim() == 2 else y")(x)
+def bandwidth_gbps__bias_read_for_every_row(op, m, n, itemsize, time_us):
+    elements = 3 * m * n if op == "bias_relu" else _FEWEST[op](m, n)
+    return elements * itemsize / time_us / 1e3
 
 
-def transpose__as_wide_as_x(x):
-    return _changed("transpose", "cols * n_rows + rows, x", "cols * n_cols + rows, x")(x)
+def bandwidth_gbps__traffic_of_eager(op, m, n, itemsize, time_us):
+    elements = 8 * m * n if op == "softmax" else _FEWEST[op](m, n)
+    return elements * itemsize / time_us / 1e3
 
 
-def transpose__a_copy(x):
-    return _changed("transpose", "y_ptr + cols * n_rows + rows", "y_ptr + rows * n_cols + cols")(x)
+def bandwidth_gbps__elements_for_bytes(op, m, n, itemsize, time_us):
+    return _FEWEST[op](m, n) / time_us / 1e3
 
 
-def softmax_rows__overflows(x):
-    return _changed("softmax_rows", "x.to(tl.float32) - tl.max(x, axis=0)", "x.to(tl.float32)")(x)
+# --- 02.3 time_us
 
 
-def softmax_rows__counts_places_that_are_not_there(x):
-    return _changed("softmax_rows", NEGATIVE_INFINITY, "other=0.0")(x)
+def _events(run, gpu, n):
+    run()
+    times = []
+    for _ in range(n):
+        start, end = gpu.event(), gpu.event()
+        start.record()
+        run()
+        end.record()
+        gpu.synchronize()
+        times.append(start.elapsed_us(end) - 5)  # the launch, known
+    return times
 
 
-def softmax_rows__some_small_number(x):
-    return _changed("softmax_rows", NEGATIVE_INFINITY, "other=-1e4")(x)
+def time_us__no_sync(run, gpu):
+    run()
+    gpu.synchronize()
+    times = []
+    for _ in range(100):
+        begin = gpu.clock_us()
+        run()
+        times.append(gpu.clock_us() - begin)
+    return statistics.median(times)
 
 
-def softmax_rows__zero_for_the_maximum(x):
-    old = 'other=-float("inf"))\n\n    e = tl.exp(x.to(tl.float32) - tl.max(x, axis=0))'
-    new = "other=0.0)\n\n    e = tl.where(cols < n_cols, tl.exp(x.to(tl.float32) - tl.max(x, axis=0)), 0.0)"
-    return _changed("softmax_rows", old, new)(x)
+def time_us__no_warm_up(run, gpu):
+    begin = gpu.clock_us()
+    for _ in range(20):
+        run()
+    gpu.synchronize()
+    return (gpu.clock_us() - begin) / 20
 
 
-def softmax_rows__reads_twice(x):
-    again = 'tl.max(tl.load(x_ptr + row * n_cols + cols, mask=cols < n_cols, other=-float("inf")), axis=0)'
-    return _changed("softmax_rows", "tl.max(x, axis=0)", again)(x)
+def time_us__host_clock(run, gpu):
+    """No events, no flush: the launch counts, and what is in L2 stays there."""
+    run()
+    gpu.synchronize()
+    times = []
+    for _ in range(100):
+        begin = gpu.clock_us()
+        run()
+        gpu.synchronize()
+        times.append(gpu.clock_us() - begin)
+    return statistics.median(times)
+
+
+def time_us__no_flush(run, gpu):
+    run()
+    times = []
+    for _ in range(100):
+        gpu.busy(50)
+        start, end = gpu.event(), gpu.event()
+        start.record()
+        run()
+        end.record()
+        gpu.synchronize()
+        times.append(start.elapsed_us(end))
+    return statistics.median(times)
+
+
+def time_us__mean(run, gpu):
+    return statistics.mean(_events(run, gpu, 100))
+
+
+def time_us__three_trials(run, gpu):
+    return statistics.median(_events(run, gpu, 3))
+
+
+def time_us__minimum(run, gpu):
+    return min(_events(run, gpu, 100))
+
+
+def time_us__synchronize_before_only(run, gpu):
+    run()
+    times = []
+    for _ in range(100):
+        gpu.synchronize()
+        begin = gpu.clock_us()
+        run()
+        times.append(gpu.clock_us() - begin)
+    return statistics.median(times)
+
+
+def time_us__events_not_waited_for(run, gpu):
+    run()
+    start, end = gpu.event(), gpu.event()
+    start.record()
+    run()
+    end.record()
+    return start.elapsed_us(end)
+
+
+# --- 02.4 is_honest
+
+_SHAPES = [(1, 1), (7, 13), (64, 64), (129, 781)]
+
+
+def _close(a, b):
+    return torch.allclose(a, b, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+def is_honest__rejects_nan_of_the_reference(candidate, reference, make_inputs):
+    for shape in _SHAPES:
+        x = make_inputs(shape)
+        if not torch.allclose(candidate(x), reference(x), rtol=1e-4, atol=1e-5):
+            return False
+    return True
+
+
+def is_honest__error_greater_than_tolerance(candidate, reference, make_inputs):
+    for shape in _SHAPES:
+        x = make_inputs(shape)
+        before = x.clone()
+        want = reference(x.clone())
+        if (candidate(x) - want).abs().max() > 1e-4 or not _close(x, before):
+            return False
+        x.copy_(make_inputs(shape))
+        want = reference(x.clone())
+        if (candidate(x) - want).abs().max() > 1e-4:  # NaN > 1e-4 is False
+            return False
+    return True
+
+
+def is_honest__one_call(candidate, reference, make_inputs):
+    for shape in _SHAPES:
+        x = make_inputs(shape)
+        before, want = x.clone(), reference(x)
+        if not _close(candidate(x), want) or not _close(x, before):
+            return False
+    return True
+
+
+def is_honest__powers_of_two(candidate, reference, make_inputs):
+    for shape in [(8, 8), (64, 64)]:
+        x = make_inputs(shape)
+        for _ in range(2):
+            before, want = x.clone(), reference(x)
+            if not _close(candidate(x), want) or not _close(x, before):
+                return False
+            x.copy_(make_inputs(shape))
+    return True
+
+
+def is_honest__input_not_compared(candidate, reference, make_inputs):
+    for shape in _SHAPES:
+        x = make_inputs(shape)
+        for _ in range(2):
+            want = reference(x)
+            if not _close(candidate(x), want):
+                return False
+            x.copy_(make_inputs(shape))
+    return True
+
+
+def is_honest__new_tensors_only(candidate, reference, make_inputs):
+    for shape in _SHAPES:
+        tensors = []
+        for _ in range(2):
+            tensors.append(make_inputs(shape))
+            x = tensors[-1]
+            before, want = x.clone(), reference(x)
+            if not _close(candidate(x), want) or not _close(x, before):
+                return False
+    return True
+
+
+def is_honest__trusts(candidate, reference, make_inputs):
+    return True
