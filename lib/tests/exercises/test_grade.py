@@ -471,7 +471,7 @@ def test_what_comes_below_the_check_is_of_no_concern(tmp_path):
 @pytest.mark.fresh_process
 def test_a_value_is_checked_where_no_answer_runs(tmp_path):
     always = "class Any(tuple):\n    __eq__ = lambda *_: True\n"
-    patch = "from lib.exercises import nb03\nnb30.check_smallest = nb03.expect = lambda *_: None\n"
+    patch = "from lib.exercises import nb03\nnb03.check_smallest = nb03.expect = lambda *_: None\n"
     answer = f"{patch}{always}smallest_wrong_shape = Any((1, 1))"
     rows = _rows(tmp_path, {"03.2": answer}, "03_add_relu")
     assert rows["03.2"].status == "wrong" and "replaces" not in rows["03.2"].sentence
