@@ -94,7 +94,8 @@ def _install(pins):
             f"{sys.executable} has no pip: choose another kernel, or run it with -m ensurepip."
         )
     print(f"Installing {', '.join(pins)}: some minutes, where torch is one of them", flush=True)
-    command = [*python, "install", "--quiet", *pins]
+    # A Jupyter kernel asks programs for colours, and a coloured error is not found below.
+    command = [*python, "install", "--quiet", "--no-color", *pins]
     settings = subprocess.run([*python, "config", "list"], capture_output=True, text=True).stdout
     on_cpu = any(p.startswith("torch==") for p in pins) and not shutil.which("nvidia-smi")
     if on_cpu and "index" not in settings and _answers(CPU_BUILDS):

@@ -136,8 +136,28 @@ def test_without_git_the_archive_of_a_repository_is_taken(run, archive, tmp_path
     assert_ready(run, run((tmp_path / "course.git").as_uri(), git=False))
 
 
-def test_with_no_address_it_says_what_to_set(run):
-    status, _, error = run("")
+def test_a_folder_of_the_course_is_taken(run, archive, tmp_path):
+    shutil.unpack_archive(archive, tmp_path / "unpacked")
+    (folder,) = (tmp_path / "unpacked").iterdir()
+    shutil.rmtree(folder / ".git", ignore_errors=True)
+    assert_ready(run, run(f" {folder} "))
+
+
+def test_a_folder_of_that_name_with_something_else_is_named(run, address):
+    run.course.mkdir()
+    status, _, error = run(address)
+    assert status == 1 and "holds no course: delete or rename it" in error
+    assert str(run.course) in error
+
+
+def test_an_address_without_a_scheme_is_one_of_the_web(run):
+    status, _, error = run("127.0.0.1:9/nothing")
+    assert status == 1 and "https://127.0.0.1:9/nothing could not be fetched" in error
+
+
+@pytest.mark.parametrize("address", ["", "  "])
+def test_with_no_address_it_says_what_to_set(run, address):
+    status, _, error = run(address)
     assert status == 1
     assert error == "Set REPOSITORY, in this cell's first line, to the address of the course."
 
@@ -165,6 +185,7 @@ def test_an_archive_of_something_else_is_refused(run, tmp_path):
         link.symlink_to(path)
         status, _, error = run(str(link))
         assert status == 1 and "Traceback" not in error and "could not be fetched" in error
+        assert not list(run.course.parent.iterdir())
 
 
 def test_a_python_without_pip_gets_a_sentence(run, address):
@@ -172,7 +193,8 @@ def test_a_python_without_pip_gets_a_sentence(run, address):
     assert status == 1 and error.endswith("choose another kernel, or run it with -m ensurepip.")
 
 
-def test_what_pip_cannot_install_is_named(run, address, tmp_path):
+def test_what_pip_cannot_install_is_named(run, address, tmp_path, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as a Jupyter kernel does
     (tmp_path / "pip").mkdir()
     for path in Path(sysconfig.get_path("purelib")).glob("pip*"):
         (tmp_path / "pip" / path.name).symlink_to(path)
@@ -180,6 +202,7 @@ def test_what_pip_cannot_install_is_named(run, address, tmp_path):
     assert status == 1 and "Traceback" not in error
     assert f"Installing {PINS['torch']}" in printed
     assert "pip could not install" in error and "Is the network on" in error
+    assert len(error.splitlines()) == 2 and "ERROR" not in error, error
 
 
 @pytest.mark.parametrize("version", [(3, 10), (3, 15)])
