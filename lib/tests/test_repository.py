@@ -473,9 +473,13 @@ _NOTEBOOKS = {
 }
 
 
-def _run_workflow(folder, *names):
-    """The exit status and the output of the workflow's last step for these notebooks."""
+def _run_workflow(folder, *names, change=("", "")):
+    """The exit status and the output of the workflow's last step for these notebooks, and the page's own test."""
     (folder / "notebooks").mkdir(parents=True)
+    (folder / "tests").mkdir()
+    (test,) = re.findall(r"(?s)```python\n(import lib .*?)```", TEACHING)
+    assert change[0] in test
+    (folder / "tests/test_square.py").write_text(test.replace(*change))
     metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
     for name in names:
         cells = [nbformat.v4.new_code_cell(c) for c in ("import lib", *_NOTEBOOKS[name])]
@@ -493,9 +497,11 @@ def test_the_workflow_to_copy_runs_a_notebook(tmp_path):
     status, text = _run_workflow(tmp_path / "a", "right")
     assert status == 0, text
     status, text = _run_workflow(tmp_path / "b", *_NOTEBOOKS)
-    assert status == 1 and "3 failed, 1 passed" in text
+    assert status == 1 and "3 failed, 2 passed" in text
     assert "✘ 00.2 for a chain" in text and "○ 00.2 not attempted yet" in text
     assert "outside" in text
+    status, text = _run_workflow(tmp_path / "c", "right", change=("2 * x * dy", "x * dy"))
+    assert status == 1 and "1 failed, 1 passed" in text and "CheckError" in text
 
 
 @pytest.mark.parametrize(
