@@ -382,10 +382,14 @@ class _BiasGeluDropoutAdd(torch.autograd.Function):
 # --- the calls -----------------------------------------------------------------------------------------------
 
 
-@host.remembered
-def _check(name, x, bias, residual, p):
+def _check_p(name, p):
     if isinstance(p, bool) or not isinstance(p, host.NUMBERS) or not 0 <= p <= 1:
         raise ValueError(f"{name}: p must be a number from 0 to 1, the share to drop, got {p!r}")
+
+
+@host.remembered
+def _check(name, x, bias, residual, p):
+    _check_p(name, p)
     host.check_same_shape(name, "residual", residual, x)
     columns = {} if bias is None else {"bias": (bias, "N")}
     sizes = {"x": (x, "... N"), **columns, "residual": (residual, "... N")}
@@ -480,6 +484,7 @@ class BiasGELUDropoutAdd(torch.nn.Module):
         device: torch.device | str | None = None, dtype: torch.dtype | None = None, bias: bool = True,
     ):  # fmt: skip
         super().__init__()
+        _check_p("BiasGELUDropoutAdd", p)
         self.features, self.p = features, p
         made = (
             torch.nn.Parameter(torch.empty(features, device=device, dtype=dtype)) if bias else None

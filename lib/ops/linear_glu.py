@@ -620,8 +620,13 @@ def join_projections(
             if all(key in state_dict for key in keys):
                 state_dict[f"{prefix}{into}.{name}"] = torch.cat([state_dict.pop(k) for k in keys])
 
-    if not isinstance(getattr(module, into, None), FusedGLU):
+    glu = getattr(module, into, None)
+    if not isinstance(glu, FusedGLU):
         raise TypeError(f"join_projections: module.{into} must be a FusedGLU; name it by into=")
+    gates = [which for which, layer in (("first", first), ("second", second)) if "gate" in layer]
+    if len(gates) == 1 and glu.gate != gates[0]:
+        wrong = f'{first} comes first, and module.{into} has gate="{glu.gate}"'
+        raise ValueError(f'join_projections: {wrong}; make it with gate="{gates[0]}"')
     module.register_load_state_dict_pre_hook(join)
 
 

@@ -481,7 +481,8 @@ def _check_kind(name, weight, kind, group, zero_points):
         raise ValueError(f"{name}: group must be 64 or 128, got {group!r}")
     if weight.shape[1] == 0 or kind == "int4" and weight.shape[1] % group:
         wrong = f"K = {weight.shape[1]} is no multiple of the group, {group}"
-        raise ValueError(f"{name}: {wrong}; take a group of 64, or int8, which takes any K but 0")
+        smaller = "a group of 64, or " if group == 128 and weight.shape[1] % 64 == 0 else ""
+        raise ValueError(f"{name}: {wrong}; take {smaller}int8, which takes any K but 0")
 
 
 @host.remembered
@@ -623,6 +624,9 @@ class QuantizedLinear(torch.nn.Module):
     def __init__(self, weight, bias=None, activation="identity"):
         super().__init__()
         host.check_activation("QuantizedLinear", activation)
+        if not isinstance(weight, QuantizedWeight):
+            wrong = f"weight must be a QuantizedWeight, got {type(weight).__name__}"
+            raise TypeError(f"QuantizedLinear: {wrong}; use QuantizedLinear.from_linear(linear)")
         self.activation = activation
         self.out_features, self.in_features = weight.shape
         for name, t in (*weight._asdict().items(), ("bias", bias)):
@@ -633,7 +637,7 @@ class QuantizedLinear(torch.nn.Module):
         """`linear` with its weight quantized and a copy of its bias; `linear` itself stays as it was."""
         if not isinstance(linear, torch.nn.Linear):
             wrong = f"linear must be a torch.nn.Linear, got {type(linear).__name__}"
-            raise TypeError(f"QuantizedLinear: {wrong}; for a weight alone there is quantize")
+            raise TypeError(f"QuantizedLinear: {wrong}; for a weight alone, (N, K), there is quantize")
         bias = None if linear.bias is None else linear.bias.detach().clone()
         return cls(quantize(linear.weight, kind, group, zero_points), bias, activation)
 

@@ -11,6 +11,7 @@ from lib import machine
 from lib.measure.check import check_against_float64
 from lib.nogpu.memory import count_traffic
 from lib.ops.bias_gelu_dropout_add import (
+    BiasGELUDropoutAdd,
     _philox,
     bias_gelu_dropout_add_eager,
     bias_gelu_dropout_add_triton,
@@ -300,6 +301,8 @@ def test_a_p_that_is_no_probability_is_refused(p):
     x, bias, residual = inputs((2, 3))
     with pytest.raises(ValueError, match="p must be a number from 0 to 1"):
         bias_gelu_dropout_add_triton(x, bias, residual, p)
+    with pytest.raises(ValueError, match="BiasGELUDropoutAdd: p must be a number from 0 to 1"):
+        BiasGELUDropoutAdd(3, p)
 
 
 @pytest.mark.parametrize("step", [1, 2, 6554, 32768, 65534, 65535])

@@ -881,5 +881,10 @@ def test_a_checkpoint_of_two_projections_is_loaded_as_one(bias):
 
 
 def test_projections_are_joined_into_a_gated_layer_alone():
+    layer = torch.nn.Module()
+    layer.gate_up = linear_glu.FusedGLU(4, 6)
+    with pytest.raises(ValueError, match='gate_proj comes first, and .* make it with gate="first"'):
+        linear_glu.join_projections(layer)
+    linear_glu.join_projections(layer, "up_proj", "gate_proj")
     with pytest.raises(TypeError, match="module.gate_up must be a FusedGLU; name it by into="):
         linear_glu.join_projections(torch.nn.Linear(2, 2))
