@@ -76,27 +76,7 @@ def check_rows_to_fold(answer):
         expect_number(got, 16 // math.gcd(n_cols, 16), f"{n_cols} columns")
 
 
-@exercise("25.3", "Enough bytes for a thread block", minutes=10, level=2)
-def check_rows_per_program(answer):
-    for n_cols, itemsize, bandwidth, rate in (
-        (4096, 4, 4245.0, 1.65),
-        (64, 2, 4245.0, 1.65),
-        (64, 4, 4245.0, 1.65),
-        (32, 4, 4096.0, 2.0),
-        (300, 2, 4245.0, 1.65),
-        (1, 2, 4245.0, 1.65),
-        (64, 2, 1500.0, 0.9),
-    ):
-        least, rows = bandwidth / rate, 1
-        while 2 * rows * n_cols * itemsize < least:
-            rows *= 2
-        at = f"{n_cols} columns of {itemsize} bytes, {bandwidth:g} GB/s, {rate} blocks a nanosecond"
-        with case(at):
-            got = answer(n_cols, itemsize, bandwidth, rate)
-        expect_number(got, rows, at)
-
-
-@exercise("25.4", "The Function around two kernels", minutes=25, level=3)
+@exercise("25.3", "The Function around two kernels", minutes=25, level=3)
 def check_function(answer):
     from lib.ops.add_relu import add_relu_eager
 

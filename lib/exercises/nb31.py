@@ -2,7 +2,6 @@
 
 import math
 import re
-from pathlib import Path
 
 from lib import machine
 from lib.exercises import (
@@ -14,17 +13,17 @@ from lib.exercises import (
     expect,
     expect_any_dy,
     expect_launches,
+    expect_number,
     expect_op,
 )
-from lib.exercises.nb22 import cuda_sass, double_instructions
 from lib.exercises.watch import FILLS, expect_no_pass
 from lib.measure.check import check_against_float64
 from lib.nogpu import cuda
 from lib.nogpu.compile_only import compile_for, instruction_mix, signature_of
 from lib.nogpu.interpreter import interpreted_launches
 from lib.nogpu.memory import count_traffic
-from lib.ops import gelu
 from lib.ops.gelu import gelu_eager
+from lib.recorded import results
 
 import numpy as np
 import torch
@@ -62,37 +61,35 @@ def per_element(kernel, form, dtype):
     return {name: n / 8 for name, n in counts.items()}
 
 
-def read_cuda_kernels(inline):
-    """Rows for the notebook's two inline kernels and those of gelu.cu: instructions, doubles, loads.
+def small_blocks(cuda_rows):
+    """(what, bytes that a thread block moves, % of a copy's rate) of kernels whose blocks move few bytes.
 
-    ToolMissing: there is no nvcc.
+    cuda_rows: this notebook's measurement of gelu.cu. The others are records of an H200.
     """
-    cu = Path(gelu.__file__).with_suffix(".cu").read_text()
-    instance = "template __global__ void gelu_{0}_kernel<{1}, true>(const {1}*, {1}*, int64_t);\n"
-    types = ("float", "__nv_bfloat16")
-    # PyTorch's flags, which cuda_sass takes over, forbid converting bfloat16; the program of its own does it.
-    source = "#undef __CUDA_NO_BFLOAT16_CONVERSIONS__\n#define STANDALONE\n"
-    source += cu[: cu.rindex("#ifndef STANDALONE")] + inline
-    source += "".join(instance.format(k, t) for t in types for k in ("scalar", "vector"))
-    parts = re.split(r"\n\.text\.(\S+):", cuda_sass(source))
-    names = {  # a part of the name that the compiler gives a kernel
-        "11gelu_kernel": "inline, double literals",
-        "gelu_float": "inline, float literals",
-        "scalar_kernelIf": "gelu.cu, scalar, float32",
-        "vector_kernelIf": "gelu.cu, vector, float32",
-        "scalar_kernelI13": "gelu.cu, scalar, bfloat16",
-        "vector_kernelI13": "gelu.cu, vector, bfloat16",
-    }
-    for part, name in names.items():
-        sass = next(text for kernel, text in zip(parts[1::2], parts[2::2]) if part in kernel)
-        mix = instruction_mix(sass)
-        loads = {o.removesuffix(".CONSTANT"): n for o, n in mix.items() if o.startswith("LDG")}
-        yield {
-            "kernel": name,
-            "instructions": sum(mix.values()),
-            "of them FP64": sum(double_instructions(sass).values()),
-            "loads": ", ".join(f"{n} {opcode}" for opcode, n in loads.items()),
-        }
+    points = []
+    for row in cuda_rows.value or ():
+        if row["kernel"].startswith("gelu.cu"):  # 128 threads of one number, or of 16 bytes
+            itemsize = 4 if "float32" in row["dtype"] else 2
+            n_bytes = 2 * 128 * (itemsize if "scalar" in row["kernel"] else 16)
+            points.append(("31, GELU in CUDA", n_bytes, row["% of ceiling"]))
+    copies = re.findall(
+        r"(128|1024): (\d+) µs", _recorded("23_interpreter_is_not_a_gpu", "time") or ""
+    )
+    for size, time_us in copies:  # 2**25 float32 numbers in tiles of this size
+        n_bytes = 8 * int(size)
+        points.append(("23, a copy", n_bytes, 100 * 2**28 / 4222e9 / (1e-6 * int(time_us))))
+    for row in _recorded("07_softmax", "steps") or ():
+        if row["size"].endswith("×16"):  # a program for a row of 16 float32 numbers
+            points.append(("07, a row of 16", 2 * 16 * 4, row["one row"]))
+    for row in _recorded("35_rope", "steps") or ():  # a program for a head of 128 numbers
+        itemsize = 4 if row["dtype"] == "float32" else 2
+        points.append(("35, one head", 2 * 128 * itemsize, row["one head"]))
+    return points
+
+
+def _recorded(notebook, key):
+    record = results.load(f"notebook_{notebook}")
+    return next((row["value"] for row in record["rows"] if row["key"] == key), None)
 
 
 # --- 31.1 ----------------------------------------------------------------------------------------------
@@ -247,7 +244,30 @@ def _expect_traffic(answer):
 # --- 31.4 ----------------------------------------------------------------------------------------------
 
 
-@exercise("31.4", "Sixteen bytes a thread", minutes=20, level=3)
+@exercise("31.4", "Enough bytes for a thread block", minutes=10, level=2)
+def check_rows_per_program(answer):
+    for n_cols, itemsize, bandwidth, rate in (
+        (4096, 4, 4245.0, 1.65),
+        (64, 2, 4245.0, 1.65),
+        (64, 4, 4245.0, 1.65),
+        (32, 4, 4096.0, 2.0),
+        (300, 2, 4245.0, 1.65),
+        (1, 2, 4245.0, 1.65),
+        (64, 2, 1500.0, 0.9),
+    ):
+        least, rows = bandwidth / rate, 1
+        while 2 * rows * n_cols * itemsize < least:
+            rows *= 2
+        at = f"{n_cols} columns of {itemsize} bytes, {bandwidth:g} GB/s, {rate} blocks a nanosecond"
+        with case(at):
+            got = answer(n_cols, itemsize, bandwidth, rate)
+        expect_number(got, rows, at)
+
+
+# --- 31.5 ----------------------------------------------------------------------------------------------
+
+
+@exercise("31.5", "Sixteen bytes a thread", minutes=20, level=3)
 def check_vector_source(source):
     expect(isinstance(source, str), "vector_source has to be the source, a string")
     if missing := cuda.cuda_build.why_no_compiler():

@@ -32,15 +32,7 @@ def rows_to_fold(n_cols):
     return 16 // math.gcd(n_cols, 16)
 
 
-# %% 25.3 a program reads its rows and writes as many bytes
-def rows_per_program(n_cols, itemsize, bandwidth_gbps, blocks_per_ns):
-    least_bytes, rows = bandwidth_gbps / blocks_per_ns, 1
-    while 2 * rows * n_cols * itemsize < least_bytes:
-        rows *= 2
-    return rows
-
-
-# %% 25.4 y by save_for_backward, which notices a write; dtypes need no memory, so they go on ctx
+# %% 25.3 y by save_for_backward, which notices a write; dtypes need no memory, so they go on ctx
 class Mine(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, bias):

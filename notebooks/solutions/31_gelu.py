@@ -72,7 +72,15 @@ def silu(x):
     return SiLU.apply(x)
 
 
-# %% 31.4 whole vectors where both tensors begin on a boundary; the last thread takes the rest one by one
+# %% 31.4 a program reads its rows and writes as many bytes
+def rows_per_program(n_cols, itemsize, bandwidth_gbps, blocks_per_ns):
+    least_bytes, rows = bandwidth_gbps / blocks_per_ns, 1
+    while 2 * rows * n_cols * itemsize < least_bytes:
+        rows *= 2
+    return rows
+
+
+# %% 31.5 whole vectors where both tensors begin on a boundary; the last thread takes the rest one by one
 vector_source = """
 #include <cstdint>
 #include <torch/types.h>

@@ -50,11 +50,6 @@ def rows_to_fold__the_divisor(n_cols):
     return math.gcd(n_cols, 16)
 
 
-rows_per_program__reads_alone = _changed("rows_per_program", "2 * rows * n_cols", "rows * n_cols")
-rows_per_program__elements = _changed("rows_per_program", " * itemsize <", " <")
-rows_per_program__no_power_of_2 = _changed("rows_per_program", "rows *= 2", "rows += 1")
-rows_per_program__more_than_enough = _changed("rows_per_program", "< least_bytes", "<= least_bytes")
-
 Mine__twice = _changed("Mine", "    @host.once\n", "")
 Mine__keeps_y_on_ctx = _changed(
     "Mine", "ctx.save_for_backward(y)", "ctx.y = y.detach()", "(y,) = ctx.saved_tensors", "y = ctx.y"

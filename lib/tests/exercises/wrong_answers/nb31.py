@@ -14,6 +14,10 @@ import triton.language as tl
 _right = solution("31_gelu")
 
 
+def _rows(old, new):
+    return solution("31_gelu", old, new).rows_per_program
+
+
 @triton.jit
 def _tanh_kernel(x_ptr, y_ptr, n_elements, HOW: tl.constexpr, BLOCK_SIZE: tl.constexpr):
     offsets = tl.program_id(0) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
@@ -124,6 +128,11 @@ def silu__forward_alone(x):
 def silu__gelu(x):
     return F.gelu(x)
 
+
+rows_per_program__reads_alone = _rows("2 * rows * n_cols", "rows * n_cols")
+rows_per_program__elements = _rows(" * itemsize <", " <")
+rows_per_program__no_power_of_2 = _rows("rows *= 2", "rows += 1")
+rows_per_program__more_than_enough = _rows("< least_bytes", "<= least_bytes")
 
 vector_source__no_tail = _right.vector_source.replace(
     "for (int64_t k = i; k < i + 4 && k < n; ++k)", "if (!vectors) for (int64_t k = i; k < n; ++k)"
