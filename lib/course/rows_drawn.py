@@ -1,4 +1,4 @@
-"""Drawings of notebooks 03, 07 and 25: which tile is whose, strips, folded rows, pieces and parts of a row."""
+"""Drawings of notebooks 03, 07, 25 and 32: tiles and their programs, strips, folded rows, pieces and parts."""
 
 from lib.course.canvas import DARK, LIGHT, MIDDLE, canvas, cell
 from lib.course.show import show_figure

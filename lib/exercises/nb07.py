@@ -1,4 +1,4 @@
-"""Exercises of notebook 07, softmax."""
+"""Exercises of notebook 07, softmax; what it shares with those of 32, which is on rows of any width."""
 
 import contextlib
 import re
@@ -9,30 +9,23 @@ from lib.exercises import (
     SHAPES,
     NotAttempted,
     Wrong,
-    attempted,
     case,
     exercise,
     expect,
-    expect_kernel,
     expect_launches,
     expect_op,
     hinting,
-    plain,
 )
 from lib.exercises.watch import expect_no_pass
-from lib.nogpu.compile_only import compile_for, instruction_mix, signature_of
-from lib.nogpu.interpreter import interpreted_launches
 from lib.nogpu.memory import count_traffic
 from lib.ops import softmax
 
 import torch
 import torch.nn.functional as F
 import triton
-import triton.language as tl
 from triton.runtime import interpreter as upstream
 
 INF, NAN = float("inf"), float("nan")
-_tell, _hear = softmax._tell, softmax._hear
 
 
 def _rows(shape, dtype, scale=40.0):
@@ -244,19 +237,24 @@ def _behind(x, lengths):
 # --- 07.4 ----------------------------------------------------------------------------------------------
 
 
-@exercise("07.4", "What a row shares", minutes=8, level=2)
-def check_elements_stored_one_by_one(answer):
-    shapes = [(4, 3, 781), (4, 5, 8), (4, 4, 4), (8, 9, 6), (8, 20, 9), (8, 17, 3), (4, 8, 1)]
-    for v, n_rows, n_cols in (*shapes, (8, 8, 781), (8, 8, 1030)):
-        for row in range(n_rows):
-            pieces = [k // v for k in range(row * n_cols, (row + 1) * n_cols)]
-            want = sum(pieces.count(p) < v for p in pieces)
-            at = f"row {row}, {n_cols} columns, pieces of {v}"
-            with case(at):
-                got = plain(attempted(answer(row, n_cols, v)))
-            expect(
-                got == want, f"{at}: {want} elements lie in pieces that are not whole, got {got}"
-            )
+@exercise("07.4", "The way back from log_softmax", minutes=10, level=2)
+def check_log_softmax_backward(answer):
+    def inputs(shape, dtype):
+        (x,) = _rows(shape, dtype, scale=3.0)
+        generator = torch.Generator().manual_seed(1)
+        dy = 1 + torch.randn(shape, generator=generator)
+        return dy.to(machine.device(), dtype), torch.log_softmax(x, dim=-1)
+
+    def eager(dy, y):
+        return dy - y.exp() * dy.sum(-1, keepdim=True)
+
+    expect_op(answer, eager, inputs)
+    dy, y = inputs((5, 7), torch.float32)
+    expect_launches(lambda: answer(dy, y), exactly=1)
+    dy, y = inputs((9, 200), torch.float32)
+    expect_no_pass(lambda: answer(dy, y), y.nbytes, "at shape (9, 200)")
+    passes = count_traffic(lambda: answer(dy, y)).bytes_moved / y.nbytes
+    expect(passes <= 3, f"it moves {passes:.1f} passes over MN; three are enough")
 
 
 # --- 07.5 ----------------------------------------------------------------------------------------------
@@ -322,173 +320,3 @@ def _loaded_tiles():
 
     with mock.patch.object(upstream.InterpreterBuilder, "create_masked_load", counted):
         yield seen
-
-
-# --- 07.6 ----------------------------------------------------------------------------------------------
-
-
-@exercise("07.6", "The way back from log_softmax", minutes=10, level=2)
-def check_log_softmax_backward(answer):
-    def inputs(shape, dtype):
-        (x,) = _rows(shape, dtype, scale=3.0)
-        generator = torch.Generator().manual_seed(1)
-        dy = 1 + torch.randn(shape, generator=generator)
-        return dy.to(machine.device(), dtype), torch.log_softmax(x, dim=-1)
-
-    def eager(dy, y):
-        return dy - y.exp() * dy.sum(-1, keepdim=True)
-
-    expect_op(answer, eager, inputs)
-    dy, y = inputs((5, 7), torch.float32)
-    expect_launches(lambda: answer(dy, y), exactly=1)
-    dy, y = inputs((9, 200), torch.float32)
-    expect_no_pass(lambda: answer(dy, y), y.nbytes, "at shape (9, 200)")
-    passes = count_traffic(lambda: answer(dy, y)).bytes_moved / y.nbytes
-    expect(passes <= 3, f"it moves {passes:.1f} passes over MN; three are enough")
-
-
-# --- 07.7 ----------------------------------------------------------------------------------------------
-
-
-@triton.jit
-def walk(row_ptr, n_cols, GUARD: tl.constexpr, BLOCK_N: tl.constexpr):
-    # What to subtract in a row, and its sum relative to that, BLOCK_N columns at a time, as in the notebook.
-    top = tl.full((), -float("inf"), tl.float32)
-    total = tl.full((), 0.0, tl.float32)
-    zero = top
-    for start in range(0, n_cols, BLOCK_N):
-        cols = start + tl.arange(0, BLOCK_N)
-        x = tl.load(row_ptr + cols, mask=cols < n_cols, other=-float("inf")).to(tl.float32)
-        new_top = tl.maximum(top, tl.max(x, axis=0))
-        zero = new_top
-        if GUARD:  # nothing but -inf so far: -inf - -inf would be NaN, and stay
-            zero = tl.where(new_top == -float("inf"), 0.0, new_top)
-        total = total * tl.exp(top - zero) + tl.sum(tl.exp(x - zero), axis=0)
-        top = new_top
-    return zero, total
-
-
-@triton.jit
-def parts_kernel(
-    x_ptr, y_ptr, words_ptr, n_cols, n_parts, patience,
-    TILES: tl.constexpr, BLOCK_N: tl.constexpr, PARTS: tl.constexpr,
-):  # fmt: skip
-    # One program holds one part of a row: TILES tiles of BLOCK_N columns, n_parts apart.
-    row, part = (tl.program_id(0) // n_parts).to(tl.int64), tl.program_id(0) % n_parts
-    x_row, words_ptr = x_ptr + row * n_cols, words_ptr + 2 * row * n_parts
-    held, top = (), tl.full((), -float("inf"), tl.float32)
-    for t in tl.static_range(TILES):
-        cols = (t * n_parts + part) * BLOCK_N + tl.arange(0, BLOCK_N)
-        x = tl.load(x_row + cols, mask=cols < n_cols, other=-float("inf")).to(tl.float32)
-        held, top = held + (x,), tl.maximum(top, tl.max(x))
-    zero, total = tl.where(top == -float("inf"), 0.0, top), tl.full((), 0.0, tl.float32)
-    for t in tl.static_range(TILES):
-        total += tl.sum(tl.exp(held[t] - zero))
-
-    _tell(words_ptr + 2 * part, top)
-    _tell(words_ptr + 2 * part + 1, total)
-    pairs, all_arrived = _hear(words_ptr, n_parts, patience, 2, PARTS, tl.float32)
-    tops, totals = tl.split(pairs)
-    tops = tl.where(tl.arange(0, PARTS) < n_parts, tops, -float("inf"))
-    # No guard here, because PyTorch makes a row of nothing but -inf NaN.
-    zero = tl.max(tops)
-    total = tl.sum(totals * tl.exp(tops - zero))
-    if not all_arrived:
-        zero, total = walk(x_row, n_cols, True, BLOCK_N)
-
-    for t in tl.static_range(TILES):
-        cols = (t * n_parts + part) * BLOCK_N + tl.arange(0, BLOCK_N)
-        tl.store(y_ptr + row * n_cols + cols, tl.exp(held[t] - zero) / total, mask=cols < n_cols)
-
-
-def softmax_parts(x, patience=None, tiles=16):
-    """softmax by parts_kernel. The interpreter has no patience: it would wait for programs that come later."""
-    y, block_n = torch.empty_like(x), 2048 // x.itemsize  # 16 bytes for each of 128 threads
-    n_rows, n_cols = x.shape
-    n_parts = triton.cdiv(n_cols, tiles * block_n)
-    words = torch.zeros(n_rows * n_parts * 2, dtype=torch.int32, device=x.device)
-    if patience is None:
-        patience = machine.pick(gpu=4096, cpu=0)
-    parts_kernel[(n_rows * n_parts,)](
-        x, y, words, n_cols, n_parts, patience, TILES=tiles, BLOCK_N=block_n,
-        PARTS=max(128, triton.next_power_of_2(n_parts)),
-    )  # fmt: skip
-    return y
-
-
-@exercise("07.7", "All loads first", minutes=15, level=3)
-def check_loads_first(kernel):
-    expect_kernel(kernel)
-    compiled = {dtype: compiled_part(kernel, dtype) for dtype in (torch.float32, torch.bfloat16)}
-
-    def answer(x, tiles=4, block_n=16):
-        n_rows, n_cols = x.shape
-        n_parts = triton.cdiv(n_cols, tiles * block_n)
-        y, words = torch.full_like(x, -1.0), x.new_zeros(2 * n_rows * n_parts, dtype=torch.int32)
-        sizes = {"TILES": tiles, "BLOCK_N": block_n, "PARTS": 128}
-        kernel[(n_rows * n_parts,)](x, y, words, n_cols, n_parts, 0, **sizes)
-        return y
-
-    def eager(x):
-        return torch.softmax(x, dim=-1)
-
-    with interpreted_launches():
-        expect_op(answer, eager, _rows, shapes=(*SHAPES[:-1], (3, 500)))
-        expect_op(answer, eager, _masked_rows, shapes=((3, 5), (3, 300)))
-        expect_op(answer, eager, _far_below_zero, shapes=((2, 50),))
-    (x,) = _rows((5, 64), torch.float32)
-    with _counted_reductions() as reductions:
-        traffic = count_traffic(lambda: answer(x))
-    named = traffic.by_argument.items()
-    loaded = sum(a.loaded for name, a in named if name.endswith("x_ptr")) / x.nbytes
-    expect(loaded == 1, f"a row that is one part is loaded {loaded:.0f} times; hold its numbers")
-    each = len(reductions) / traffic.programs
-    expect(
-        each <= 7,  # two of the part, four in and behind _hear
-        f"with 4 tiles a program reduces {each:.0f} times; combine tiles element by element, and reduce once",
-    )
-    for dtype, part in compiled.items():
-        loads, barrier, _ = part.sass.partition("BAR.")
-        expect(barrier, f"for sm_90, {dtype}: it has no barrier, so no tl.max of a part")
-        n_first = len(re.findall(r"\bLDG\.", loads))
-        expect(
-            n_first >= 16,
-            f"for sm_90, {dtype}: {n_first} of 16 loads stand before the first barrier",
-        )
-
-
-def compiled_part(kernel, dtype):
-    """The kernel compiled for sm_90, for rows of 131072 columns in parts of 16 tiles.
-
-    kernel: one with the parameters of the notebook's parts_kernel, or the one of lib/ops/softmax.py.
-    """
-    n_cols = 131072
-    row, words = torch.empty(1, n_cols, dtype=dtype), torch.empty(32, dtype=torch.int32)
-    block_n = 2048 // row.itemsize
-    sizes = {"TILES": 16, "BLOCK_N": block_n, "PARTS": 128}
-    more = (n_cols // (16 * block_n), 4096)  # n_parts, patience
-    if kernel is softmax._softmax_parts_fwd_kernel:
-        more = (n_cols, *more, 0)  # the stride before, zero behind
-        sizes |= {"WHOLE_PIECES": False, "COMPUTE": tl.float32, "V": 16 // row.itemsize}
-        sizes |= {
-            "EMPTY": softmax._MINUS_INF.get(dtype, -INF),
-            "MAX_OF_PAIRS": softmax._MAX.get(dtype),
-        }
-    return compile_for(kernel, signature_of(kernel, row, row, words, n_cols, *more, **sizes))
-
-
-def counted_program(kernel, n_cols, num_warps, **constexprs):
-    """What one program of the kernel has when compiled for an H200, for rows of n_cols bfloat16 numbers."""
-    a, n_rows = torch.empty(64, n_cols, dtype=torch.bfloat16), constexprs.get("BLOCK_M", 1)
-    sizes = (64, n_cols, n_cols) if "BLOCK_M" in constexprs else (n_cols, n_cols)
-    signature = signature_of(kernel, a, a, *sizes, **constexprs)
-    compiled = compile_for(kernel, signature, num_warps=num_warps)
-    mix = instruction_mix(compiled)
-    loads = (f"{n} {opcode}" for opcode, n in mix.items() if opcode.startswith("LDG"))
-    return {
-        "columns": n_cols,
-        "threads": 32 * num_warps,
-        "registers": compiled.registers,
-        "loads of a thread": ", ".join(loads),
-        "instructions a number": sum(mix.values()) * 32 * num_warps / (n_cols * n_rows),
-    }

@@ -637,7 +637,9 @@ class QuantizedLinear(torch.nn.Module):
         """`linear` with its weight quantized and a copy of its bias; `linear` itself stays as it was."""
         if not isinstance(linear, torch.nn.Linear):
             wrong = f"linear must be a torch.nn.Linear, got {type(linear).__name__}"
-            raise TypeError(f"QuantizedLinear: {wrong}; for a weight alone, (N, K), there is quantize")
+            raise TypeError(
+                f"QuantizedLinear: {wrong}; for a weight alone, (N, K), there is quantize"
+            )
         bias = None if linear.bias is None else linear.bias.detach().clone()
         return cls(quantize(linear.weight, kind, group, zero_points), bias, activation)
 

@@ -1,7 +1,7 @@
 """Solutions to the exercises of notebook 07."""
 
 # %%
-from lib.ops import softmax  # before triton: with no GPU, lib switches the interpreter on
+import lib  # noqa: F401  before triton: with no GPU it switches the interpreter on
 
 import torch
 import triton
@@ -61,12 +61,23 @@ def prefix_softmax(x, lengths):
     return y
 
 
-# %% 07.4 the whole pieces go from the first that begins in the row to the last that ends in it; a short row may
-# have none
-def elements_stored_one_by_one(row, n_cols, v):
-    start, end = row * n_cols, (row + 1) * n_cols
-    whole = end // v - (start + v - 1) // v
-    return n_cols - max(0, whole) * v
+# %% 07.4 ∂y_i/∂x_j is 1 for i = j, minus the share e^y_j: dx_j = dy_j - e^y_j · sum of dy
+@triton.jit
+def log_softmax_backward_kernel(dy_ptr, y_ptr, dx_ptr, n_cols, BLOCK_N: tl.constexpr):
+    # One program handles one row, padded to BLOCK_N.
+    cols = tl.arange(0, BLOCK_N)
+    offsets = tl.program_id(0).to(tl.int64) * n_cols + cols
+    mask = cols < n_cols
+    dy = tl.load(dy_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+    y = tl.load(y_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+    tl.store(dx_ptr + offsets, dy - tl.exp(y) * tl.sum(dy, axis=0), mask=mask)
+
+
+def log_softmax_backward(dy, y):
+    dx = torch.empty_like(y)
+    block_n = triton.next_power_of_2(y.shape[1])
+    log_softmax_backward_kernel[(y.shape[0],)](dy, y, dx, y.shape[1], BLOCK_N=block_n)
+    return dx
 
 
 # %% 07.5 online softmax in each column of the tile, then its rule once more to merge the columns. A column may
@@ -99,75 +110,3 @@ def log_softmax_long(x):
     block_n = min(4096, triton.next_power_of_2(x.shape[1]))
     log_softmax_long_kernel[(x.shape[0],)](x, y, x.shape[1], BLOCK_N=block_n, num_warps=8)
     return y
-
-
-# %% 07.6 ∂y_i/∂x_j is 1 for i = j, minus the share e^y_j: dx_j = dy_j - e^y_j · sum of dy
-@triton.jit
-def log_softmax_backward_kernel(dy_ptr, y_ptr, dx_ptr, n_cols, BLOCK_N: tl.constexpr):
-    # One program handles one row, padded to BLOCK_N.
-    cols = tl.arange(0, BLOCK_N)
-    offsets = tl.program_id(0).to(tl.int64) * n_cols + cols
-    mask = cols < n_cols
-    dy = tl.load(dy_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
-    y = tl.load(y_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
-    tl.store(dx_ptr + offsets, dy - tl.exp(y) * tl.sum(dy, axis=0), mask=mask)
-
-
-def log_softmax_backward(dy, y):
-    dx = torch.empty_like(y)
-    block_n = triton.next_power_of_2(y.shape[1])
-    log_softmax_backward_kernel[(y.shape[0],)](dy, y, dx, y.shape[1], BLOCK_N=block_n)
-    return dx
-
-
-# %% 07.7 a maximum for each column of the tile, then one tl.max behind all loads; the sums likewise. From
-# _tell on it is parts_kernel.
-@triton.jit
-def walk(row_ptr, n_cols, GUARD: tl.constexpr, BLOCK_N: tl.constexpr):
-    # What to subtract in a row, and its sum relative to that, BLOCK_N columns at a time, as in the notebook.
-    top = tl.full((), -float("inf"), tl.float32)
-    total = tl.full((), 0.0, tl.float32)
-    zero = top
-    for start in range(0, n_cols, BLOCK_N):
-        cols = start + tl.arange(0, BLOCK_N)
-        x = tl.load(row_ptr + cols, mask=cols < n_cols, other=-float("inf")).to(tl.float32)
-        new_top = tl.maximum(top, tl.max(x, axis=0))
-        zero = new_top
-        if GUARD:  # nothing but -inf so far: -inf - -inf would be NaN, and stay
-            zero = tl.where(new_top == -float("inf"), 0.0, new_top)
-        total = total * tl.exp(top - zero) + tl.sum(tl.exp(x - zero), axis=0)
-        top = new_top
-    return zero, total
-
-
-@triton.jit
-def loads_first_kernel(
-    x_ptr, y_ptr, words_ptr, n_cols, n_parts, patience,
-    TILES: tl.constexpr, BLOCK_N: tl.constexpr, PARTS: tl.constexpr,
-):  # fmt: skip
-    # One program holds one part of a row: TILES tiles of BLOCK_N columns, n_parts apart.
-    row, part = (tl.program_id(0) // n_parts).to(tl.int64), tl.program_id(0) % n_parts
-    x_row, words_ptr = x_ptr + row * n_cols, words_ptr + 2 * row * n_parts
-    held, tops = (), tl.full((BLOCK_N,), -float("inf"), tl.float32)
-    for t in tl.static_range(TILES):
-        cols = (t * n_parts + part) * BLOCK_N + tl.arange(0, BLOCK_N)
-        x = tl.load(x_row + cols, mask=cols < n_cols, other=-float("inf")).to(tl.float32)
-        held, tops = held + (x,), tl.maximum(tops, x)
-    top, sums = tl.max(tops), tl.zeros((BLOCK_N,), tl.float32)
-    zero = tl.where(top == -float("inf"), 0.0, top)
-    for t in tl.static_range(TILES):
-        sums += tl.exp(held[t] - zero)
-
-    softmax._tell(words_ptr + 2 * part, top)
-    softmax._tell(words_ptr + 2 * part + 1, tl.sum(sums))
-    pairs, all_arrived = softmax._hear(words_ptr, n_parts, patience, 2, PARTS, tl.float32)
-    tops, totals = tl.split(pairs)
-    tops = tl.where(tl.arange(0, PARTS) < n_parts, tops, -float("inf"))
-    zero = tl.max(tops)
-    total = tl.sum(totals * tl.exp(tops - zero))
-    if not all_arrived:
-        zero, total = walk(x_row, n_cols, True, BLOCK_N)
-
-    for t in tl.static_range(TILES):
-        cols = (t * n_parts + part) * BLOCK_N + tl.arange(0, BLOCK_N)
-        tl.store(y_ptr + row * n_cols + cols, tl.exp(held[t] - zero) / total, mask=cols < n_cols)

@@ -454,7 +454,9 @@ def test_what_cannot_be_quantized_is_refused_in_a_sentence(module):
         module.QuantizedLinear.from_linear(weight)
     with pytest.raises(TypeError, match=r"got int; use QuantizedLinear.from_linear\(linear\)"):
         module.QuantizedLinear(128, 96)
-    with pytest.raises(ValueError, match="K = 100 is no multiple of the group, 64; take int8, which"):
+    with pytest.raises(
+        ValueError, match="K = 100 is no multiple of the group, 64; take int8, which"
+    ):
         module.quantize(torch.randn(4, 100), group=64)
     with pytest.raises(ValueError, match="activation must be one of"):
         module.QuantizedLinear.from_linear(torch.nn.Linear(128, 4), activation="tanh")

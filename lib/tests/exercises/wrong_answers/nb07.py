@@ -270,32 +270,6 @@ def prefix_softmax__one_column_too_many(x, lengths):
     return _right.prefix_softmax(x, (lengths + 1).clamp_max(x.shape[1]))
 
 
-def _loads_first(old, new):
-    return solution("07_softmax", old, new).loads_first_kernel
-
-
-loads_first_kernel__reduces_every_tile = _loads_first(
-    "tl.maximum(tops, x)\n    top,", "tl.maximum(tops, tl.max(x))\n    top,"
-)
-loads_first_kernel__loads_twice = _loads_first(
-    "        sums += tl.exp(held[t] - zero)",
-    "        cols = (t * n_parts + part) * BLOCK_N + tl.arange(0, BLOCK_N)\n"
-    "        x = tl.load(x_row + cols, mask=cols < n_cols, other=-float('inf')).to(tl.float32)\n"
-    "        sums += tl.exp(x - zero)",
-)
-loads_first_kernel__reduces_every_tile_behind_its_loads = _loads_first(
-    "        held, tops = held + (x,), tl.maximum(tops, x)\n",
-    "        held = held + (x,)\n    for t in tl.static_range(TILES):\n"
-    "        tops = tl.maximum(tops, tl.max(held[t]))\n",
-)
-loads_first_kernel__without_guard = _loads_first(
-    'zero = tl.where(top == -float("inf"), 0.0, top)\n    for t', "zero = top\n    for t"
-)
-loads_first_kernel__words_of_no_part_join_the_maximum = _loads_first(
-    'tops = tl.where(tl.arange(0, PARTS) < n_parts, tops, -float("inf"))', "tops = tops"
-)
-loads_first_kernel__reads_no_row_alone = _loads_first("if not all_arrived:", "if False:")
-loads_first_kernel__one_part_only = _loads_first("(t * n_parts + part)", "(t * n_parts)")
 log_softmax_backward__undefined_lanes = without_other("07_softmax").log_softmax_backward
 
 
@@ -318,24 +292,3 @@ matrices_that_show_it__ragged = _matrices(one_maximum=[[0.0], [200.0, 1.0]])
 matrices_that_show_it__a_row_alone = _matrices(unshifted=[89.0])
 matrices_that_show_it__one_left_open = _matrices(own_maxima=None)
 matrices_that_show_it__a_list = list(_right.matrices_that_show_it.values())
-
-
-def elements_stored_one_by_one__what_the_neighbour_has(row, n_cols, v):
-    return row * n_cols % v + (row + 1) * n_cols % v
-
-
-def elements_stored_one_by_one__both_ends_always(row, n_cols, v):
-    return n_cols - max(0, n_cols // v - 1) * v
-
-
-def elements_stored_one_by_one__short_rows_forgotten(row, n_cols, v):
-    start, end = row * n_cols, (row + 1) * n_cols
-    return n_cols - (end // v - -(-start // v)) * v
-
-
-def elements_stored_one_by_one__begins_are_forgotten(row, n_cols, v):
-    return n_cols % v
-
-
-def elements_stored_one_by_one__of_the_first_row(row, n_cols, v):
-    return _right.elements_stored_one_by_one(0, n_cols, v)
