@@ -17,7 +17,7 @@ HEADERS = """
 """
 
 
-def build(source, functions, name="yours"):
+def built_for_cpu(source, functions, name="yours"):
     """The source built for the CPU, every access checked; with a GPU too, so that verdicts are the same."""
     if missing := cuda.cuda_build.why_no_compiler():
         raise Skip(missing)
@@ -65,7 +65,7 @@ torch::Tensor add_relu(torch::Tensor x, torch::Tensor bias, int64_t blocks, int6
 @exercise("04.1", "A grid that is too small", minutes=10, level=1)
 def check_stride_kernel(kernel):
     expect_cuda_kernel(kernel, "stride_kernel", "add_relu_kernel")
-    yours = build(kernel + _STRIDE_HOST, ["add_relu"])
+    yours = built_for_cpu(kernel + _STRIDE_HOST, ["add_relu"])
     for shape, blocks, threads in [
         ((1, 1), 1, 1),
         ((5, 7), 1, 32),
@@ -96,7 +96,7 @@ def check_fixed_source(source):
     from lib.ops.add_relu import add_relu_eager
 
     code = _code(source, "fixed_source")
-    fixed = build(source, ["add_relu"], "fixed")
+    fixed = built_for_cpu(source, ["add_relu"], "fixed")
     # (65536, 1): one more row than the second and the third dimension of a grid can have
     for shape in [(1, 1), (8, 8), (5, 7), (17, 33), (64, 16), (3, 2000), (1500, 2), (65536, 1)]:
         x, bias = (torch.randn(shape), torch.randn(shape[1]))
@@ -128,7 +128,7 @@ def _expect_check_and_stream(code):
 @exercise("04.3", "A binding that trusts nobody", minutes=12, level=2)
 def check_safe_source(source):
     code = _code(source, "safe_source")
-    safe = build(source, ["scale_rows"], "safe").scale_rows
+    safe = built_for_cpu(source, ["scale_rows"], "safe").scale_rows
     x, scale = torch.randn(5, 7), torch.randn(5)
 
     def right(x, scale, at):
@@ -195,7 +195,7 @@ def check_build(build):
         given.update(cpp=_text(cpp_sources), cuda=_text(cuda_sources))
         names = [functions] if isinstance(functions, str) else list(functions or [])
         expect("add_relu_dx" in names, "functions should name add_relu_dx")
-        return build(given["cuda"], names)
+        return built_for_cpu(given["cuda"], names)
 
     built = attempted(build(load_inline))
     expect(given, "build should call the load_inline that it is given")

@@ -3,7 +3,7 @@
 import re
 
 from lib.exercises import attempted, case, exercise, expect
-from lib.exercises.nb04 import NAN, build, expect_cuda_kernel, expect_equal
+from lib.exercises.nb04 import NAN, built_for_cpu, expect_cuda_kernel, expect_equal
 from lib.measure.check import check_against_float64
 from lib.nogpu import cuda
 
@@ -26,7 +26,7 @@ torch::Tensor add(torch::Tensor x, torch::Tensor residual) {
 @exercise("24.1", "Sixteen bytes, and a tail", minutes=15, level=2)
 def check_wide_kernel(kernel):
     code = expect_cuda_kernel(kernel, "wide_kernel", "add_kernel")
-    yours = build(kernel + _WIDE_HOST, ["add"])
+    yours = built_for_cpu(kernel + _WIDE_HOST, ["add"])
     for n in (1, 3, 4, 7, 128, 511, 512, 513, 514, 515, 516, 1031):
         at = f"at n = {n}"
         x, residual = torch.randn(n), torch.randn(n)
@@ -70,7 +70,7 @@ torch::Tensor dbias(torch::Tensor dy, torch::Tensor y) {
 def check_dbias_kernel(kernel):
     code = expect_cuda_kernel(kernel, "dbias_kernel", "dbias_kernel")
     expect("atomic" not in code, "atomic additions come in any order; add in a fixed one")
-    yours = build(kernel + _DBIAS_HOST, ["dbias"])
+    yours = built_for_cpu(kernel + _DBIAS_HOST, ["dbias"])
     for shape in [(1, 1), (2, 3), (8, 32), (5, 7), (17, 33), (130, 70)]:
         at = f"at {shape[0]}×{shape[1]}"
         y = torch.randn(shape).relu()
@@ -111,7 +111,7 @@ torch::Tensor place(torch::Tensor x) {
 def check_place_kernel(kernel):
     code = expect_cuda_kernel(kernel, "place_kernel", "place_kernel")
     expect("__shared__" not in code, "no shared memory; let the threads of a warp shuffle")
-    yours = build(kernel + _PLACE_HOST, ["place"])
+    yours = built_for_cpu(kernel + _PLACE_HOST, ["place"])
 
     def right(x, at):
         first = (x == x.amax(1, keepdim=True)).int().argmax(1).int()
@@ -152,7 +152,7 @@ def _normalize_eager(x):
 @exercise("24.4", "Two sums through one array", minutes=25, level=3)
 def check_normalize_kernel(kernel):
     code = expect_cuda_kernel(kernel, "normalize_kernel", "normalize_kernel")
-    yours = build(kernel + _NORMALIZE_HOST, ["normalize"])
+    yours = built_for_cpu(kernel + _NORMALIZE_HOST, ["normalize"])
     for rows, cols, threads in [
         (1, 1, 32),
         (2, 3, 32),
