@@ -17,7 +17,7 @@ HEADERS = """
 """
 
 
-def _build(source, functions, name="yours"):
+def built_for_cpu(source, functions, name="yours"):
     """The source built for the CPU, every access checked; with a GPU too, so that verdicts are the same."""
     if missing := cuda.cuda_build.why_no_compiler():
         raise Skip(missing)
@@ -31,14 +31,14 @@ def _code(source, what):
     return re.sub(r"//[^\n]*|/\*.*?\*/", "", source, flags=re.S)
 
 
-def _expect_kernel(source, what, name):
+def expect_cuda_kernel(source, what, name):
     """The source without comments; Wrong if it does not define a kernel of this name."""
     code = " ".join(_code(source, what).split())
     expect(f"__global__ void {name}(" in code, f"{what} should define `__global__ void {name}(…)`")
     return code
 
 
-def _expect_equal(got, want, at, what):
+def expect_equal(got, want, at, what):
     """Wrong, with the first element that differs, unless the bits are those wanted; NaN equals NaN."""
     shape = tuple(want.shape)
     expect(tuple(got.shape) == shape, f"{at}: {what} has shape {tuple(got.shape)}, not {shape}")
@@ -64,8 +64,8 @@ torch::Tensor add_relu(torch::Tensor x, torch::Tensor bias, int64_t blocks, int6
 
 @exercise("04.1", "A grid that is too small", minutes=10, level=1)
 def check_stride_kernel(kernel):
-    _expect_kernel(kernel, "stride_kernel", "add_relu_kernel")
-    yours = _build(kernel + _STRIDE_HOST, ["add_relu"])
+    expect_cuda_kernel(kernel, "stride_kernel", "add_relu_kernel")
+    yours = built_for_cpu(kernel + _STRIDE_HOST, ["add_relu"])
     for shape, blocks, threads in [
         ((1, 1), 1, 1),
         ((5, 7), 1, 32),
@@ -80,7 +80,7 @@ def check_stride_kernel(kernel):
         with case(at):
             cuda.memory_traffic(yours)
             y = attempted(yours.add_relu(x, bias, blocks, threads))
-        _expect_equal(y, torch.relu(x + bias), at, "y")
+        expect_equal(y, torch.relu(x + bias), at, "y")
         written = cuda.memory_traffic(yours).bytes_written
         expect(
             written == y.nbytes,
@@ -96,7 +96,7 @@ def check_fixed_source(source):
     from lib.ops.add_relu import add_relu_eager
 
     code = _code(source, "fixed_source")
-    fixed = _build(source, ["add_relu"], "fixed")
+    fixed = built_for_cpu(source, ["add_relu"], "fixed")
     # (65536, 1): one more row than the second and the third dimension of a grid can have
     for shape in [(1, 1), (8, 8), (5, 7), (17, 33), (64, 16), (3, 2000), (1500, 2), (65536, 1)]:
         x, bias = (torch.randn(shape), torch.randn(shape[1]))
@@ -128,13 +128,13 @@ def _expect_check_and_stream(code):
 @exercise("04.3", "A binding that trusts nobody", minutes=12, level=2)
 def check_safe_source(source):
     code = _code(source, "safe_source")
-    safe = _build(source, ["scale_rows"], "safe").scale_rows
+    safe = built_for_cpu(source, ["scale_rows"], "safe").scale_rows
     x, scale = torch.randn(5, 7), torch.randn(5)
 
     def right(x, scale, at):
         with case(at):
             y = attempted(safe(x, scale))
-        _expect_equal(y, x * scale[:, None], at, "y")
+        expect_equal(y, x * scale[:, None], at, "y")
 
     def right_or_refused(x, scale, at):
         try:
@@ -142,7 +142,7 @@ def check_safe_source(source):
         except Exception as error:
             _expect_refusal(error, at)
         else:
-            _expect_equal(y, x * scale[:, None], at, "y")
+            expect_equal(y, x * scale[:, None], at, "y")
 
     def refused(x, scale, at):
         try:
@@ -184,52 +184,8 @@ def _expect_refusal(error, at):
 
 # --- 04.4 ----------------------------------------------------------------------------------------------------
 
-_WIDE_HOST = """
-torch::Tensor add(torch::Tensor x, torch::Tensor residual) {
-  auto y = torch::empty_like(x);
-  const int64_t n = x.numel(), blocks = (n / 4 + 127) / 128;
-  add_kernel<<<blocks > 0 ? blocks : 1, 128, 0, c10::cuda::getCurrentCUDAStream()>>>(
-      x.data_ptr<float>(), residual.data_ptr<float>(), y.data_ptr<float>(), n);
-  C10_CUDA_KERNEL_LAUNCH_CHECK();
-  return y;
-}
-"""
 
-
-@exercise("04.4", "Sixteen bytes, and a tail", minutes=15, level=2)
-def check_wide_kernel(kernel):
-    code = _expect_kernel(kernel, "wide_kernel", "add_kernel")
-    yours = _build(kernel + _WIDE_HOST, ["add"])
-    for n in (1, 3, 4, 7, 128, 511, 512, 513, 514, 515, 516, 1031):
-        at = f"at n = {n}"
-        x, residual = torch.randn(n), torch.randn(n)
-        x[n // 2] = NAN
-        with case(at):
-            cuda.memory_traffic(yours)
-            y = attempted(yours.add(x, residual))
-        _expect_equal(y, torch.relu(x + residual), at, "y")
-        read = cuda.memory_traffic(yours).bytes_read
-        most = x.nbytes + residual.nbytes
-        expect(read <= most, f"{at}: {read} bytes are read, and x and residual have {most}")
-    wide = re.search(r"\b(float4|int4|uint4|double2|longlong2|ulonglong2|alignas\s*\(16\))", code)
-    # off a multiple of 16, a 16-byte access is an error of its own
-    x, residual = torch.randn(64), torch.randn(65)[1:]
-    try:
-        y = yours.add(x, residual)
-        misaligned = False
-    except RuntimeError as error:
-        misaligned = "misaligned" in str(error)
-    handled = not misaligned and torch.equal(y, torch.relu(x + residual)) and "%" in code
-    expect(
-        wide and (misaligned or handled),
-        "the numbers are right, but residual is not read 16 bytes at a time; read it through a float4 pointer",
-    )
-
-
-# --- 04.5 ----------------------------------------------------------------------------------------------------
-
-
-@exercise("04.5", "A kernel from an empty cell", minutes=20, level=3)
+@exercise("04.4", "A kernel from an empty cell", minutes=20, level=3)
 def check_build(build):
     if missing := cuda.cuda_build.why_no_compiler():
         raise Skip(missing)
@@ -239,7 +195,7 @@ def check_build(build):
         given.update(cpp=_text(cpp_sources), cuda=_text(cuda_sources))
         names = [functions] if isinstance(functions, str) else list(functions or [])
         expect("add_relu_dx" in names, "functions should name add_relu_dx")
-        return _build(given["cuda"], names)
+        return built_for_cpu(given["cuda"], names)
 
     built = attempted(build(load_inline))
     expect(given, "build should call the load_inline that it is given")
@@ -270,44 +226,3 @@ def _expect_dx(built, at, dy, y):
         row, col = (dx != want).nonzero()[0].tolist()
         got = f"dx[{row}, {col}] should be {want[row, col]:g}, got {dx[row, col]:g}"
         raise Wrong(f"{at}: {got}, where y is {y[row, col]:g}")
-
-
-# --- 04.6 ----------------------------------------------------------------------------------------------------
-
-_DBIAS_HOST = """
-torch::Tensor dbias(torch::Tensor dy, torch::Tensor y) {
-  auto dbias = torch::empty({y.size(1)}, y.options());
-  dbias_kernel<<<(y.size(1) + 31) / 32, dim3(32, 8), 0, c10::cuda::getCurrentCUDAStream()>>>(
-      dy.data_ptr<float>(), y.data_ptr<float>(), dbias.data_ptr<float>(), y.size(0), y.size(1));
-  C10_CUDA_KERNEL_LAUNCH_CHECK();
-  return dbias;
-}
-"""
-
-
-@exercise("04.6", "Eight threads, one sum", minutes=20, level=3)
-def check_dbias_kernel(kernel):
-    code = _expect_kernel(kernel, "dbias_kernel", "dbias_kernel")
-    expect("atomic" not in code, "atomic additions come in any order; add in a fixed one")
-    yours = _build(kernel + _DBIAS_HOST, ["dbias"])
-    for shape in [(1, 1), (2, 3), (8, 32), (5, 7), (17, 33), (130, 70)]:
-        at = f"at {shape[0]}×{shape[1]}"
-        y = torch.randn(shape).relu()
-        y[0, 0] = 0.0
-        dy = torch.randn(shape).mul(8).round() + 1  # sums of whole numbers are exact in any order
-        with case(at):
-            cuda.memory_traffic(yours)
-            got = attempted(yours.dbias(dy, y))
-        _expect_equal(got, torch.where(y > 0, dy, 0.0).sum(0), at, "dbias")
-        read = cuda.memory_traffic(yours).bytes_read
-        expect(
-            read <= 2 * y.nbytes, f"{at}: {read} bytes are read, and dy and y have {2 * y.nbytes}"
-        )
-    dy, y = torch.tensor([[torch.inf], [1.0]]), torch.tensor([[0.0], [1.0]])
-    with case("with an inf in dy where y is 0"):
-        got = yours.dbias(dy, y)
-    _expect_equal(got, torch.tensor([1.0]), "with an inf in dy where y is 0", "dbias")
-    expect(
-        "__shared__" in code and "threadIdx.y" in code,
-        "the sums are right; let the eight threads of a column share the rows, and add up in shared memory",
-    )

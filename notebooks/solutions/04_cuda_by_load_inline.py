@@ -72,29 +72,7 @@ torch::Tensor scale_rows(torch::Tensor x, torch::Tensor scale) {
 """
 
 
-# %% 04.4 n / 4 threads take four numbers each; the n % 4 that remain go to the first threads of the grid
-wide_kernel = """
-__global__ void add_kernel(const float* x, const float* residual, float* y, int64_t n) {
-  const int64_t t = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
-  const int64_t n_wide = n / 4, last = 4 * n_wide + t;
-  if (t < n_wide) {
-    float4 z = reinterpret_cast<const float4*>(x)[t];
-    const float4 r = reinterpret_cast<const float4*>(residual)[t];
-    z.x = z.x + r.x < 0.f ? 0.f : z.x + r.x;
-    z.y = z.y + r.y < 0.f ? 0.f : z.y + r.y;
-    z.z = z.z + r.z < 0.f ? 0.f : z.z + r.z;
-    z.w = z.w + r.w < 0.f ? 0.f : z.w + r.w;
-    reinterpret_cast<float4*>(y)[t] = z;
-  }
-  if (last < n) {
-    const float z = x[last] + residual[last];
-    y[last] = z < 0.f ? 0.f : z;
-  }
-}
-"""
-
-
-# %% 04.5 one thread an element, as forward; y <= 0 rather than not y > 0, so that a NaN in y lets dy pass
+# %% 04.4 one thread an element, as forward; y <= 0 rather than not y > 0, so that a NaN in y lets dy pass
 def build(load_inline):
     return load_inline(
         "add_relu_dx",
@@ -121,27 +99,5 @@ torch::Tensor add_relu_dx(torch::Tensor dy, torch::Tensor y) {
       dy.data_ptr<float>(), y.data_ptr<float>(), dx.data_ptr<float>(), n);
   C10_CUDA_KERNEL_LAUNCH_CHECK();
   return dx;
-}
-"""
-
-
-# %% 04.6 every eighth row each, then one thread adds eight numbers; all threads reach the barrier
-dbias_kernel = """
-__global__ void dbias_kernel(const float* dy, const float* y, float* dbias, int64_t n_rows, int64_t n_cols) {
-  __shared__ float partial[8][32];
-  const int64_t col = int64_t(blockIdx.x) * 32 + threadIdx.x;
-  float total = 0.f;
-  if (col < n_cols) {
-    for (int64_t row = threadIdx.y; row < n_rows; row += 8) {
-      const int64_t i = row * n_cols + col;
-      total += y[i] > 0.f ? dy[i] : 0.f;
-    }
-  }
-  partial[threadIdx.y][threadIdx.x] = total;
-  __syncthreads();
-  if (threadIdx.y == 0 && col < n_cols) {
-    for (int k = 1; k < 8; ++k) total += partial[k][threadIdx.x];
-    dbias[col] = total;
-  }
 }
 """
