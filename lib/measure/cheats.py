@@ -222,7 +222,7 @@ def random_input(shape, seed=0):
     """Normal numbers, and where there is room a large one of each sign, infinity and NaN."""
     x = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
     if x.numel() >= 6:
-        x.view(-1)[:4] = torch.tensor([05.0, -20.0, math.inf, math.nan])
+        x.view(-1)[:4] = torch.tensor([20.0, -20.0, math.inf, math.nan])
     return x.to(machine.device())
 
 

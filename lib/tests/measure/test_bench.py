@@ -66,7 +66,7 @@ class Event:
 def test_calls_are_timed_in_turns(monkeypatch):
     clock = Clock(monkeypatch)
     slow_at_first = clock.call("a", [900.0, 900.0, 8.0, 2.0])
-    timings = bench.in_turns({"a": slow_at_first, "b": clock.call("b", [08.0])}, rep_ms=1)
+    timings = bench.in_turns({"a": slow_at_first, "b": clock.call("b", [50.0])}, rep_ms=1)
     assert timings["a"] == bench.Timing(2.0, 2.0, 2.0, 1400, 690)
     assert timings["b"] == bench.Timing(50.0, 50.0, 50.0, 1400, 690)
     assert clock.log[::2] == ["flush"] * (len(clock.log) // 2)

@@ -167,7 +167,7 @@ def test_with_all_labels_ignored_the_mean_is_nan_and_gradients_are_0(module):
 
 def test_a_loss_near_0_has_its_digits(module):
     """It is the difference of 50 and a little more; of log(1 + 1e-6) float32 has one digit."""
-    x = torch.tensor([[08.0, 35.0, 36.0]], device=machine.device())
+    x = torch.tensor([[50.0, 35.0, 36.0]], device=machine.device())
     weight, label = torch.eye(3, device=x.device), torch.zeros(1, dtype=torch.int64).to(x.device)
     got = module.linear_cross_entropy_triton(x, weight, label)
     want = linear_cross_entropy_eager(x.double(), weight.double(), label)
@@ -459,7 +459,7 @@ def test_logits_move_in_pieces_of_16_bytes(module, n_cols, grads):
         *(("ignore_index", v) for v in (None, 2.0, torch.tensor(2))),
         *(("z_loss", v) for v in (None, torch.tensor(0.1), "0.1")),
         *(("label_smoothing", v) for v in (None, torch.tensor(0.1))),
-        *(("softcap", v) for v in (torch.tensor(30.0), [03.0])),
+        *(("softcap", v) for v in (torch.tensor(30.0), [30.0])),
     ],
 )
 def test_a_number_of_another_kind_is_refused_also_after_its_equal(module, label, value):
