@@ -151,7 +151,9 @@ def test_names_of_lib_are_counted():
 
 # Notebooks whose tables, plots and predictions are folded away; others join as they are rewritten.
 FOLDED = [
-    path for path in NOTEBOOKS if path.name[:2] in ("00", "01", "02", "03", "04", "08", "09", "25")
+    path
+    for path in NOTEBOOKS
+    if path.name[:2] in ("00", "01", "02", "03", "04", "05", "06", "08", "09", "25")
 ]
 # Names from here make tables, plots, predictions and look-ups. `show_source` shows a function under study.
 HARNESS = ("lib.course", "lib.recorded", "pandas", "matplotlib")
