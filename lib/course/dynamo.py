@@ -1,17 +1,19 @@
 """What torch.compile's first two stages make of a function, read where PyTorch keeps it for itself.
 
-aten_graphs(fn, *inputs)      # {"forward": ..., "backward": ...}: what AOTAutograd hands to Inductor
-guards_of(fn)                 # for each compiled version of fn, its guards: (kind, what is checked)
-broken_guard(error)           # what failed, from the error of the stance fail_on_recompile
-essentials(log)               # the lines to read first of TORCH_LOGS=recompiles,graph_breaks,guards
+aten_graphs(fn, *inputs)          # {"forward": ..., "backward": ...}: what AOTAutograd hands to Inductor
+broken_guards(compiled, changes)  # for each change of the arguments, the guard that it breaks
+keep_warnings()                   # the compiler's warnings go into a text from now on
+broken_guard(error)               # what failed, from the error of the stance fail_on_recompile
+essentials(log)                   # the lines to read first of TORCH_LOGS=recompiles,graph_breaks,guards
 """
 
+import io
 import json
+import logging
 import re
 
 import torch
 from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
-from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
 from torch._dynamo.backends.common import aot_autograd
 from torch._inductor.decomposition import select_decomp_table
 
@@ -37,13 +39,6 @@ def aten_graphs(fn, *inputs):
     return graphs
 
 
-def guards_of(fn):
-    """For each compiled version of fn, its guards: (kind, what is checked), without addresses."""
-    texts = [str(entry.guard_manager) for entry in _debug_get_cache_entry_list(fn.__code__)]
-    by_version = [re.findall(r"(?m)\+- ([A-Z_]+): (.*?)(?:  +#.*)?$", text) for text in texts]
-    return [[(kind, _shortened(what)) for kind, what in guards] for guards in by_version]
-
-
 def _shortened(what):
     if " against {" in what:  # PyTorch's global settings
         return ", ".join(json.loads(what.split(" against ")[1]))
@@ -52,9 +47,40 @@ def _shortened(what):
     return re.sub(r"\['(\w+)'\]", r".\1", what).replace("L.", "").replace("G.", "global ")
 
 
+def keep_warnings():
+    """From now on the compiler's warnings go into the io.StringIO that this returns, not to stderr."""
+    says = io.StringIO()
+    for name in ("torch", "torch._dynamo"):
+        logging.getLogger(name).handlers = [logging.StreamHandler(says)]
+    return says
+
+
 def broken_guard(error):
     """What the first compiled version had against a call that may not recompile."""
     return re.search(r"(?m)- \d+/\d+: (.*?)(?:  +#.*)?$", str(error))[1].strip()
+
+
+def broken_guards(compiled, changes):
+    """For each entry of changes, name: arguments, the guard that a call of `compiled` breaks, or "none".
+
+    The change "under no_grad" is made so, and "another number of CPU threads" too.
+    """
+    n_threads = torch.get_num_threads()
+    broken = {}
+    for what, args in changes.items():
+        torch.set_num_threads(n_threads + ("CPU threads" in what))
+        try:
+            with (
+                torch.set_grad_enabled("no_grad" not in what),
+                torch.compiler.set_stance("fail_on_recompile"),
+            ):
+                compiled(*args)
+            broken[what] = "none"
+        except RuntimeError as error:
+            broken[what] = broken_guard(error)
+        finally:
+            torch.set_num_threads(n_threads)
+    return broken
 
 
 _ESSENTIAL = r"TENSOR_MATCH|EQUALS_|LAMBDA.*size|Recompiling|^ +- \d|Graph break in|Explanation:"

@@ -1,8 +1,9 @@
 """What torch.compile's first stages made of a function, found with every version of torch that is supported."""
 
+import logging
+
 from lib.course import dynamo
 
-import pytest
 import torch
 
 
@@ -23,20 +24,34 @@ def test_the_graphs_of_both_passes_are_of_aten_ops():
     assert all("torch.ops.aten.sigmoid" in graph.code for graph in graphs.values())
 
 
-def test_guards_are_read_and_a_broken_one_is_named():
+def test_a_guard_that_a_change_breaks_is_named():
     torch.compiler.reset()
     compiled = torch.compile(gated, backend="eager")
     compiled(torch.ones(4), torch.ones(4))
-    (guards,) = dynamo.guards_of(gated)
-    (x,) = [what for kind, what in guards if kind == "TENSOR_MATCH" and what.startswith("x,")]
-    assert "torch.float32" in x and x.endswith("size=[4], stride=[1]")
-    assert any(kind == "GLOBAL_STATE" and "grad_mode" in what for kind, what in guards)
-    with (
-        torch.compiler.set_stance("fail_on_recompile"),
-        pytest.raises(RuntimeError) as failed,
-    ):
-        compiled(torch.ones(5), torch.ones(4))
-    assert dynamo.broken_guard(failed.value).startswith("tensor 'x' size mismatch at index 0")
+    n_threads = torch.get_num_threads()
+    changes = {
+        "nothing": (torch.ones(4), torch.ones(4)),
+        "a length": (torch.ones(5), torch.ones(4)),
+        "under no_grad": (torch.ones(4), torch.ones(4)),
+        "another number of CPU threads": (torch.ones(4), torch.ones(4)),
+    }
+    broken = dynamo.broken_guards(compiled, changes)
+    assert broken.pop("a length").startswith("tensor 'x' size mismatch at index 0")
+    assert broken.pop("nothing") == "none"
+    assert all(guard.startswith("GLOBAL_STATE changed") for guard in broken.values()), broken
+    assert torch.get_num_threads() == n_threads and torch.is_grad_enabled()
+
+
+def test_warnings_are_kept():
+    loggers = [logging.getLogger(name) for name in ("torch", "torch._dynamo")]
+    before = [logger.handlers for logger in loggers]
+    says = dynamo.keep_warnings()
+    try:
+        loggers[1].warning("limit")
+        assert "limit" in says.getvalue()
+    finally:
+        for logger, handlers in zip(loggers, before):
+            logger.handlers = handlers
 
 
 def test_the_essentials_of_a_log_are_what_happened():
