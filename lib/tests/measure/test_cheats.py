@@ -144,3 +144,8 @@ def test_workshop_on_a_gpu():
     rows = {row["cheat"]: row for row in cheats.workshop()}
     for name, detector in CAUGHT_BY.items():
         assert detector.removeprefix("find_") in rows[name]["caught_by"], rows[name]
+
+
+def test_an_input_holds_the_extreme_values_that_the_page_names():
+    numbers = cheats.random_input((2, 3)).flatten().tolist()
+    assert numbers[:3] == [20.0, -20.0, float("inf")] and numbers[3] != numbers[3]
