@@ -18,7 +18,9 @@ PAGES = {
     "_attention_gluon": (45, 0.9, ["_attention_gluon_kernel", "_attend", "_soften", "_fetch", "_job_of"]),
     "attention": (48, 0.2, ["_attention_dkdv_kernel"]),
     "linear_cross_entropy": (46, 0.5, ["_cross_entropy_kernel"]),
-    "quantized_linear": (47, 0.6, ["_quantized_linear_kernel", "_numbers", "_quarter", "_sum_parts_kernel", "_dx_kernel"]),
+    "quantized_linear": (
+        47, 0.6, ["_quantized_linear_kernel", "_numbers", "_quarter", "_sum_parts_kernel", "_dx_kernel"],
+    ),
 }  # fmt: skip
 
 

@@ -113,7 +113,9 @@ attend_pages__values_not_masked = _pages(
     "v = tl.load(v_ptr + kv_offsets, mask=seen[:, None], other=0.0)",
     "v = tl.load(v_ptr + kv_offsets)",
 )
-attend_pages__table_of_the_first_text = _pages("table_ptr + text * n_slots + slot", "table_ptr + slot")
+attend_pages__table_of_the_first_text = _pages(
+    "table_ptr + text * n_slots + slot", "table_ptr + slot"
+)
 attend_pages__scores_not_masked = _pages('tl.where(seen[None, :], s, -float("inf"))', "s")
 attend_pages__natural_exponent = _pages("d**-0.5 * 1.4426950408889634", "d**-0.5")
 attend_pages__tf32 = _pages('input_precision="ieee"', 'input_precision="tf32"')
