@@ -1,4 +1,4 @@
-"""Attention of everybody who has one, timed beside the op, and a backward pass with atomics: for notebook 45.
+"""Attention of everybody who has one, timed beside the op, and a backward pass with atomics: for 45 and 48.
 
 versions   eager, compiled, PyTorch's scaled_dot_product_attention, three of its back ends, flex_attention and
            the op; fused: without the first two

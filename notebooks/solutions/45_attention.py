@@ -18,26 +18,24 @@ def count_tiles(n, block_m, block_n):
     return whole, masked
 
 
-# %% 45.2 exp(lse) is the sum l·eᵐ: it weighs the results, and is shifted by the larger one of the two
-def join(o_a, lse_a, o_b, lse_b):
-    top = torch.maximum(lse_a, lse_b)
-    zero = torch.where(top == -float("inf"), 0.0, top)
-    a, b = torch.exp(lse_a - zero), torch.exp(lse_b - zero)
-    total = torch.where(a + b == 0, 1.0, a + b)
-    o = (a[..., None] * o_a + b[..., None] * o_b) / total[..., None]
-    return o, torch.where(top == -float("inf"), top, zero + torch.log(total))
+# %% 45.2 p of the tile before has the old maximum, as o has: add them, then shrink both
+def attend_one_behind(q, k, v, n):
+    top = q.new_full((len(q), 1), -float("inf"))
+    total, o, p = q.new_zeros(len(q), 1), torch.zeros_like(q), None
+    for first in range(0, len(k), n):
+        s = q @ k[first : first + n].T * q.shape[-1] ** -0.5
+        if p is not None:
+            o = o + p @ v[first - n : first]
+        new_top = torch.maximum(top, s.amax(1, keepdim=True))
+        p, shrink = torch.exp(s - new_top), torch.exp(top - new_top)
+        total = total * shrink + p.sum(1, keepdim=True)
+        o = o * shrink
+        top = new_top
+    o = o + p @ v[first:]
+    return o / total, top + total.log()
 
 
-# %% 45.3 one factor more, the slope of the cap: d(cap·tanh(s/cap))/ds = 1 - tanh²(s/cap)
-def capped_dq(q, k, v, o, lse, do, cap):
-    scale, delta = q.shape[-1] ** -0.5, (do * o).sum(1, keepdim=True)
-    t = torch.tanh(scale * q @ k.T / cap)
-    p = torch.exp(cap * t - lse)
-    ds = p * (do @ v.T - delta) * (1 - t * t)
-    return scale * ds @ k
-
-
-# %% 45.4 start at the tile of the first query's first key, and shift by 0 as long as a row has seen nothing
+# %% 45.3 start at the tile of the first query's first key, and shift by 0 as long as a row has seen nothing
 @triton.jit
 def window_kernel(
     q_ptr, k_ptr, v_ptr, o_ptr, n_rows, left, factor,

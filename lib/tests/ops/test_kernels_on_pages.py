@@ -15,6 +15,12 @@ PAGES = {
     "add_relu": ((3,), 0.6, ["_add_relu_tile"]),
     "gelu": ((31,), 0.8, ["_gelu_fwd_kernel", "_gelu_bwd_kernel", "_fwd_tile", "_bwd_tile", "_locate"]),
     "softmax": ((7, 32), 0.5, ["_softmax_fwd_kernel", "_softmax_bwd_kernel", "_softmax_parts_fwd_kernel"]),
+    "_attention_gluon": ((45,), 0.9, ["_attention_gluon_kernel", "_attend", "_soften", "_fetch", "_job_of"]),
+    "attention": ((48,), 0.2, ["_attention_dkdv_kernel"]),
+    "linear_cross_entropy": ((46,), 0.5, ["_cross_entropy_kernel"]),
+    "quantized_linear": (
+        (47,), 0.6, ["_quantized_linear_kernel", "_numbers", "_quarter", "_sum_parts_kernel", "_dx_kernel"],
+    ),
 }  # fmt: skip
 
 

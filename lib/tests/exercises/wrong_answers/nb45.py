@@ -40,85 +40,6 @@ def count_tiles__beyond_the_last_key_without_a_mask(n, block_m, block_n):
     return (whole + 1, masked - 1) if alone else (whole, masked)
 
 
-def join__mean(o_a, lse_a, o_b, lse_b):
-    return (o_a + o_b) / 2, torch.logaddexp(lse_a, lse_b)
-
-
-def join__not_shifted(o_a, lse_a, o_b, lse_b):
-    a, b = lse_a.exp(), lse_b.exp()
-    o = (a[..., None] * o_a + b[..., None] * o_b) / (a + b)[..., None]
-    return o, (a + b).log()
-
-
-def join__nan_without_keys(o_a, lse_a, o_b, lse_b):
-    top = torch.maximum(lse_a, lse_b)
-    a, b = torch.exp(lse_a - top), torch.exp(lse_b - top)
-    o = (a[..., None] * o_a + b[..., None] * o_b) / (a + b)[..., None]
-    return o, top + torch.log(a + b)
-
-
-def join__sum_not_divided(o_a, lse_a, o_b, lse_b):
-    o, lse = _right.join(o_a, lse_a, o_b, lse_b)
-    a, b = torch.exp(lse_a - lse), torch.exp(lse_b - lse)
-    return o * (a + b + 1)[..., None].nan_to_num(1.0), lse
-
-
-def join__parts_swapped(o_a, lse_a, o_b, lse_b):
-    return _right.join(o_b, lse_a, o_a, lse_b)
-
-
-def join__lse_is_the_larger(o_a, lse_a, o_b, lse_b):
-    return _right.join(o_a, lse_a, o_b, lse_b)[0], torch.maximum(lse_a, lse_b)
-
-
-def join__base_two(o_a, lse_a, o_b, lse_b):
-    lse = torch.maximum(lse_a, lse_b).nan_to_num(neginf=0.0)
-    a, b = torch.exp2(lse_a - lse), torch.exp2(lse_b - lse)
-    total = torch.where(a + b == 0, 1.0, a + b)
-    o = (a[..., None] * o_a + b[..., None] * o_b) / total[..., None]
-    return o, _right.join(o_a, lse_a, o_b, lse_b)[1]
-
-
-_changed = {
-    "no_slope": (" * (1 - t * t)", ""),
-    "slope_of_the_capped": ("(1 - t * t)", "(1 - (cap * t) ** 2)"),
-    "slope_times_cap": ("(1 - t * t)", "(1 - t * t) * cap"),
-    "no_scale": ("return scale * ds @ k", "return ds @ k"),
-    "no_delta": ("(do @ v.T - delta)", "(do @ v.T)"),
-    "weights_not_capped": ("torch.exp(cap * t - lse)", "torch.exp(scale * q @ k.T - lse)"),
-}
-
-
-def capped_dq__no_slope(*tensors):
-    return solution("45_attention", *_changed["no_slope"]).capped_dq(*tensors)
-
-
-def capped_dq__slope_of_the_capped(*tensors):
-    return solution("45_attention", *_changed["slope_of_the_capped"]).capped_dq(*tensors)
-
-
-def capped_dq__slope_times_cap(*tensors):
-    return solution("45_attention", *_changed["slope_times_cap"]).capped_dq(*tensors)
-
-
-def capped_dq__no_scale(*tensors):
-    return solution("45_attention", *_changed["no_scale"]).capped_dq(*tensors)
-
-
-def capped_dq__no_delta(*tensors):
-    return solution("45_attention", *_changed["no_delta"]).capped_dq(*tensors)
-
-
-def capped_dq__weights_not_capped(*tensors):
-    return solution("45_attention", *_changed["weights_not_capped"]).capped_dq(*tensors)
-
-
-def capped_dq__by_autograd(q, k, v, o, lse, do, cap):
-    q = q.clone().requires_grad_()
-    scores = cap * torch.tanh(q @ k.T * q.shape[-1] ** -0.5 / cap)
-    return torch.autograd.grad(torch.softmax(scores, 1) @ v, q, do)[0]
-
-
 def window_attention__eager(q, k, v, left):
     i = torch.arange(q.shape[1], device=q.device)
     visible = (i[None, :] <= i[:, None]) & (i[None, :] >= i[:, None] - left)
@@ -175,21 +96,49 @@ def window_attention__eager_beside_an_empty_kernel(q, k, v, left):
     return torch.softmax(scores.masked_fill(~seen, -INF), -1) @ v
 
 
-def join__overwrites_o(o_a, lse_a, o_b, lse_b):
-    o, lse = _right.join(o_a, lse_a, o_b, lse_b)
-    return o_a.copy_(o), lse
-
-
-def join__in_float32(o_a, lse_a, o_b, lse_b):
-    return tuple(t.float() for t in _right.join(o_a, lse_a, o_b, lse_b))
-
-
-def capped_dq__overwrites_do(q, k, v, o, lse, do, cap):
-    dq = _right.capped_dq(q, k, v, o, lse, do, cap)
-    do.zero_()
-    return dq
-
-
 window_attention__no_maximum = solution(
     "45_attention", "tl.maximum(top, tl.max(s, axis=1))", "tl.maximum(top, 0.0)"
 ).window_attention
+
+
+def attend_one_behind__in_turns(q, k, v, n):
+    top, total, o = q.new_full((len(q), 1), -INF), q.new_zeros(len(q), 1), torch.zeros_like(q)
+    for first in range(0, len(k), n):
+        s = q @ k[first : first + n].T * q.shape[-1] ** -0.5
+        new_top = torch.maximum(top, s.amax(1, keepdim=True))
+        p, shrink = torch.exp(s - new_top), torch.exp(top - new_top)
+        total = total * shrink + p.sum(1, keepdim=True)
+        o = o * shrink + p @ v[first : first + n]
+        top = new_top
+    return o / total, top + total.log()
+
+
+def attend_one_behind__all_scores_first(q, k, v, n):
+    pieces = [q @ some.T * q.shape[-1] ** -0.5 for some in k.split(n)]
+    top = torch.cat(pieces, 1).amax(1, keepdim=True)
+    ps = [torch.exp(s - top) for s in pieces]
+    total = sum(p.sum(1, keepdim=True) for p in ps)
+    return sum(p @ some for p, some in zip(ps, v.split(n))) / total, top + total.log()
+
+
+def attend_one_behind__whole(q, k, v, n):
+    scores = q @ k.T * q.shape[-1] ** -0.5
+    return scores.softmax(1) @ v, scores.logsumexp(1, keepdim=True)
+
+
+def _one_behind(*changes):
+    return solution("45_attention", *changes).attend_one_behind
+
+
+attend_one_behind__not_shrunk = _one_behind("        o = o * shrink\n", "")
+attend_one_behind__shrunk_before = _one_behind(
+    "            o = o + p @ v[first - n : first]\n", "            behind = p @ v[first - n : first]\n",
+    "        o = o * shrink\n", "        o = o * shrink + (behind if first else 0)\n",
+)  # fmt: skip
+attend_one_behind__last_forgotten = _one_behind("    o = o + p @ v[first:]\n", "")
+attend_one_behind__product_behind_the_softmax = _one_behind(
+    "        if p is not None:\n            o = o + p @ v[first - n : first]\n", "        old = p\n",
+    "        o = o * shrink\n",
+    "        o = (o if old is None else o + old @ v[first - n : first]) * shrink\n",
+)  # fmt: skip
+attend_one_behind__values_of_this_tile = _one_behind("v[first - n : first]", "v[first : first + n]")

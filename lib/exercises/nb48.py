@@ -1,0 +1,165 @@
+"""Exercises of notebook 48, attention backward and decoding."""
+
+import math
+
+from lib import machine
+from lib.exercises import attempted, case, exercise, expect, expect_launches, expect_op, left_alone
+from lib.exercises.watch import expect_float32_products, expect_no_pass
+from lib.nogpu.memory import count_traffic
+
+import torch
+
+INF = float("inf")
+
+
+def _capped(q, k, v, cap):
+    scores = q @ k.T / math.sqrt(q.shape[1])
+    capped = cap * torch.tanh(scores / cap)
+    return torch.softmax(capped, 1) @ v, capped.logsumexp(1, keepdim=True)
+
+
+@exercise("48.1", "dq of a capped score", minutes=15, level=2)
+def check_capped_dq(answer):
+    generator = torch.Generator().manual_seed(0)
+    # One key: its weight is 1 whatever the score is, so dq is 0. A cap of 1e6 is none.
+    for s, d, cap in [(1, 1, 1e6), (2, 1, 1e6), (2, 4, 1e6), (2, 4, 1.0), (9, 16, 2.0)]:
+        options = {"generator": generator, "dtype": torch.float64}
+        tensors = [torch.randn(s, d, **options).to(machine.device()) for _ in range(4)]
+        q, k, v, do = (3 * tensors[0], *tensors[1:])
+        leaf = q.clone().requires_grad_()
+        (want,) = torch.autograd.grad(_capped(leaf, k, v, cap)[0], leaf, do)
+        at = f"S = {s}, D = {d}, cap = {cap:g}"
+        o, lse = _capped(q, k, v, cap)
+        given = left_alone(at, q=q, k=k, v=v, o=o, lse=lse, do=do)
+        with case(at), given, torch.inference_mode():
+            got = attempted(answer(q, k, v, o, lse, do, cap))
+        expect(
+            isinstance(got, torch.Tensor) and got.shape == want.shape,
+            f"{at}: should be a tensor of shape {tuple(want.shape)}",
+        )
+        worst = (got - want).abs().max().item()
+        hint = "; without a cap it is right" if cap < 1e6 else ""
+        expect(
+            worst <= 1e-9 * max(1.0, want.abs().max().item()),
+            f"{at}: dq is off by {worst:.2g}, where its largest is {want.abs().max():.2g}{hint}",
+        )
+
+
+def _finished(scores, v):
+    """(o, lse) of some keys, float64; without any keys zeros and -inf."""
+    if scores.shape[-1] == 0:
+        shape = scores.shape[:-1]
+        return v.new_zeros(*shape, v.shape[-1]), v.new_full(shape, -INF)
+    return scores.softmax(-1) @ v, scores.logsumexp(-1)
+
+
+@exercise("48.2", "Join two results", minutes=10, level=2)
+def check_join(answer):
+    generator = torch.Generator().manual_seed(0)
+    cases = [
+        ("one key each", 1, 1, 1.0, 0.0),
+        ("three keys and one", 3, 1, 1.0, 0.0),
+        ("a with the larger scores", 3, 4, 1.0, -30.0),
+        ("b with the larger scores", 3, 4, 1.0, 30.0),
+        ("scores whose exponential overflows", 3, 4, 2000.0, 0.0),
+        ("no key in a", 0, 3, 1.0, 0.0),
+        ("no key in b", 3, 0, 1.0, 0.0),
+        ("no key in either", 0, 0, 1.0, 0.0),
+    ]
+    for what, n_a, n_b, size, ahead in cases:
+        scores = size * torch.randn(2, 5, n_a + n_b, generator=generator, dtype=torch.float64)
+        scores[..., n_a:] += ahead
+        v = torch.randn(2, n_a + n_b, 4, generator=generator, dtype=torch.float64)
+        scores, v = scores.to(machine.device()), v.to(machine.device())
+        parts = [_finished(scores[..., :n_a], v[:, :n_a]), _finished(scores[..., n_a:], v[:, n_a:])]
+        names = dict(zip(("o_a", "lse_a", "o_b", "lse_b"), (*parts[0], *parts[1])))
+        with case(what), left_alone(what, **names):
+            got = attempted(answer(*names.values()))
+        expect(
+            isinstance(got, (tuple, list)) and len(got) == 2, "should return two tensors, o and lse"
+        )
+        for name, g, want in zip(("o", "lse"), got, _finished(scores, v)):
+            expect(isinstance(g, torch.Tensor), f"{what}: {name} is no tensor")
+            expect(g.dtype == want.dtype, f"{what}: {name} is {g.dtype}, should be {want.dtype}")
+            same = g.shape == want.shape and torch.allclose(g, want, rtol=1e-9, atol=1e-12)
+            off = None
+            if g.shape == want.shape:
+                off = (~torch.isclose(g, want, 1e-9, 1e-12)).flatten().int().argmax()
+            expect(
+                same,
+                f"{what}: {name} of both parts together is "
+                + (
+                    f"{want.flatten()[off]:.4g} in its first wrong place, not {g.flatten()[off]:.4g}"
+                    if off is not None
+                    else f"of shape {tuple(want.shape)}, not {tuple(g.shape)}"
+                ),
+            )
+
+
+def _from_pages(q, k_pages, v_pages, table, lengths):
+    """The definition, text after text."""
+    rows = []
+    for text, length in enumerate(lengths.tolist()):
+        at = table[text, : -(-length // 16)].long()
+        k, v = (pages[at].flatten(0, 1)[:length] for pages in (k_pages, v_pages))
+        rows.append(torch.softmax(q[text] @ k.T * q.shape[2] ** -0.5, -1) @ v)
+    return torch.stack(rows)
+
+
+def _in_pages(n_heads, dim, lengths, dtype):
+    """q, pages in any order, NaN where no text has a key, and a table with no page behind a text's last."""
+    generator = torch.Generator().manual_seed(0)
+    each = [-(-length // 16) for length in lengths]
+    table = torch.full((len(lengths), max(each) + 1), 2**20, dtype=torch.int32)
+    places = (torch.randperm(sum(each) + 2, generator=generator)[: sum(each)]).split(each)
+    k, v = (torch.full((sum(each) + 2, 16, dim), float("nan")) for _ in range(2))
+    for text, (length, mine) in enumerate(zip(lengths, places)):
+        table[text, : len(mine)] = mine
+        for pages in (k, v):
+            rows = torch.full((len(mine) * 16, dim), float("nan"))
+            rows[:length] = torch.randn(length, dim, generator=generator)
+            pages[mine] = rows.unflatten(0, (-1, 16))
+    q = torch.randn(len(lengths), n_heads, dim, generator=generator)
+    floats = [t.to(machine.device(), dtype) for t in (q, k, v)]
+    return (
+        *floats,
+        table.to(machine.device()),
+        torch.tensor(lengths, dtype=torch.int32).to(machine.device()),
+    )
+
+
+@exercise("48.3", "Keys in pages", minutes=25, level=3)
+def check_attend_pages(answer):
+    kinds = {
+        (1, 1, 16): [16],
+        (1, 2, 16): [5],
+        (1, 4, 32): [40],
+        (3, 4, 16): [1, 33, 16],
+        (2, 16, 64): [70, 100],
+    }
+    expect_op(
+        answer,
+        _from_pages,
+        lambda shape, dtype: _in_pages(*shape[1:], kinds[shape], dtype),
+        shapes=tuple(kinds),
+        what=" (texts, heads, D)",
+    )
+
+    def large(shape, dtype):
+        q, *others = _in_pages(*shape[1:], kinds[shape], dtype)
+        return 100 * q, *others
+
+    what = ", scores of hundreds, whose exponentials overflow"
+    expect_op(answer, _from_pages, large, shapes=((3, 4, 16),), dtypes=(torch.float32,), what=what)
+    inputs = _in_pages(4, 32, [40, 100], torch.float32)
+    expect_launches(lambda: answer(*inputs), exactly=1)
+    expect_float32_products(lambda: answer(*inputs))
+    page = 16 * 32 * 4
+    expect_no_pass(lambda: answer(*inputs), 3 * page, "at lengths 40 and 100")
+    traffic = count_traffic(lambda: answer(*inputs)).by_argument.values()
+    loaded, least = sum(a.loaded for a in traffic), inputs[0].nbytes + 2 * (3 + 7) * page
+    expect(
+        loaded <= least + 1024,  # and table and lengths
+        f"2 texts of 40 and 100 keys, 4 heads, D = 32: it loads {loaded} bytes; q and the 3 and 7 pages of k "
+        f"and of v are {least}",
+    )
