@@ -42,6 +42,7 @@ FORMER = {
     **{"32.1": "07.1", "32.2": "07.5", "32.3": "07.6", "32.4": "07.3", "32.5": "07.7"},
     **{f"50.{k}": f"08.{k}" for k in (1, 2, 3)},
     **{f"52.{k}": f"09.{k}" for k in (1, 2, 3)},
+    **{"40.3": "40.4", "40.4": "40.5", "40.5": "40.3", "43.1": "43.2", "43.2": "43.1"},
 }
 _LONGEST = 1500  # characters of a verdict: some name the whole answer, which may be long
 MARKS = {"right": "✔", "wrong": "✘", "open": "○", "skipped": "–"}

@@ -15,6 +15,10 @@ PAGES = {
     "add_relu": (3, 0.6, ["_add_relu_tile"]),
     "gelu": (31, 0.8, ["_gelu_fwd_kernel", "_gelu_bwd_kernel", "_fwd_tile", "_bwd_tile", "_locate"]),
     "softmax": (7, 0.5, ["_softmax_fwd_kernel", "_softmax_bwd_kernel", "_softmax_parts_fwd_kernel"]),
+    "matmul": (40, 0.5, ["_matmul_persistent_kernel", "_store_by_tma"]),
+    "linear_glu": (41, 0.4, ["_linear_glu_tma_kernel", "_store_gated"]),
+    "lora_linear": (42, 0.5, ["_lora_linear_tma_kernel", "_low_rank", "_finish_part"]),
+    "fused_mlp": (43, 0.5, ["_fused_mlp_fwd_kernel", "_hidden_tile"]),
 }  # fmt: skip
 
 
