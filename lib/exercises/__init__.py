@@ -44,6 +44,7 @@ FORMER = {
     **{"45.2": "48.2", "45.3": "48.1", "45.4": "45.3"},
     **{f"50.{k}": f"08.{k}" for k in (1, 2, 3)},
     **{f"52.{k}": f"09.{k}" for k in (1, 2, 3)},
+    **{"40.3": "40.4", "40.4": "40.5", "40.5": "40.3", "43.1": "43.2", "43.2": "43.1"},
 }
 _LONGEST = 1500  # characters of a verdict: some name the whole answer, which may be long
 MARKS = {"right": "✔", "wrong": "✘", "open": "○", "skipped": "–"}

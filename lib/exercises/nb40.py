@@ -83,12 +83,58 @@ def check_smallest_grid(grid):
     )
 
 
+_FEWEST, _LARGEST, _MOST_STAGES = 3, 64 * 128, 3  # programs; sums of the largest tile; its stages
+
+
+@exercise("40.3", "Three programs on an SM", minutes=10, level=2)
+def check_residents(answer):
+    expect(
+        isinstance(answer, (tuple, list))
+        and len(answer) == 4
+        and all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in answer),
+        "give a tuple of four positive whole numbers, (BLOCK_M, BLOCK_N, stages, programs on an SM)",
+    )
+    block_m, block_n, stages, programs = answer
+    tiles = (16, 32, 64, 128, 256)
+    expect(block_m in tiles and block_n in tiles, "sides of tiles here are powers of 2, 16 to 256")
+    expect(stages <= 6, "give at most 6 stages")
+    plan = f"{block_m}×{block_n} with {plural(stages, 'stage')}"
+    shared = stages * (block_m + block_n) * 64 * 2
+    expect(shared <= 227 * 1024, f"{plan} takes {shared} bytes of shared memory, too many to start")
+    c = _compiled(block_m, block_n, stages)
+    fit = min(programs_on_sm(c))
+    why = (
+        f"a thread has {c.registers} registers, and a program {c.shared_bytes} bytes of shared memory and "
+        "1 KB more"
+    )
+    size = too_many_or_few(programs, fit)
+    expect(programs == fit, f"{plural(programs, 'program')} of {plan} are {size}: {why}")
+    expect(c.spills == 0, f"{plan} spills {c.spills} words a thread")
+    expect(fit >= _FEWEST, f"of {plan} only {plural(fit, 'program')} fit on an SM: {why}")
+    expect(
+        block_m * block_n == _LARGEST and block_m + block_n == 192,
+        f"three programs of {plan} fit, but so do three with a tile that asks for fewer bytes",
+    )
+    expect(stages == _MOST_STAGES, f"{plan}: three programs fit with one stage more, too")
+
+
+def _compiled(block_m, block_n, stages):
+    """The op's kernel for bfloat16 and a Hopper GPU, with four warps."""
+    t, kernel = torch.empty(1024, 1024, dtype=torch.bfloat16), matmul._matmul_kernel
+    signature = signature_of(
+        kernel, t, t, None, t, None, 1024, 1024, 1024, 1024, 1, 1024, 1, 1024,
+        ACTIVATION="identity", DOT=True, PRECISION="ieee", COMPUTE=tl.float32, GROUP=8, HALVES=False,
+        BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=64,
+    )  # fmt: skip
+    return compile_for(kernel, signature, arch=90, num_warps=4, num_stages=stages)
+
+
 def _normal(shape, dtype, seed=0):
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(shape, generator=generator).to(machine.device(), dtype)
 
 
-@exercise("40.3", "A sibling: many small products", minutes=20, level=2)
+@exercise("40.4", "A sibling: many small products", minutes=20, level=2)
 def check_batched(answer):
     def inputs(shape, dtype):
         n_batches, m, n, k = shape
@@ -233,7 +279,7 @@ def _cosine(x, c):
     return (x @ c.t()) / (x.norm(dim=1)[:, None] * c.norm(dim=1)[None, :])
 
 
-@exercise("40.4", "A norm on the way", minutes=20, level=3)
+@exercise("40.5", "A norm on the way", minutes=20, level=3)
 def check_cosine_similarity(answer):
     def inputs(shape, dtype):
         m, n, k = shape
@@ -273,49 +319,3 @@ def check_cosine_similarity(answer):
     )
     expect_float32_products(lambda: answer(x, c))
     expect_kernels_alone_calculate(lambda: answer(x, c))
-
-
-_FEWEST, _LARGEST, _MOST_STAGES = 3, 64 * 128, 3  # programs; sums of the largest tile; its stages
-
-
-@exercise("40.5", "Three programs on an SM", minutes=10, level=2)
-def check_residents(answer):
-    expect(
-        isinstance(answer, (tuple, list))
-        and len(answer) == 4
-        and all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in answer),
-        "give a tuple of four positive whole numbers, (BLOCK_M, BLOCK_N, stages, programs on an SM)",
-    )
-    block_m, block_n, stages, programs = answer
-    tiles = (16, 32, 64, 128, 256)
-    expect(block_m in tiles and block_n in tiles, "sides of tiles here are powers of 2, 16 to 256")
-    expect(stages <= 6, "give at most 6 stages")
-    plan = f"{block_m}×{block_n} with {plural(stages, 'stage')}"
-    shared = stages * (block_m + block_n) * 64 * 2
-    expect(shared <= 227 * 1024, f"{plan} takes {shared} bytes of shared memory, too many to start")
-    c = _compiled(block_m, block_n, stages)
-    fit = min(programs_on_sm(c))
-    why = (
-        f"a thread has {c.registers} registers, and a program {c.shared_bytes} bytes of shared memory and "
-        "1 KB more"
-    )
-    size = too_many_or_few(programs, fit)
-    expect(programs == fit, f"{plural(programs, 'program')} of {plan} are {size}: {why}")
-    expect(c.spills == 0, f"{plan} spills {c.spills} words a thread")
-    expect(fit >= _FEWEST, f"of {plan} only {plural(fit, 'program')} fit on an SM: {why}")
-    expect(
-        block_m * block_n == _LARGEST and block_m + block_n == 192,
-        f"three programs of {plan} fit, but so do three with a tile that asks for fewer bytes",
-    )
-    expect(stages == _MOST_STAGES, f"{plan}: three programs fit with one stage more, too")
-
-
-def _compiled(block_m, block_n, stages):
-    """The op's kernel for bfloat16 and a Hopper GPU, with four warps."""
-    t, kernel = torch.empty(1024, 1024, dtype=torch.bfloat16), matmul._matmul_kernel
-    signature = signature_of(
-        kernel, t, t, None, t, None, 1024, 1024, 1024, 1024, 1, 1024, 1, 1024,
-        ACTIVATION="identity", DOT=True, PRECISION="ieee", COMPUTE=tl.float32, GROUP=8, HALVES=False,
-        BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=64,
-    )  # fmt: skip
-    return compile_for(kernel, signature, arch=90, num_warps=4, num_stages=stages)

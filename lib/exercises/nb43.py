@@ -22,35 +22,8 @@ from lib.nogpu.memory import count_traffic
 import torch
 import torch.nn.functional as F
 
-_TILE = 16  # hidden units of a program in 43.2, rows of one in 43.3
+_TILE = 16  # hidden units of a program in 43.1, rows of one in 43.3
 _MOST_NUMBERS = 60
-
-
-# (m, k, h, itemsize, tflops, gbps, launch_us), the simplest first
-_LOSING_CASES = [
-    (1000, 500, 1, 2, 1.0, 1.0, 5.5),  # 1 µs for each extra tile; 5.5 + 4 µs for the second kernel
-    # 4 extra tiles take just as long, and no longer: a quotient that is 4 in floats, too, in s, ms and µs
-    (1000, 500, 250, 2, 1.0, 1.0, 0.0),
-    (8192, 1024, 1024, 2, 600.0, 4000.0, 5.0),
-    (128, 512, 256, 2, 600.0, 4000.0, 5.0),
-    (65536, 64, 64, 4, 50.0, 4000.0, 0.0),
-    (65536, 16384, 512, 2, 600.0, 4000.0, 5.0),
-]
-
-
-@exercise("43.1", "Where recomputing stops paying", minutes=8, level=1)
-def check_tiles_that_lose(answer):
-    for numbers in _LOSING_CASES:
-        m, k, h, itemsize, tflops, gbps, launch_us = numbers
-        again_us = 2 * m * k * h / tflops / 1e6
-        kernel_us = launch_us + 2 * m * h * itemsize / gbps / 1e3
-        want = 2 + int(kernel_us / again_us)
-        what = "m, k, h, itemsize, tflops, gbps, launch_us = " + ", ".join(
-            f"{v:g}" for v in numbers
-        )
-        what += f", where an extra product takes {again_us:.3g} µs"
-        with case(what):
-            expect_number(answer(*numbers), want, what, rel=1e-12)
 
 
 def _first_tile_only(x, w1, b1, w2, b2):
@@ -81,7 +54,7 @@ _FAULTS = {
 }
 
 
-@exercise("43.2", "One test for four faults", minutes=12, level=2)
+@exercise("43.1", "One test for four faults", minutes=12, level=2)
 def check_inputs_that_show_it(answer):
     inputs = attempted(answer())
     expect(
@@ -105,6 +78,33 @@ def check_inputs_that_show_it(answer):
     for what, fault in _FAULTS.items():
         off = (fault(*inputs) - want).abs().max().item() if want.numel() else 0.0
         expect(off > 0.01, f"{what} is off by {off:.1e} at most: your test lets it pass")
+
+
+# (m, k, h, itemsize, tflops, gbps, launch_us), the simplest first
+_LOSING_CASES = [
+    (1000, 500, 1, 2, 1.0, 1.0, 5.5),  # 1 µs for each extra tile; 5.5 + 4 µs for the second kernel
+    # 4 extra tiles take just as long, and no longer: a quotient that is 4 in floats, too, in s, ms and µs
+    (1000, 500, 250, 2, 1.0, 1.0, 0.0),
+    (8192, 1024, 1024, 2, 600.0, 4000.0, 5.0),
+    (128, 512, 256, 2, 600.0, 4000.0, 5.0),
+    (65536, 64, 64, 4, 50.0, 4000.0, 0.0),
+    (65536, 16384, 512, 2, 600.0, 4000.0, 5.0),
+]
+
+
+@exercise("43.2", "Where recomputing stops paying", minutes=8, level=1)
+def check_tiles_that_lose(answer):
+    for numbers in _LOSING_CASES:
+        m, k, h, itemsize, tflops, gbps, launch_us = numbers
+        again_us = 2 * m * k * h / tflops / 1e6
+        kernel_us = launch_us + 2 * m * h * itemsize / gbps / 1e3
+        want = 2 + int(kernel_us / again_us)
+        what = "m, k, h, itemsize, tflops, gbps, launch_us = " + ", ".join(
+            f"{v:g}" for v in numbers
+        )
+        what += f", where an extra product takes {again_us:.3g} µs"
+        with case(what):
+            expect_number(answer(*numbers), want, what, rel=1e-12)
 
 
 def _two_layers(shape, dtype):

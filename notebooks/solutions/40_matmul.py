@@ -17,7 +17,13 @@ def bytes_requested(M, N, K, BLOCK_M, BLOCK_N, s):
 smallest_grid = (1, 2)
 
 
-# %% 40.3 programs go through the tiles of one product, then the next: a second direction of the grid would take
+# %% 40.3 three stages of 64×128 take 3 · (64 + 128) · 64 · 2 bytes, 72 KB; with 1 KB each, 228 KB hold three.
+# 64 sums a thread leave room in the 168 registers that three programs of 128 threads allow. 128×128 and 64×256
+# have 128 sums a thread, and with addresses more than 168 registers, however many stages
+residents = (64, 128, 3, 3)
+
+
+# %% 40.4 programs go through the tiles of one product, then the next: a second direction of the grid would take
 # 65,535 products only. The product's number moves the three pointers. Backward is the same kernel: a transpose
 # swaps two strides
 @triton.jit
@@ -73,7 +79,7 @@ def batched(a, b):
     return Batched.apply(a, b)
 
 
-# %% 40.4 squares of the pieces, summed along K; 0 behind the masks, and the 0/0 of rows not there is not stored
+# %% 40.5 squares of the pieces, summed along K; 0 behind the masks, and the 0/0 of rows not there is not stored
 @triton.jit
 def cosine_kernel(
     x_ptr, c_ptr, y_ptr, n_rows, n_cols, n_inner,
@@ -107,9 +113,3 @@ def cosine_similarity(x, c):
     grid = (triton.cdiv(m, 64) * triton.cdiv(n, 64),)
     cosine_kernel[grid](x, c, y, m, n, k, BLOCK_M=64, BLOCK_N=64, BLOCK_K=32)
     return y
-
-
-# %% 40.5 three stages of 64×128 take 3 · (64 + 128) · 64 · 2 bytes, 72 KB; with 1 KB each, 228 KB hold three.
-# 64 sums a thread leave room in the 168 registers that three programs of 128 threads allow. 128×128 and 64×256
-# have 128 sums a thread, and with addresses more than 168 registers, however many stages
-residents = (64, 128, 3, 3)

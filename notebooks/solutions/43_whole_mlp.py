@@ -8,14 +8,7 @@ import triton
 import triton.language as tl
 
 
-# %% 43.1 c - 1 extra products against a launch and two passes; longer, not as long: one more than the quotient
-def tiles_that_lose(m, k, h, itemsize, tflops, gbps, launch_us):
-    again_us = 2 * m * k * h / tflops / 1e6
-    kernel_us = launch_us + 2 * m * h * itemsize / gbps / 1e3
-    return 1 + int(kernel_us / again_us) + 1
-
-
-# %% 43.2 one row and one column are enough: 17 units of different signs, biases that differ, and a small sum
+# %% 43.1 one row and one column are enough: 17 units of different signs, biases that differ, and a small sum
 def inputs_that_show_it():
     x = torch.ones(1, 1)
     w1 = torch.tensor([[-1.0], [1.0]]).repeat(9, 1)[:17]
@@ -23,6 +16,13 @@ def inputs_that_show_it():
     b1[16] = 2.0  # unit 16 is on, and the first of the second tile
     w2 = torch.full((1, 17), 0.2)
     return x, w1, b1, w2, torch.tensor([0.3])
+
+
+# %% 43.2 c - 1 extra products against a launch and two passes; longer, not as long: one more than the quotient
+def tiles_that_lose(m, k, h, itemsize, tflops, gbps, launch_us):
+    again_us = 2 * m * k * h / tflops / 1e6
+    kernel_us = launch_us + 2 * m * h * itemsize / gbps / 1e3
+    return 1 + int(kernel_us / again_us) + 1
 
 
 # %% 43.3 rows that are not there have a hidden layer, of the bias: 0 · ∞ is NaN, so dz2 = 0 is too little

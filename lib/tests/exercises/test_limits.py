@@ -142,7 +142,7 @@ _KINDS = {
 
 
 def _returns_tensors(id):
-    return id in ("00.3", "10.4", "11.2", "31.3", "34.2", "35.1", "41.4", "43.2", "48.2", "53.3")
+    return id in ("00.3", "10.4", "11.2", "31.3", "34.2", "35.1", "41.4", "43.1", "48.2", "53.3")
 
 
 @pytest.mark.parametrize("id", filter(_returns_tensors, EXERCISES))
@@ -154,7 +154,7 @@ def test_a_result_of_another_kind_is_named(id):
         assert "raised" not in verdict.message, (kind, verdict)
 
 
-@pytest.mark.parametrize("id", ["00.1", "00.2", "02.3", "10.1", "10.2", "40.1", "41.1", "43.1"])
+@pytest.mark.parametrize("id", ["00.1", "00.2", "02.3", "10.1", "10.2", "40.1", "41.1", "43.2"])
 def test_numbers_may_be_numpys_or_torchs(id):
     solution = _solution(id)
     for change in (lambda t: t, lambda t: t.numpy()[()]):

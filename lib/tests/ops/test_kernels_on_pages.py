@@ -21,6 +21,10 @@ PAGES = {
     "quantized_linear": (
         (47,), 0.6, ["_quantized_linear_kernel", "_numbers", "_quarter", "_sum_parts_kernel", "_dx_kernel"],
     ),
+    "matmul": ((40,), 0.5, ["_matmul_persistent_kernel", "_store_by_tma"]),
+    "linear_glu": ((41,), 0.4, ["_linear_glu_tma_kernel", "_store_gated"]),
+    "lora_linear": ((42,), 0.5, ["_lora_linear_tma_kernel", "_low_rank", "_finish_part"]),
+    "fused_mlp": ((43,), 0.5, ["_fused_mlp_fwd_kernel", "_hidden_tile"]),
 }  # fmt: skip
 
 
