@@ -188,6 +188,13 @@ def _begin(submission, id, settings):
     return Task(submission, id, settings)
 
 
+def _written(submission, id):
+    """What a student wrote for an answer: its cell, and for a capstone all cells that run."""
+    if id in PARTS:
+        return "\n".join(submission.page.cells_for(id, submission.answers))
+    return submission.answers[id]
+
+
 class Task:
     """An answer that is being checked: at once, or its value first and then the check of that value."""
 
@@ -220,7 +227,7 @@ class Task:
         return self._row(status, sentence)
 
     def _row(self, status, sentence):
-        names = remarkable(self.submission.answers[self.id])
+        names = remarkable(_written(self.submission, self.id))
         remark = ", ".join(names[:4]) if status == "right" else ""
         points = self.exercise.level if status == "right" else 0
         names = self.submission.student, self.submission.title, self.id

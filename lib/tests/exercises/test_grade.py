@@ -575,6 +575,8 @@ def test_a_capstone_is_graded_from_a_notebook_of_the_students_own(tmp_path):
     (tmp_path / "ada.ipynb").write_text(json.dumps({"cells": cells}))
     (submission,) = submissions.find(tmp_path)
     assert submission.page.stem == "gated_rms_norm"
+    written = runs._written(submission, "gated_rms_norm.forward")
+    assert written == "\n".join(sources[2:])  # so a name to read is found in a helper's cell, too
     rows = [*runs.grade([submission], runs.Settings(str(tmp_path)))]
     assert [row.exercise.rpartition(".")[2] for row in rows] == ["forward", "gradients", "promises"]
     assert all((row.points, row.possible) == (0, 1) for row in rows)
