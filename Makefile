@@ -32,6 +32,7 @@ REF ?= HEAD
 LAB ?=
 DIR ?=
 OUT ?=
+ONLY ?=
 # Two workers suit two cores; more need memory for the C++ compiler.
 JOBS ?= 2
 # One thread each: two workers with two threads each on two cores wait for one another.
@@ -40,7 +41,7 @@ NOTEBOOKS = $(sort $(wildcard notebooks/[0-9]*.ipynb))
 SANITIZED = $(or $(OP),$(notdir $(basename $(wildcard lib/ops/[a-z]*.py))))
 TESTS_OF_OP = $(if $(OP),$(if $(wildcard lib/ops/$(OP).py),-k $(OP) lib/tests/ops,$(error there is no lib/ops/$(OP).py)))
 
-.PHONY: help lab copy test test-all test-gpu sanitize launch-diff run record bench sweep widths model text notebooks progress grade clean
+.PHONY: help lab copy test test-all test-gpu sanitize launch-diff run record bench sweep widths model text notebooks progress grade handout clean
 .DEFAULT_GOAL := help
 
 help:  ## print this help
@@ -127,9 +128,13 @@ notebooks: $(READY)  ## bring edits in notebooks/text back into the notebooks, o
 progress: $(READY)  ## which exercises you have solved
 	@$(PY) -m lib.exercises
 
-grade: $(READY)  ## grade a folder of submitted notebooks: make grade DIR=submissions [OUT=grades] [JOBS=2]
+grade: $(READY)  ## grade submitted notebooks: make grade DIR=submissions [ONLY="00.3 01.3"] [OUT=grades/week1] [JOBS=2]
 	@$(if $(DIR),,$(error name the folder: make grade DIR=submissions))
-	@$(PY) -m lib.exercises.grade "$(DIR)" --out "$(or $(OUT),grades)" --jobs $(JOBS)
+	@$(PY) -m lib.exercises.grade "$(DIR)" --out "$(or $(OUT),grades)" --only "$(ONLY)" --jobs $(JOBS)
+
+handout:  ## the course to hand out, without solutions, tests and history: make handout [REF=HEAD] [OUT=handout.zip]
+	git archive --format zip --prefix fused-kernels/ --output "$(or $(OUT),handout.zip)" $(REF) -- . \
+		':!notebooks/solutions' ':!lib/tests'
 
 clean:  ## remove the environment, caches and throw-away files; your progress stays
 	rm -rf .venv .venv-versions notebooks/text .pytest_cache .ruff_cache .hypothesis build *.egg-info

@@ -311,7 +311,11 @@ def expect_second_derivative(function, eager, x):
         torch.testing.assert_close(got, second(eager))
     except AssertionError as difference:
         message = " ".join(str(difference).split())
-        raise Wrong(f"a second derivative is wrong, and no error says so: {message}") from None
+        why = (
+            "a second derivative is wrong, and no error says so (that of PyTorch's once_differentiable lies in"
+            " a node that autograd.grad(…, x) does not pass: see 23 · The second derivative in notebook 60)"
+        )
+        raise Wrong(f"{why}: {message}") from None
 
 
 def expect_any_dy(answer, inputs, at):

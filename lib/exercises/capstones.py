@@ -1,7 +1,7 @@
 """The two capstones without a solution: `check("gated_rms_norm", my_op)` shows a verdict, as for an exercise.
 
 Statements are in notebooks/capstones.md. What is checked: values and gradients against eager in float64, what
-hurts kernels, and the launches. In the shell:
+hurts kernels, and the launches. `make grade` gives a point for each of three PARTS. In the shell:
 
     TRITON_INTERPRET=1 python -m lib.exercises.capstones gated_rms_norm my_file.py
 
@@ -62,18 +62,6 @@ def _numbers(at):
     """draw(*shape): normal numbers, always the same for the same case `at`."""
     generator = torch.Generator().manual_seed(zlib.crc32(repr(at).encode()))
     return lambda *shape: torch.randn(shape, generator=generator)
-
-
-def _seeded(checker):
-    """Incoming gradients are the same each time, and the reader's random numbers are not touched."""
-
-    @functools.wraps(checker)
-    def check(answer):
-        with torch.random.fork_rng():
-            torch.manual_seed(0)
-            checker(answer)
-
-    return check
 
 
 def _leaves(tensors, dtype):
@@ -157,6 +145,10 @@ def _size_of_terms(eager, inputs):
     return eager(*(t.double().abs() for t in inputs)) if eager is scaled_linear_eager else 0.0
 
 
+def _without_gradients(make):
+    return lambda *case: [t.detach() for t in make(*case)]
+
+
 def _expect_cases(answer, eager, make, cases):
     for shape, dtype, special in cases:
         what = f", {special}" if special else ""
@@ -182,7 +174,7 @@ def _expect_any_layout(answer, eager, inputs, at):
 
 def _expect_one_launch(launch, least, most, at):
     """Wrong unless one kernel does the forward pass's arithmetic and moves `least` to `most` bytes."""
-    expect_kernels_alone_calculate(launch)
+    expect_kernels_alone_calculate(lambda: attempted(launch()))
     traffic = count_traffic(launch)
     expect(traffic.launches == 1, f"{at}: the forward pass is {traffic.launches} launches, not one")
     expect(
@@ -210,18 +202,18 @@ def _in_one_thread(function):
 # --- the checks ------------------------------------------------------------------------------------------
 
 
-@_seeded
-def _check_gated(answer):
-    eager, at = gated_rms_norm_eager, "at shape (5, 7), float32"
-    _expect_cases(answer, eager, _gated_inputs, GATED_CASES)
+def _gated_values(answer, make=_gated_inputs):
+    eager = gated_rms_norm_eager
+    _expect_cases(answer, eager, make, GATED_CASES)
     half = [lambda *args, f=f: f(*args, 0.5) for f in (answer, eager)]
-    compare(*half, *_gated_inputs((5, 7), _f32), name=f"{at}, eps = 0.5")
-    small, names = functools.partial(_gated_inputs, (5, 7), _f32), ("x", "gate", "weight")
-    expect_frozen(answer, eager, small, names, at)
+    compare(*half, *make((5, 7), _f32), name="at shape (5, 7), float32, eps = 0.5")
+
+
+def _gated_sums(answer):
+    eager = gated_rms_norm_eager
     wide = functools.partial(_gated_inputs, (6, 33), _f32)
     expect_sums(answer, eager, wide, "at shape (6, 33), float32")
     _expect_any_layout(answer, eager, wide(), "at shape (6, 33), float32")
-    expect_saved(answer, small, (*names, "y"))
 
     def dweight(*inputs):
         y = answer(*inputs)
@@ -236,9 +228,19 @@ def _check_gated(answer):
         return torch.autograd.grad(answer(x, x, weight, 0.0), weight, dy)[0]  # the norm is 1
 
     expect_float32_sums(summed, "dweight")
+
+
+def _gated_promises(answer):
+    eager, at = gated_rms_norm_eager, "at shape (5, 7), float32"
+    small, names = functools.partial(_gated_inputs, (5, 7), _f32), ("x", "gate", "weight")
+    expect_frozen(answer, eager, small, names, at)
+    expect_saved(answer, small, (*names, "y"))
     leaf, *fixed = small()
     fixed = [t.detach() for t in fixed]
     expect_second_derivative(lambda x: answer(x, *fixed), lambda x: eager(x, *fixed), leaf)
+
+
+def _gated_refusals(answer):
     x = torch.ones(5, 7, device=machine.device())
     bad = {
         "gate (5, 1) beside x (5, 7)": (x, x[:, :1], x[0]),
@@ -246,10 +248,17 @@ def _check_gated(answer):
         "x and gate of int64": (x.long(), x.long(), x[0]),
     }
     expect_refusals(answer, bad)
+
+
+def _gated_launch(answer):
+    free = _without_gradients(_gated_inputs)((512, 96), _f32)
+    n_bytes, at = free[0].nbytes, "at shape (512, 96), float32"
+    _expect_one_launch(lambda: answer(*free), 3 * n_bytes, 3.6 * n_bytes, at)
+
+
+def _gated_bytes(answer):
     inputs = _gated_inputs((512, 96), _f32)
     n_bytes, at = inputs[0].nbytes, "at shape (512, 96), float32"
-    free = [t.detach() for t in inputs]
-    _expect_one_launch(lambda: answer(*free), 3 * n_bytes, 3.6 * n_bytes, at)
     moved = count_traffic(_in_one_thread(_backward_of(answer, inputs))).bytes_moved
     expect(
         5 * n_bytes <= moved <= 5.6 * n_bytes,
@@ -258,17 +267,15 @@ def _check_gated(answer):
     )
 
 
-@_seeded
-def _check_scaled(answer):
-    eager, at = scaled_linear_eager, "at M, K, N = 5, 7, 3, float32"
-    _expect_cases(answer, eager, _scaled_inputs, SCALED_CASES)
-    names = ("x", "weight", "bias", "gamma", "residual")
-    small = functools.partial(_scaled_inputs, (5, 7, 3), _f32)
-    expect_frozen(answer, eager, small, names, at)
+def _scaled_values(answer, make=_scaled_inputs):
+    _expect_cases(answer, scaled_linear_eager, make, SCALED_CASES)
+
+
+def _scaled_sums(answer):
+    eager = scaled_linear_eager
     wide = functools.partial(_scaled_inputs, (33, 6, 17), _f32)
     expect_sums(answer, eager, wide, "at M, K, N = 33, 6, 17, float32")
     _expect_any_layout(answer, eager, wide(), "at M, K, N = 33, 6, 17, float32")
-    expect_saved(answer, small, (*names, "y"))
 
     def sums(*inputs):
         y = answer(*inputs)
@@ -285,9 +292,20 @@ def _check_scaled(answer):
 
     for k, name in enumerate(("dbias", "dgamma")):
         expect_float32_sums(functools.partial(summed, k=k), name)
+
+
+def _scaled_promises(answer):
+    eager, at = scaled_linear_eager, "at M, K, N = 5, 7, 3, float32"
+    names = ("x", "weight", "bias", "gamma", "residual")
+    small = functools.partial(_scaled_inputs, (5, 7, 3), _f32)
+    expect_frozen(answer, eager, small, names, at)
+    expect_saved(answer, small, (*names, "y"))
     leaf, *fixed = _scaled_inputs((5, 7, 7), _f32)
     fixed = [t.detach() for t in fixed]
     expect_second_derivative(lambda x: answer(x, *fixed), lambda x: eager(x, *fixed), leaf)
+
+
+def _scaled_refusals(answer):
     x = torch.ones(5, 7, device=machine.device())
     weight, row = x.new_ones(3, 7), x.new_ones(3)
     residual = x.new_ones(5, 3)
@@ -298,19 +316,62 @@ def _check_scaled(answer):
         "all of int64": tuple(t.long() for t in (x, weight, row, row, residual)),
     }
     expect_refusals(answer, bad)
-    inputs = _scaled_inputs((70, 48, 40), _f32)
-    free, at = [t.detach() for t in inputs], "at M, K, N = 70, 48, 40, float32"
+
+
+def _scaled_launch(answer):
+    free, at = (
+        _without_gradients(_scaled_inputs)((70, 48, 40), _f32),
+        "at M, K, N = 70, 48, 40, float32",
+    )
     expect_float32_products(lambda: answer(*free))
     least = sum(t.nbytes for t in (free[0], free[1], free[4], free[4]))
     # tiles of 32 read x and the weight a few times
     _expect_one_launch(lambda: answer(*free), least, 8 * least, at)
 
 
+def _in_turn(*checkers):
+    """A checker that asks all of them, with the same random numbers each time; the reader's are not touched."""
+
+    def check(answer):
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            for checker in checkers:
+                checker(answer)
+
+    return check
+
+
+def _forward(values, make):
+    return lambda answer: values(answer, _without_gradients(make))
+
+
+_GATED = (_gated_values, _gated_sums, _gated_promises, _gated_refusals, _gated_launch, _gated_bytes)
+_SCALED = (_scaled_values, _scaled_sums, _scaled_promises, _scaled_refusals, _scaled_launch)
 CAPSTONES = {
-    "gated_rms_norm": Exercise("gated_rms_norm", "Gate and norm in one pass", 240, 3, _check_gated),
-    "scaled_linear": Exercise(
-        "scaled_linear", "A product, its scale and the residual", 360, 3, _check_scaled
+    "gated_rms_norm": Exercise(
+        "gated_rms_norm", "Gate and norm in one pass", 240, 3, _in_turn(*_GATED)
     ),
+    "scaled_linear": Exercise(
+        "scaled_linear", "A product, its scale and the residual", 360, 3, _in_turn(*_SCALED)
+    ),
+}
+# For each a point. All ask for the launch, which is what eager code lacks.
+_PARTS = {
+    "gated_rms_norm": {
+        "forward": (_forward(_gated_values, _gated_inputs), _gated_refusals, _gated_launch),
+        "gradients": (_gated_launch, _gated_values, _gated_sums, _gated_bytes),
+        "promises": (_gated_launch, _gated_promises),
+    },
+    "scaled_linear": {
+        "forward": (_forward(_scaled_values, _scaled_inputs), _scaled_refusals, _scaled_launch),
+        "gradients": (_scaled_launch, _scaled_values, _scaled_sums),
+        "promises": (_scaled_launch, _scaled_promises),
+    },
+}
+PARTS = {
+    f"{name}.{part}": Exercise(f"{name}.{part}", CAPSTONES[name].title, 0, 1, _in_turn(*checkers))
+    for name, parts in _PARTS.items()
+    for part, checkers in parts.items()
 }
 
 

@@ -366,6 +366,45 @@ def test_projects_can_begin_when_the_page_says():
         assert all(_needs(_prose(n)) <= there for n in numbers), numbers
 
 
+def test_the_six_weeks_differ_from_the_course_as_the_page_says():
+    rows, course = _terms()[0], set(_table("The course")[0])
+    weeks = {n for row in rows for n in re.findall(r"\[(\d\d)\]", row[1])}
+    (why,) = re.findall(r"(?s)\nThe six weeks are not the course of the README.*?\n\n", WEEKS)
+    (left_out,) = re.findall(r"To make room, (.*?) are left out", why)
+    assert set(re.findall(r"\d\d", left_out)) == course - weeks
+    assert set(re.findall(r"\d\d", why)) == course ^ weeks
+    assert max(rows, key=lambda row: int(row[5]))[0] == "6"
+
+
+def test_the_command_of_the_page_grades_the_homework_of_the_first_week():
+    (options,) = re.findall(r"(?m)^make grade (.*ONLY.*)$", TEACHING)
+    command = ["make", "--dry-run", "grade", f"PY={sys.executable}", *shlex.split(options)]
+    told = shlex.split(subprocess.check_output(command, cwd=ROOT, text=True).splitlines()[-1])
+    assert told[told.index("--only") + 1].split() == _terms()[0][0][4].split(", ")
+    assert told[told.index("--out") + 1] == "grades/week1"
+
+
+def test_the_outline_of_a_class_is_ninety_minutes():
+    (outline,) = re.findall(r"(?s)\nA class of 90 minutes.*?\n\nThroughout", TEACHING)
+    assert sum(map(int, re.findall(r"(?m)^- (\d+) minutes: ", outline))) == 90
+
+
+def test_a_handout_has_no_solutions_no_tests_and_no_history(tmp_path):
+    assert tracked()
+    command = ["make", "handout", f"OUT={tmp_path / 'handout.zip'}"]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    shutil.unpack_archive(tmp_path / "handout.zip", tmp_path)
+    course = tmp_path / "fused-kernels"
+    assert not any(
+        (course / name).exists() for name in ("notebooks/solutions", "lib/tests", ".git")
+    )
+    program = "from lib.exercises import check; print(check('00.2', lambda k: k))"
+    env = os.environ | {"PYTHONPATH": str(course), "FUSED_KERNELS_READER": str(tmp_path)}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=course, env=env, capture_output=True, text=True)
+    assert "✔ 00.2 right" in done.stdout, done.stderr
+
+
 def test_an_update_keeps_the_answers(tmp_path):
     """The commands of the page, in a clone that has answers, between two tags of another."""
     (commands,) = re.findall(r"(?s)```sh\n(git remote add.*?)```", TEACHING)
@@ -474,7 +513,7 @@ _NOTEBOOKS = {
 
 
 def _run_workflow(folder, *names, change=("", "")):
-    """The exit status and the output of the workflow's last step for these notebooks, and the page's own test."""
+    """Status and output of the workflow's last step for these notebooks, and the page's own test."""
     (folder / "notebooks").mkdir(parents=True)
     (folder / "tests").mkdir()
     (test,) = re.findall(r"(?s)```python\n(import lib .*?)```", TEACHING)

@@ -7,9 +7,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from lib.exercises import all_exercises
 from lib.exercises.grade import fence, report, runs, submissions
-from lib.exercises.grade.notebooks import ROOT
+from lib.exercises.grade.notebooks import ROOT, gradable, parts
+from lib.nogpu.cuda_build import why_no_compiler
 
 # Without a GPU, so that a verdict is the same everywhere; one thread, so that attempts can be forked.
 CLEAN = {
@@ -36,19 +36,46 @@ def arguments():
         "--timeout", type=float, default=120, help="seconds for an answer (default: 120)"
     )
     parser.add_argument("--memory", type=float, default=8, help="GiB for an answer (default: 8)")
+    parser.add_argument("--only", default="", help="exercises, as '00.3 01.3' (default: all)")
     parser.add_argument("--jobs", type=int, default=1, help="answers at a time (default: 1)")
     return parser.parse_args()
+
+
+def ids(only):
+    """What is to be graded of a text such as "00.3 01.3"."""
+    words = only.replace(",", " ").split()
+    return tuple(dict.fromkeys(id for word in words for id in parts(word)))
+
+
+def reason_not_to_grade(options):
+    """A sentence on what is wrong with the command line or this machine; '' if nothing."""
+    folder, out = options.folder.resolve(), options.out.resolve()
+    if not folder.is_dir():
+        return f"there is no folder {options.folder}"
+    if runs.holds_python(folder):
+        return (
+            f"{options.folder} holds the course or its Python; give a folder with submissions alone"
+        )
+    if out.is_relative_to(folder):
+        return f"{options.out} lies inside {options.folder}: name a folder beside it, OUT=grades"
+    if (out / "grades.csv").exists():
+        return (
+            f"{options.out} has the grades of an earlier run: name another folder, OUT=grades/week2"
+        )
+    if unknown := [id for id in ids(options.only) if id not in gradable()]:
+        return f"there is no exercise {', '.join(unknown)} to grade"
+    wanted = runs.COMPILED.intersection(ids(options.only) or gradable())
+    if wanted and (reason := why_no_compiler()):
+        names = ", ".join(sorted(wanted))
+        return f"no right answer to {names} would get a point here: {reason} Or leave these out by ONLY=…"
+    return ""
 
 
 def main():
     """Grade; the exit status."""
     options = arguments()
-    if not options.folder.is_dir():
-        return f"there is no folder {options.folder}"
-    if runs.holds_python(options.folder.resolve()):
-        return (
-            f"{options.folder} holds the course or its Python; give a folder with submissions alone"
-        )
+    if reason := reason_not_to_grade(options):
+        return reason
     with tempfile.TemporaryDirectory(prefix="grade-") as scratch:
         settings = runs.Settings(
             scratch=scratch,
@@ -56,6 +83,7 @@ def main():
             timeout_s=options.timeout,
             memory=int(options.memory * 2**30),
             jobs=options.jobs,
+            only=ids(options.only),
             safe=os.environ.get("UNSAFE") != "1",
         )
         if settings.safe and (
@@ -68,7 +96,7 @@ def main():
 def grade(options, settings):
     """Grade all submissions and write what came out, also when interrupted."""
     rows = []
-    all_exercises()
+    gradable()
     gc.freeze()  # else each attempt's first collection copies the pages that it shares with this process
     try:
         for row in runs.grade(submissions.find(options.folder), settings):
@@ -80,7 +108,9 @@ def grade(options, settings):
         gc.unfreeze()
         if rows:
             paths = report.write(rows, options.out)
-            print(f"{len(rows)} rows in {paths[0]}, and {len(paths) - 1} pages beside it")
+            print(
+                f"{len(rows)} rows in {paths[0]}; beside it totals.csv and {len(paths) - 2} pages"
+            )
     return 0 if rows else f"there is no notebook in {options.folder}"
 
 

@@ -73,7 +73,7 @@ def attempt(exercise, sources, name, report):
 
     name: of the answer, for a cell that does not give it to `check`.
     """
-    before, run = sealed(exercise), _shell(exercise.id, name)
+    before, run = sealed(exercise), _shell(notebooks.base(exercise.id), name)
     for source in sources[:-1]:
         run(source)
     error, answer = run(sources[-1])

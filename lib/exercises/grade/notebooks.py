@@ -9,12 +9,15 @@ import re
 import symtable
 from pathlib import Path
 
+from lib.exercises import all_exercises
+from lib.exercises.capstones import CAPSTONES, PARTS
+
 from IPython.core.inputtransformer2 import TransformerManager
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "notebooks"
 MOST_BYTES = 50_000_000  # of a notebook file; the course's own have one or two million
-_CALL = re.compile(r"""\bcheck\(\s*["'](\d\d\.\d+)["']""")
+_CALL = re.compile(rf"""\bcheck\(\s*["'](\d\d\.\d+|{"|".join(CAPSTONES)})["']""")
 
 
 class NotANotebook(ValueError):
@@ -70,7 +73,7 @@ class Page:
     def exercises(self):
         """{exercise: the position of its cell}."""
         places = {k: c for k, c in enumerate(self.cells) if "exercise" in c.tags}
-        return {id: k for k, cell in places.items() for id in cell.checks}
+        return {part: k for k, c in places.items() for id in c.checks for part in parts(id)}
 
     def source_of(self, id):
         """The cell of an exercise, as a reader finds it."""
@@ -78,7 +81,8 @@ class Page:
 
     def answer_of(self, id):
         """The name under which the page's cell gives its answer to `check`."""
-        return re.search(rf'\bcheck\("{re.escape(id)}", (\w+)\)', self.source_of(id))[1]
+        given = re.search(rf'\bcheck\("{re.escape(id)}", (\w+)\)', self.source_of(id))
+        return given[1] if given else base(id)
 
     def cells_for(self, id, answers):
         """The sources to run for an answer to `id`, in order, its own last.
@@ -103,6 +107,31 @@ class Page:
 def pages():
     """{stem: Page} of the course."""
     return {p.stem: Page(p.stem, read(p)) for p in sorted(FOLDER.glob("[0-9]*.ipynb"))}
+
+
+def parts(id):
+    """What is graded for what a cell checks: an exercise is one thing, a capstone several."""
+    return [part for part in PARTS if base(part) == id] or [id]
+
+
+def base(id):
+    """What a cell checks for something that is graded: 03.2, or a capstone for its part."""
+    return id.rpartition(".")[0] if id in PARTS else id
+
+
+def page_of_capstones(cells):
+    """A student's own notebook as a Page, where it checks capstones and nothing else; else None."""
+    checked = {id for cell in cells for id in cell.checks}
+    if not checked or checked - CAPSTONES.keys():
+        return None
+    marked = [dataclasses.replace(c, tags=("exercise",) * bool(c.checks)) for c in cells]
+    return Page(", ".join(sorted(checked)), marked)
+
+
+@functools.cache
+def gradable():
+    """{id: Exercise} of all pages, and of the capstones' parts."""
+    return all_exercises() | PARTS
 
 
 # --- names of a cell -----------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What was graded: a CSV of all rows, and a page for each student."""
+"""What was graded: a CSV of all rows, one of totals, and a page for each student."""
 
 import collections
 import csv
@@ -7,9 +7,12 @@ import html
 import re
 import string
 
-from lib.exercises import MARKS, all_exercises
+from lib.exercises import MARKS
+from lib.exercises.grade.notebooks import gradable
 
-COLUMNS = ("student", "notebook", "exercise", "points", "verdict", "sentence", "seconds")
+COLUMNS = (
+    "student", "notebook", "exercise", "points", "possible", "verdict", "sentence", "seconds", "names to read",
+)  # fmt: skip
 _PAGE = string.Template("""<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>$student</title>
 <style>
@@ -35,6 +38,9 @@ class Row:
     sentence: str
     points: int = 0
     seconds: float = 0.0
+    remark: str = (
+        ""  # names that make a right answer worth reading: for the teacher, and not on the page
+    )
 
     @property
     def mark(self):
@@ -44,23 +50,35 @@ class Row:
     @property
     def possible(self):
         """The points of a right answer: the dots of the exercise."""
-        exercise = all_exercises().get(self.exercise)
+        exercise = gradable().get(self.exercise)
         return exercise.level if exercise else 0
 
 
 def write(rows, folder):
-    """Write grades.csv and a page for each student into `folder`; the paths."""
+    """Write grades.csv, totals.csv and a page for each student into `folder`; the paths."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = sorted(rows, key=lambda row: (row.student, row.notebook, row.exercise))
-    paths = [folder / "grades.csv"]
-    with paths[0].open("w", newline="", encoding="utf-8") as file:
-        table = csv.writer(file)
-        table.writerow(COLUMNS)
-        table.writerows(map(_cells, rows))
-    for student, own in _by(rows, "student").items():
+    students = _by(rows, "student")
+    paths = [folder / "grades.csv", folder / "totals.csv"]
+    _write_csv(paths[0], COLUMNS, map(_cells, rows))
+    totals = [(_no_formula(student), *_total(own)) for student, own in students.items()]
+    _write_csv(paths[1], ("student", "points", "possible", *MARKS.values()), totals)
+    for student, own in students.items():
         paths.append(folder / f"{_file_name(student, {p.stem for p in paths})}.html")
         paths[-1].write_text(_page(student, own), encoding="utf-8")
     return paths
+
+
+def _write_csv(path, columns, rows):
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([columns, *rows])
+
+
+def _total(rows):
+    """Points, possible points, and how many rows have each mark."""
+    counts = collections.Counter(row.mark for row in rows)
+    points, possible = sum(r.points for r in rows), sum(r.possible for r in rows)
+    return points, possible, *(counts[mark] for mark in MARKS.values())
 
 
 def _by(rows, name):
@@ -72,8 +90,8 @@ def _by(rows, name):
 
 def _cells(row):
     sentence, student, notebook = map(_no_formula, (row.sentence, row.student, row.notebook))
-    seconds = f"{row.seconds:.1f}"
-    return student, notebook, row.exercise, row.points, row.mark, sentence, seconds
+    points, seconds = (row.points, row.possible), f"{row.seconds:.1f}"
+    return student, notebook, row.exercise, *points, row.mark, sentence, seconds, row.remark
 
 
 def _no_formula(text):
@@ -90,9 +108,8 @@ def _file_name(student, taken):
 
 
 def _page(student, rows):
-    points, possible = sum(r.points for r in rows), sum(r.possible for r in rows)
-    counts = collections.Counter(row.mark for row in rows)
-    marks = ", ".join(f"{counts[mark]} {mark}" for mark in MARKS.values() if counts[mark])
+    points, possible, *counts = _total(rows)
+    marks = ", ".join(f"{n} {mark}" for n, mark in zip(counts, MARKS.values()) if n)
     tables = "\n".join(_table(name, own) for name, own in _by(rows, "notebook").items())
     words = {"student": student, "summary": f"{points} of {possible} points: {marks}"}
     return _PAGE.substitute({k: html.escape(v) for k, v in words.items()}, tables=tables)
@@ -111,5 +128,5 @@ def _table(notebook, rows):
 
 
 def _title(row):
-    exercise = all_exercises().get(row.exercise)
+    exercise = gradable().get(row.exercise)
     return f"{exercise.id} {exercise.title}" if exercise else row.exercise

@@ -1,5 +1,6 @@
 """Start attempts, watch their time and memory, and believe what comes with the right key."""
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -9,27 +10,31 @@ import sys
 import time
 from pathlib import Path
 
-from lib.exercises import MARKS, Verdict, all_exercises
-from lib.exercises.grade import attempt, fence
+from lib.exercises import MARKS, Verdict
+from lib.exercises.capstones import CAPSTONES, PARTS
+from lib.exercises.grade import attempt, fence, notebooks
 from lib.exercises.grade.notebooks import ROOT
 from lib.exercises.grade.remarks import remarkable
 from lib.exercises.grade.report import Row
 
 LOOK_S = 0.02
 MOST_REPORTED = 200_000  # bytes; a longer report is none
-# Solutions, also those in tests and in history, and what the grader's own user has solved.
-HIDDEN = ("notebooks/solutions", "lib/tests", ".git", ".reader")
+# Solutions, also those in tests and in history, what the grader's own user has solved, and other weeks.
+HIDDEN = ("notebooks/solutions", "lib/tests", ".git", ".reader", "submissions", "grades")
+# Exercises whose check builds CUDA for the CPU.
+COMPILED = {"04.1", "04.2", "04.3", "04.4", "04.5", "04.6", "22.4", "23.3", "31.4", "33.3"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """How attempts run. hidden: folders that an answer finds empty."""
+    """How attempts run. hidden: folders that an answer finds empty. only: exercises to grade; if empty, all."""
 
     scratch: str
     hidden: tuple = ()
     timeout_s: float = 120
     memory: int = 8 << 30
     jobs: int = 1
+    only: tuple = ()
     safe: bool = True
 
     def everything_hidden(self):
@@ -152,24 +157,42 @@ def grade(all_submissions, settings):
 
 def _tasks(all_submissions, settings):
     """For each exercise a Task, which has begun, or a Row where there is nothing to run."""
+    handed_in = collections.defaultdict(set)
     for submission in all_submissions:
+        exercises = submission.page.exercises if submission.page else ()
+        graded = [id for id in exercises if not settings.only or id in settings.only]
+        handed_in[submission.student].update(graded)
         if submission.problem:
             yield Row(submission.student, submission.title, "", "open", submission.problem)
-            continue
         for id in submission.unknown:
             why = "no exercise of this version of the course: an older notebook?"
+            if id in CAPSTONES:
+                why = "not graded here: a capstone needs a notebook of its own"
             yield Row(submission.student, submission.title, id, "open", why)
-        for id in submission.page.exercises:
+        for id in graded:
             yield _begin(submission, id, settings)
+    stems = {id: stem for stem, page in notebooks.pages().items() for id in page.exercises}
+    for student, ids in handed_in.items():
+        for id in settings.only:
+            if id not in ids:
+                stem = stems.get(id, notebooks.base(id))
+                yield Row(student, stem, id, "open", "its notebook is not handed in")
 
 
 def _begin(submission, id, settings):
     page, answer = submission.page, submission.answers.get(id)
     if answer is None:
         return Row(submission.student, page.stem, id, "open", "its cell is not in the notebook")
-    if answer.strip() == page.source_of(id).strip():
+    if id not in PARTS and answer.strip() == page.source_of(id).strip():
         return Row(submission.student, page.stem, id, "open", "not attempted yet")
     return Task(submission, id, settings)
+
+
+def _written(submission, id):
+    """What a student wrote for an answer: its cell, and for a capstone all cells that run."""
+    if id in PARTS:
+        return "\n".join(submission.page.cells_for(id, submission.answers))
+    return submission.answers[id]
 
 
 class Task:
@@ -177,7 +200,7 @@ class Task:
 
     def __init__(self, submission, id, settings):
         self.submission, self.id, self.settings = submission, id, settings
-        self.exercise, self.seconds = all_exercises()[id], 0.0
+        self.exercise, self.seconds = notebooks.gradable()[id], 0.0
         self.awaits_value = id in attempt.values()
         page, answers = submission.page, submission.answers
 
@@ -204,12 +227,11 @@ class Task:
         return self._row(status, sentence)
 
     def _row(self, status, sentence):
-        names = remarkable(self.submission.answers[self.id])
-        if names and status == "right":
-            sentence += f"; read this answer, it names {', '.join(names[:4])}"
+        names = remarkable(_written(self.submission, self.id))
+        remark = ", ".join(names[:4]) if status == "right" else ""
         points = self.exercise.level if status == "right" else 0
         names = self.submission.student, self.submission.title, self.id
-        return Row(*names, status, sentence, points, self.seconds)
+        return Row(*names, status, sentence, points, self.seconds, remark)
 
 
 def _verdict(result):

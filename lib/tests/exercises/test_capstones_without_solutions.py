@@ -2,14 +2,16 @@
 
 import re
 import subprocess
+from types import SimpleNamespace
 
-from lib.exercises import NotSolved
-from lib.exercises.capstones import CAPSTONES, check, main
+from lib.exercises import NotSolved, Wrong, capstones, expect_second_derivative, judge
+from lib.exercises.capstones import CAPSTONES, PARTS, check, main
 from lib.recorded.results import ROOT
 from lib.tests.exercises.wrong_answers import capstones as wrong
 
 import pytest
 import torch
+from torch.autograd.function import once_differentiable
 
 PAGE = (ROOT / "notebooks/capstones.md").read_text()
 NAMES = [name for name in vars(wrong) if name.split("__")[0] in CAPSTONES]
@@ -37,6 +39,61 @@ def test_what_is_right_in_pytorch_lacks_a_launch_alone(name):
     """So all that is asked of values, gradients, errors and saved tensors is what eager code does by itself."""
     verdict = check(name, getattr(wrong, f"{name}__in_pytorch"))
     assert re.search("PyTorch runs|no product by tl.dot", verdict.message), verdict
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_no_part_gives_a_point_to_pytorch(part):
+    verdict = judge(PARTS[part], getattr(wrong, f"{part.split('.')[0]}__in_pytorch"))
+    assert verdict.status == "wrong" and re.search("PyTorch runs|no product", verdict.message)
+
+
+def test_the_parts_together_ask_all_that_the_check_asks():
+    for name, checkers in (
+        ("gated_rms_norm", capstones._GATED),
+        ("scaled_linear", capstones._SCALED),
+    ):
+        parts = capstones._PARTS[name]
+        assert set(checkers) <= {checker for part in parts.values() for checker in part}
+        assert sum(PARTS[f"{name}.{p}"].level for p in parts) == CAPSTONES[name].level
+
+
+@pytest.mark.parametrize(
+    ("answer", "passed"),
+    [
+        ("in_pytorch", "forward gradients promises"),
+        ("gate_frozen", "forward"),
+        ("takes_any_shape", "gradients promises"),
+        ("sigmoid", ""),
+    ],
+)
+def test_each_part_has_a_point_of_its_own(answer, passed, monkeypatch):
+    """As if the launch were right, which nothing in the repository has."""
+    monkeypatch.setattr(capstones, "_expect_one_launch", lambda *_: None)
+    traffic = SimpleNamespace(launches=1, bytes_moved=5 * 512 * 96 * 4)
+    monkeypatch.setattr(capstones, "count_traffic", lambda _: traffic)
+    answer = getattr(wrong, f"gated_rms_norm__{answer}")
+    verdicts = {p: judge(e, answer) for p, e in PARTS.items() if p.startswith("gated")}
+    right = [part.split(".")[1] for part, v in verdicts.items() if v.status == "right"]
+    assert right == passed.split(), verdicts
+
+
+def test_a_second_derivative_lost_by_pytorchs_once_differentiable_says_why():
+    class Cube(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x**3
+
+        @staticmethod
+        @once_differentiable
+        def backward(ctx, dy):
+            return 3 * ctx.saved_tensors[0] ** 2 * dy
+
+    x = torch.randn(3, 4, requires_grad=True)
+    with pytest.raises(Wrong, match="once_differentiable lies in a node that .* in notebook 60"):
+        expect_second_derivative(Cube.apply, lambda x: x**3, x)
+    museum = (ROOT / "notebooks/60_bug_museum.ipynb").read_text()
+    assert "### 23 · The second derivative" in museum
 
 
 def test_the_readers_random_numbers_are_not_touched():
@@ -79,6 +136,7 @@ def test_the_page_states_each_and_defines_it_as_the_check_does():
     assert torch.equal(names["scaled_linear"](*inputs), wrong.scaled_linear_eager(*inputs))
     for name, capstone in CAPSTONES.items():
         assert f"## {capstone.title}" in PAGE and f'check("{name}"' in PAGE
+        assert f"{capstone.minutes // 60} hours" in PAGE
 
 
 def test_no_file_of_the_repository_solves_them():

@@ -252,8 +252,28 @@ def test_a_page_shows_text_as_text(tmp_path):
     row = report.Row("<b>x", "../../n", "00.1", "wrong", "<script>alert(1)</script>\n=1", 0, 1.0)
     twin = report.Row("_b_x", "n", "00.1", "right", "right")
     paths = report.write([row, twin], tmp_path / "grades")
-    assert len(set(paths)) == 3 and {p.parent for p in paths} == {tmp_path / "grades"}
-    assert not any("<script>" in p.read_text() or "<b>x" in p.read_text() for p in paths[1:])
+    assert len(set(paths)) == 4 and {p.parent for p in paths} == {tmp_path / "grades"}
+    assert not any("<script>" in p.read_text() or "<b>x" in p.read_text() for p in paths[2:])
+
+
+def test_a_remark_is_for_the_teacher_and_not_on_the_page(tmp_path):
+    row = report.Row("ada", STEM, "00.1", "right", "right", 1, 1.0, "exec, globals")
+    grades, _, page = report.write([row], tmp_path)
+    (cells,) = csv.DictReader(grades.open())
+    assert cells["names to read"] == "exec, globals" and "exec" not in page.read_text()
+
+
+def test_totals_are_of_the_points_that_can_be_had(tmp_path):
+    rows = [
+        report.Row("=ada", STEM, "00.1", "right", "right", 1),
+        report.Row("=ada", STEM, "00.3", "wrong", "differs"),
+        report.Row("ben", "", "", "open", "the folder is empty"),
+    ]
+    grades, totals, *_ = report.write(rows, tmp_path)
+    assert [row["possible"] for row in csv.DictReader(grades.open())] == ["1", "2", "0"]
+    assert totals.read_text().splitlines() == [
+        "student,points,possible,✔,✘,○,–", "'=ada,1,3,1,1,0,0", "ben,0,0,0,0,1,0",
+    ]  # fmt: skip
 
 
 # --- without a fence -----------------------------------------------------------------------------------
@@ -283,6 +303,46 @@ def test_a_folder_without_submissions_is_a_sentence(tmp_path, monkeypatch):
     assert "there is no folder" in _main(monkeypatch, tmp_path / "none")
     assert "there is no notebook" in _main(monkeypatch, tmp_path)
     assert "holds the course" in _main(monkeypatch, notebooks.ROOT.parent)
+
+
+def test_no_run_overwrites_an_earlier_one_or_writes_among_submissions(tmp_path, monkeypatch):
+    out = tmp_path / "grades"
+    out.mkdir()
+    (tmp_path / "in").mkdir()
+    (out / "grades.csv").write_text("week 1")
+    sentence = _main(monkeypatch, tmp_path / "in", "--out", out)
+    assert "has the grades of an earlier run" in sentence and "OUT=" in sentence
+    assert (out / "grades.csv").read_text() == "week 1"
+    assert "lies inside" in _main(monkeypatch, tmp_path / "in", "--out", tmp_path / "in/grades")
+
+
+def test_an_exercise_that_there_is_not_cannot_be_asked_for(tmp_path, monkeypatch):
+    arguments = (tmp_path, "--out", tmp_path / "../grades", "--only", "00.3, 00.9 softmax")
+    assert "no exercise 00.9, softmax" in _main(monkeypatch, *arguments)
+
+
+def test_without_a_compiler_right_answers_are_not_graded_as_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(program, "why_no_compiler", lambda: "There is no C++ compiler.")
+    arguments = (tmp_path, "--out", tmp_path / "../grades")
+    assert "22.4" in _main(monkeypatch, *arguments)
+    sentence = _main(monkeypatch, *arguments, "--only", "00.3 33.3")
+    assert "no right answer to 33.3 would get a point here: There is no C++ compiler." in sentence
+    assert "no notebook" in _main(monkeypatch, *arguments, "--only", "00.3")
+
+
+def _compiles(function, seen=()):
+    """Whether a checker asks for a compiler, itself or through a function of its module."""
+    names = function.__code__.co_names
+    others = (function.__globals__.get(n) for n in names if n not in seen)
+    own = [f for f in others if getattr(f, "__module__", "") == function.__module__]
+    seen = {*seen, *names}
+    return "why_no_compiler" in names or any(
+        _compiles(f, seen) for f in own if hasattr(f, "__code__")
+    )
+
+
+def test_which_exercises_need_a_compiler():
+    assert {id for id, e in EXERCISES.items() if _compiles(e.checker)} == runs.COMPILED
 
 
 def test_make_grade_asks_for_a_folder():
@@ -329,6 +389,8 @@ def test_a_link_is_not_read(tmp_path):
         (f"{STEM}_ada.ipynb", "ada"),
         (f"ada - {STEM}.ipynb", "ada"),
         ("ada.ipynb", "ada"),
+        (f"lovelaceada_12345_67890_{STEM}.ipynb", "lovelaceada_12345"),
+        (f"lovelaceada_LATE_12345_67999_{STEM}-1.ipynb", "lovelaceada_12345"),
         (f"{STEM}.ipynb", STEM),
     ],
 )
@@ -345,8 +407,63 @@ def test_of_two_copies_the_newer_one_counts(tmp_path):
         path = tmp_path / "ada" / name
         path.write_text(json.dumps(_answered(RIGHT)))
         os.utime(path, (age, age))
-    (submission,) = submissions.find(tmp_path)
-    assert submission.name == "a.ipynb"
+    graded, other = submissions.find(tmp_path)
+    assert graded.name == "a.ipynb" and not graded.problem
+    assert other.problem == "ada/b.ipynb is not graded, because ada/a.ipynb is newer"
+
+
+def test_of_two_copies_from_canvas_the_later_submission_counts(tmp_path):
+    for age, number in ((200, "67890"), (100, "67999")):
+        path = tmp_path / f"ada_12345_{number}_{STEM}.ipynb"
+        path.write_text(json.dumps(_answered(RIGHT)))
+        os.utime(path, (age, age))
+    graded, other = submissions.find(tmp_path)
+    assert "67999" in graded.name and "67890" in other.problem
+
+
+def test_a_folder_for_each_week_is_not_taken_for_a_student_in_silence(tmp_path):
+    for student in ("ada", "ben"):
+        (tmp_path / "week1" / student).mkdir(parents=True)
+        shutil.copy(notebooks.FOLDER / f"{STEM}.ipynb", tmp_path / "week1" / student)
+    graded, other = submissions.find(tmp_path)
+    assert graded.student == other.student == "week1"
+    assert "if these are two students' files, grade the folder that holds theirs" in other.problem
+    both = submissions.find(tmp_path / "week1")
+    assert [(s.student, s.problem) for s in both] == [("ada", ""), ("ben", "")]
+
+
+def test_nothing_handed_in_is_lost_without_a_row(tmp_path):
+    for name in ("ada/hw.zip", "ada/02.py", "ben/.DS_Store", "cyd/__MACOSX/x.ipynb", "dan.pdf"):
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).touch()
+    (tmp_path / STEM).mkdir()
+    problems = {s.student: s.problem for s in submissions.find(tmp_path)}
+    assert "only files .ipynb are: ada/02.py, ada/hw.zip" in problems.pop("ada")
+    assert "dan.pdf" in problems.pop("dan")
+    assert problems == dict.fromkeys(("ben", "cyd"), "nothing handed in: the folder is empty")
+
+
+SOLVES = "def silu(x):\n    return 1"
+
+
+@pytest.mark.parametrize(
+    ("sources", "counts"),
+    [
+        (["STUB", f'{SOLVES}\ncheck("00.3", silu)'], 1),
+        ([f'{SOLVES}\ncheck("00.3", silu)', "STUB"], 0),
+        ([f'{SOLVES}\ncheck("00.3", silu)', f'{SOLVES} + 1\ncheck("00.3", silu)'], 1),
+        ([f'{SOLVES}\ncheck("00.3", silu)', 'check("00.3", silu)'], 0),
+        ([SOLVES, 'check("00.3", silu)'], 0),
+        (["STUB", 'check("00.3", lambda x: x)'], 1),
+        (["STUB", 'def silu(x):\n    return silu(x)\n\ncheck("00.3", silu)'], 1),
+    ],
+)
+def test_which_of_several_attempts_counts(sources, counts):
+    page = notebooks.pages()[STEM]
+    original = page.cells[page.exercises["00.3"]]
+    sources = [original.source if s == "STUB" else s for s in sources]
+    cells = [notebooks.Cell(original.id, sources[0]), notebooks.Cell("other", sources[1])]
+    assert submissions._answer(page, "00.3", cells) == sources[counts]
 
 
 # --- pages ---------------------------------------------------------------------------------------------
@@ -404,10 +521,10 @@ def test_answers_that_are_values_are_those_of_the_solutions():
     assert all(callable(_solution(id)) for id in functions)
 
 
-def _rows(folder, answers, stem=STEM):
+def _rows(folder, answers, stem=STEM, only=()):
     """{exercise: Row} of one student's answers."""
     (folder / "ada.ipynb").write_text(json.dumps(_answered(answers, stem)))
-    settings = runs.Settings(str(folder), timeout_s=60)
+    settings = runs.Settings(str(folder), timeout_s=60, only=only)
     return {row.exercise: row for row in runs.grade(submissions.find(folder), settings)}
 
 
@@ -426,9 +543,53 @@ def forge(*args):
 def test_what_can_be_forged_is_pointed_out_and_a_value_cannot(tmp_path):
     rows = _rows(tmp_path, {"00.1": f"{FORGES}bytes_of_multiply_add = forge"})
     assert rows["00.1"].status == "right"  # so teaching.md says
-    assert "read this answer, it names os._exit, sys, sys._getframe" in rows["00.1"].sentence
+    assert rows["00.1"].remark == "os._exit, sys, sys._getframe"
+    assert rows["00.1"].sentence == "right"
     rows = _rows(tmp_path, {"03.2": f"{FORGES}forge()\nsmallest_wrong_shape = 1"}, "03_add_relu")
     assert (rows["03.2"].status, rows["03.2"].points) == ("wrong", 0)
+
+
+@needs_fence
+@pytest.mark.fresh_process
+def test_the_homework_alone_is_graded_and_what_is_missing_has_a_row(tmp_path):
+    rows = _rows(tmp_path, {"00.2": "traffic_ratio = lambda k: k"}, only=("00.2", "03.2"))
+    assert [(id, row.status) for id, row in rows.items()] == [("00.2", "right"), ("03.2", "open")]
+    assert sum(row.possible for row in rows.values()) == 3
+    assert (rows["03.2"].notebook, rows["03.2"].sentence) == (
+        "03_add_relu", "its notebook is not handed in",
+    )  # fmt: skip
+
+
+OWN_OP = """def gated(x, gate, weight, eps=1e-6):
+    return F.rms_norm(x * F.silu(gate), x.shape[-1:], weight, eps)
+
+check("gated_rms_norm", gated)"""
+
+
+@needs_fence
+@pytest.mark.fresh_process
+def test_a_capstone_is_graded_from_a_notebook_of_the_students_own(tmp_path):
+    sources = ("import lib\nfrom lib.exercises.capstones import check", "assert False",
+               "import torch.nn.functional as F", OWN_OP)  # fmt: skip
+    cells = [{"cell_type": "code", "source": s} for s in sources]
+    (tmp_path / "ada.ipynb").write_text(json.dumps({"cells": cells}))
+    (submission,) = submissions.find(tmp_path)
+    assert submission.page.stem == "gated_rms_norm"
+    written = runs._written(submission, "gated_rms_norm.forward")
+    assert written == "\n".join(sources[2:])  # so a name to read is found in a helper's cell, too
+    rows = [*runs.grade([submission], runs.Settings(str(tmp_path)))]
+    assert [row.exercise.rpartition(".")[2] for row in rows] == ["forward", "gradients", "promises"]
+    assert all((row.points, row.possible) == (0, 1) for row in rows)
+    assert all("PyTorch runs" in row.sentence or "element" in row.sentence for row in rows), rows
+    assert program.ids("gated_rms_norm, 00.1") == (*(row.exercise for row in rows), "00.1")
+
+
+def test_a_capstone_within_another_notebook_has_a_row_that_says_so(tmp_path):
+    notebook = _answered({})
+    notebook["cells"].append({"cell_type": "code", "source": OWN_OP})
+    (tmp_path / "ada.ipynb").write_text(json.dumps(notebook))
+    rows = runs.grade(submissions.find(tmp_path), runs.Settings(str(tmp_path)))
+    assert "a capstone needs a notebook of its own" in next(rows).sentence
 
 
 READS = """import pathlib
