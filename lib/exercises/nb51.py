@@ -1,4 +1,4 @@
-"""Exercises of notebook 51: bytes of one more fusion, what to fuse first, 26 tables loaded into one weight."""
+"""Exercises of notebook 51: what to fuse first, bytes of one more fusion, 26 tables loaded into one weight."""
 
 from lib import machine
 from lib.dlrm import model as dlrm
@@ -19,44 +19,6 @@ from lib.ops.interaction import interaction_triton
 import torch
 
 # --- 51.1 ------------------------------------------------------------------------------------------------
-
-
-def two_kernels_bytes(b, t, d):
-    """Bytes of the two kernels' forward pass, of rows that no two lookups share."""
-    lookups = b * t * (8 + 2 * 4 * d)
-    return lookups + 4 * b * ((t + 1) * d + d + (t + 1) * t // 2)
-
-
-def counted_bytes(b, t, d):
-    """The same, counted in the interpreter, without the sizes of tables and the places in y."""
-    num_rows = (b,) * t
-    ids = torch.arange(b)[:, None].expand(b, t).contiguous()  # each row of each table once
-    weight, dense = torch.randn(b * t, d), torch.randn(b, d)
-    traffic = count_traffic(
-        lambda: interaction_triton(dense, embedding_hash_triton(ids, weight, num_rows))
-    )
-    small = "tables_ptr", "sources_ptr"
-    arguments = [a for n, a in traffic.by_argument.items() if not n.endswith(small)]
-    return sum(a.loaded_distinct + a.stored_distinct for a in arguments)
-
-
-@exercise("51.1", "The bytes of one more fusion", minutes=10, level=1)
-def _(answer):
-    for b, t, d in ((1, 1, 1), (1, 1, 2), (3, 1, 2), (2, 3, 4), (4, 26, 16), (2048, 26, 16)):
-        at = f"B = {b}, T = {t}, D = {d}"
-        with case(at):
-            got = attempted(answer(b, t, d))
-        pair = isinstance(got, (tuple, list)) and len(got) == 2
-        expect(pair, f"{at}: should be two numbers, got {got!r}")
-        want = two_kernels_bytes(b, t, d)
-        if b < 10 and not machine.HAS_GPU:
-            want = counted_bytes(b, t, d)
-        ways = "each tensor that is read or written, int64 or float32"
-        expect_number(got[0], want, f"{at}: the two kernels ({ways})")
-        expect_number(got[1], want - 8 * b * t * d, f"{at}: one kernel (without the embeddings)")
-
-
-# --- 51.2 ------------------------------------------------------------------------------------------------
 
 _STAGES = (
     ("one stage of two", {"a": (1.0, 0.0), "b": (3.0, 0.0)}),
@@ -79,7 +41,7 @@ def _fuse_first(stages):
     return best, speed_ups[best]
 
 
-@exercise("51.2", "What to fuse first", minutes=15, level=2)
+@exercise("51.1", "What to fuse first", minutes=15, level=2)
 def _(answer):
     for what, stages in _STAGES:
         at = f"{what}, {stages}"
@@ -92,6 +54,44 @@ def _(answer):
             got[0] == name, f"{at}: {got[0]!r} is not the stage; what does a pass without it take?"
         )
         expect_number(got[1], speed_up, f"{at}: the speed-up at most (a pass takes the larger sum)")
+
+
+# --- 51.2 ------------------------------------------------------------------------------------------------
+
+
+def two_kernels_bytes(b, t, d):
+    """Bytes of the two kernels' forward pass, of rows that no two lookups share."""
+    lookups = b * t * (8 + 2 * 4 * d)
+    return lookups + 4 * b * ((t + 1) * d + d + (t + 1) * t // 2)
+
+
+def counted_bytes(b, t, d):
+    """The same, counted in the interpreter, without the sizes of tables and the places in y."""
+    num_rows = (b,) * t
+    ids = torch.arange(b)[:, None].expand(b, t).contiguous()  # each row of each table once
+    weight, dense = torch.randn(b * t, d), torch.randn(b, d)
+    traffic = count_traffic(
+        lambda: interaction_triton(dense, embedding_hash_triton(ids, weight, num_rows))
+    )
+    small = "tables_ptr", "sources_ptr"
+    arguments = [a for n, a in traffic.by_argument.items() if not n.endswith(small)]
+    return sum(a.loaded_distinct + a.stored_distinct for a in arguments)
+
+
+@exercise("51.2", "The bytes of one more fusion", minutes=10, level=1)
+def _(answer):
+    for b, t, d in ((1, 1, 1), (1, 1, 2), (3, 1, 2), (2, 3, 4), (4, 26, 16), (2048, 26, 16)):
+        at = f"B = {b}, T = {t}, D = {d}"
+        with case(at):
+            got = attempted(answer(b, t, d))
+        pair = isinstance(got, (tuple, list)) and len(got) == 2
+        expect(pair, f"{at}: should be two numbers, got {got!r}")
+        want = two_kernels_bytes(b, t, d)
+        if b < 10 and not machine.HAS_GPU:
+            want = counted_bytes(b, t, d)
+        ways = "each tensor that is read or written, int64 or float32"
+        expect_number(got[0], want, f"{at}: the two kernels ({ways})")
+        expect_number(got[1], want - 8 * b * t * d, f"{at}: one kernel (without the embeddings)")
 
 
 # --- 51.3 ------------------------------------------------------------------------------------------------

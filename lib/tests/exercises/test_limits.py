@@ -154,7 +154,7 @@ def test_a_result_of_another_kind_is_named(id):
         assert "raised" not in verdict.message, (kind, verdict)
 
 
-@pytest.mark.parametrize("id", ["00.1", "00.2", "02.3", "10.1", "10.2", "40.1", "41.1", "43.1"])
+@pytest.mark.parametrize("id", ["00.1", "00.2", "02.3", "10.1", "10.3", "40.1", "41.1", "43.1"])
 def test_numbers_may_be_numpys_or_torchs(id):
     solution = _solution(id)
     for change in (lambda t: t, lambda t: t.numpy()[()]):

@@ -3,48 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-# --- 51.1 forward_bytes
-
-
-def _bytes(b, t, d, ids=8, pairs=None, saved=2):
-    pairs = (t + 1) * t // 2 if pairs is None else pairs
-    one = b * t * (ids + 4 * d) + 4 * b * (2 * d + pairs)
-    return one + saved * 4 * b * t * d, one
-
-
-def forward_bytes__ids_of_four_bytes(b, t, d):
-    return _bytes(b, t, d, ids=4)
-
-
-def forward_bytes__pairs_of_the_tables_alone(b, t, d):
-    return _bytes(b, t, d, pairs=t * (t - 1) // 2)
-
-
-def forward_bytes__all_products(b, t, d):
-    return _bytes(b, t, d, pairs=(t + 1) ** 2)
-
-
-def forward_bytes__saves_one_way_only(b, t, d):
-    return _bytes(b, t, d, saved=1)
-
-
-def forward_bytes__elements(b, t, d):
-    return tuple(n / 4 for n in _bytes(b, t, d))
-
-
-def forward_bytes__no_dense_vector(b, t, d):
-    return tuple(n - 4 * b * d for n in _bytes(b, t, d))
-
-
-def forward_bytes__the_wrong_way_round(b, t, d):
-    return _bytes(b, t, d)[::-1]
-
-
-def forward_bytes__one_number(b, t, d):
-    return _bytes(b, t, d)[1]
-
-
-# --- 51.2 fuse_first
+# --- 51.1 fuse_first
 
 
 def _whole(stages):
@@ -92,6 +51,47 @@ def fuse_first__larger_side_of_each_stage(stages):
     times = {n: max(s) for n, s in stages.items()}
     name = max(times, key=times.get)
     return name, sum(times.values()) / (sum(times.values()) - times[name])
+
+
+# --- 51.2 forward_bytes
+
+
+def _bytes(b, t, d, ids=8, pairs=None, saved=2):
+    pairs = (t + 1) * t // 2 if pairs is None else pairs
+    one = b * t * (ids + 4 * d) + 4 * b * (2 * d + pairs)
+    return one + saved * 4 * b * t * d, one
+
+
+def forward_bytes__ids_of_four_bytes(b, t, d):
+    return _bytes(b, t, d, ids=4)
+
+
+def forward_bytes__pairs_of_the_tables_alone(b, t, d):
+    return _bytes(b, t, d, pairs=t * (t - 1) // 2)
+
+
+def forward_bytes__all_products(b, t, d):
+    return _bytes(b, t, d, pairs=(t + 1) ** 2)
+
+
+def forward_bytes__saves_one_way_only(b, t, d):
+    return _bytes(b, t, d, saved=1)
+
+
+def forward_bytes__elements(b, t, d):
+    return tuple(n / 4 for n in _bytes(b, t, d))
+
+
+def forward_bytes__no_dense_vector(b, t, d):
+    return tuple(n - 4 * b * d for n in _bytes(b, t, d))
+
+
+def forward_bytes__the_wrong_way_round(b, t, d):
+    return _bytes(b, t, d)[::-1]
+
+
+def forward_bytes__one_number(b, t, d):
+    return _bytes(b, t, d)[1]
 
 
 # --- 51.3 OneWeight
