@@ -27,7 +27,17 @@ def forward_bytes(b, t, d):
     return one + 2 * rows, one
 
 
-# %% 51.3 by number and not by name, where 10 comes before 2; what does not fit is left for the usual errors
+# %% 51.3 noise first: what is no larger than nothing needs no other reason
+def judge(before, after, stage, idle):
+    saved = before - after
+    if abs(saved) <= max(abs(a - b) for a, b in idle):
+        return "noise"
+    if saved > 1.1 * stage:
+        return "elsewhere"
+    return "paid" if saved >= 0.05 * before else "not worth it"
+
+
+# %% 51.4 by number and not by name, where 10 comes before 2; what does not fit is left for the usual errors
 class OneWeight(torch.nn.Module):
     def __init__(self, num_rows, dim):
         super().__init__()

@@ -94,7 +94,74 @@ def forward_bytes__one_number(b, t, d):
     return _bytes(b, t, d)[1]
 
 
-# --- 51.3 OneWeight
+# --- 51.3 judge
+
+
+def _judged(
+    before, after, stage, idle, noise=None, room=1.1, share=0.05, saved=None, elsewhere=True
+):
+    noise = max(abs(a - b) for a, b in idle) if noise is None else noise
+    saved = before - after if saved is None else saved
+    if abs(saved) <= noise:
+        return "noise"
+    if elsewhere and saved > room * stage:
+        return "elsewhere"
+    return "paid" if saved >= share * before else "not worth it"
+
+
+def judge__the_stage_forgotten(before, after, stage, idle):
+    return _judged(before, after, stage, idle, elsewhere=False)
+
+
+def judge__no_room_for_the_stage(before, after, stage, idle):
+    return _judged(before, after, stage, idle, room=1.0)
+
+
+def judge__noise_forgotten(before, after, stage, idle):
+    return _judged(before, after, stage, idle, noise=-1.0)
+
+
+def judge__noise_with_its_sign(before, after, stage, idle):
+    return _judged(before, after, stage, idle, noise=max(a - b for a, b in idle))
+
+
+def judge__the_first_idle_step_alone(before, after, stage, idle):
+    return _judged(before, after, stage, idle[:1])
+
+
+def judge__the_mean_of_idle_steps(before, after, stage, idle):
+    noise = sum(abs(a - b) for a, b in idle) / len(idle)
+    return _judged(before, after, stage, idle, noise=noise)
+
+
+def judge__less_than_the_noise(before, after, stage, idle):
+    word = _judged(before, after, stage, idle)
+    saved, noise = before - after, max(abs(a - b) for a, b in idle)
+    return _judged(before, after, stage, idle, noise=-1.0) if abs(saved) == noise else word
+
+
+def judge__a_share_of_what_is_left(before, after, stage, idle):
+    word = _judged(before, after, stage, idle)
+    if word in ("paid", "not worth it"):
+        return "paid" if before - after >= 0.05 * after else "not worth it"
+    return word
+
+
+def judge__slower_pays(before, after, stage, idle):
+    return _judged(before, after, stage, idle, saved=abs(before - after))
+
+
+def judge__elsewhere_first(before, after, stage, idle):
+    if before - after > 1.1 * stage:
+        return "elsewhere"
+    return _judged(before, after, stage, idle)
+
+
+def judge__a_truth_value(before, after, stage, idle):
+    return _judged(before, after, stage, idle) == "paid"
+
+
+# --- 51.4 OneWeight
 
 
 class _Base(torch.nn.Module):
