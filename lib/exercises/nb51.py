@@ -1,4 +1,4 @@
-"""Exercises of notebook 51: what to fuse first, the bytes of it, paid or noise, 26 tables loaded into one weight."""
+"""Exercises of notebook 51: what to fuse first, its bytes, paid or noise, 26 tables loaded into one weight."""
 
 from lib import machine
 from lib.dlrm import model as dlrm
