@@ -11,37 +11,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 # --- 10.1 ----------------------------------------------------------------------------------------------
 
-_BATCHES = (
-    ("one row, one table", [[3]], 16),
-    ("the same row twice", [[3], [3]], 16),
-    ("row 3 of two tables", [[3, 3]], 16),
-    ("three rows, two tables, dim 8", [[0, 7], [0, 7], [5, 7]], 8),
-)
-
-
-@exercise("10.1", "Bytes of the lookups", minutes=8, level=1)
-def _(lookup_bytes):
-    for what, rows, dim in _BATCHES:
-        _expect_bytes(lookup_bytes, torch.tensor(rows), dim, what)
-    generator = torch.Generator().manual_seed(0)
-    rows = torch.randint(40, (64, 26), generator=generator)
-    _expect_bytes(lookup_bytes, rows, 16, "64 rows, 26 tables")
-
-
-def _expect_bytes(lookup_bytes, rows, dim, what):
-    """The right answer from sets of (table, row), one by one."""
-    distinct = {(table, row) for ids in rows.tolist() for table, row in enumerate(ids)}
-    want = 4 * dim * len(distinct)
-    with case(what):
-        got = a_number(lookup_bytes(rows, dim), what)
-    expect(
-        got == want,
-        f"{what}: {got:,} bytes are {too_many_or_few(got, want)}; each row of each table counts once, in bytes",
-    )
-
-
-# --- 10.2 ----------------------------------------------------------------------------------------------
-
 
 class CInt(int):
     """An integer whose /, // and % truncate, as in C, CUDA and Triton. +, - and * return a CInt again."""
@@ -92,7 +61,7 @@ def _quotient(a, b):
 _TOKENS = (0, 8, 9, 2**32 - 1, -1, -2, -11, -12, -(2**31), -(2**40))
 
 
-@exercise("10.2", "A modulus hash for C", minutes=8, level=1)
+@exercise("10.1", "A modulus hash for C", minutes=8, level=1)
 def _(row_of):
     for cardinality in (10, 1, 3, 10131227):
         for token in _TOKENS:
@@ -104,7 +73,7 @@ def _(row_of):
             expect(got == want, f"{what}: should be row {want}, got {int(got)}")
 
 
-# --- 10.3 ----------------------------------------------------------------------------------------------
+# --- 10.2 ----------------------------------------------------------------------------------------------
 
 _VOCABULARIES = (
     ("vocabulary [7]", [7], [7]),
@@ -117,7 +86,7 @@ _VOCABULARIES = (
 )
 
 
-@exercise("10.3", "Strangers to the OOV row", minutes=12, level=2)
+@exercise("10.2", "Strangers to the OOV row", minutes=12, level=2)
 def _(index_rows):
     for what, vocabulary, ids in _VOCABULARIES:
         _expect_rows(index_rows, vocabulary, ids, what)
@@ -161,6 +130,37 @@ class _Largest(TorchDispatchMode):
         if isinstance(result, torch.Tensor):
             self.elements = max(self.elements, result.numel())
         return result
+
+
+# --- 10.3 ----------------------------------------------------------------------------------------------
+
+_BATCHES = (
+    ("one row, one table", [[3]], 16),
+    ("the same row twice", [[3], [3]], 16),
+    ("row 3 of two tables", [[3, 3]], 16),
+    ("three rows, two tables, dim 8", [[0, 7], [0, 7], [5, 7]], 8),
+)
+
+
+@exercise("10.3", "Bytes of the lookups", minutes=8, level=1)
+def _(lookup_bytes):
+    for what, rows, dim in _BATCHES:
+        _expect_bytes(lookup_bytes, torch.tensor(rows), dim, what)
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randint(40, (64, 26), generator=generator)
+    _expect_bytes(lookup_bytes, rows, 16, "64 rows, 26 tables")
+
+
+def _expect_bytes(lookup_bytes, rows, dim, what):
+    """The right answer from sets of (table, row), one by one."""
+    distinct = {(table, row) for ids in rows.tolist() for table, row in enumerate(ids)}
+    want = 4 * dim * len(distinct)
+    with case(what):
+        got = a_number(lookup_bytes(rows, dim), what)
+    expect(
+        got == want,
+        f"{what}: {got:,} bytes are {too_many_or_few(got, want)}; each row of each table counts once, in bytes",
+    )
 
 
 # --- 10.4 ----------------------------------------------------------------------------------------------

@@ -26,29 +26,6 @@ _DIM = 16
 # --- 12.1 ----------------------------------------------------------------------------------------------
 
 
-def _lookup_kernels(n_tables, options):
-    arch = dlrm.SparseArch((50,) * n_tables, _DIM).requires_grad_(False)
-    rows = torch.zeros(64, n_tables, dtype=torch.int64)
-    return inductor.kernels(inductor.output_code(arch, rows, options=options))
-
-
-@exercise("12.1", "Move the limit", minutes=8, level=1)
-def _(options):
-    expect(
-        isinstance(options, dict) and options,
-        f"give a dictionary, {{'name of the option': value}}, got {options!r}",
-    )
-    for name in options:
-        expect(name in torch._inductor.list_options(), f"Inductor has no option {name!r}")
-    for n_tables in (9, 26):
-        with case(f"{n_tables} tables"):
-            n_kernels = len(_lookup_kernels(n_tables, options))
-        expect(n_kernels == 1, f"{n_tables} tables: should be 1 kernel, is {n_kernels}")
-
-
-# --- 12.2 ----------------------------------------------------------------------------------------------
-
-
 class _Watched(torch.nn.Module):
     """A DLRM that notes how many rows it is called with."""
 
@@ -93,7 +70,7 @@ def _loss_and_gradients(fn, model, batch, size):
     return results | {f"the gradient of {n}": p.grad for n, p in model.model.named_parameters()}
 
 
-@exercise("12.2", "Pad the last batch", minutes=15, level=2)
+@exercise("12.1", "Pad the last batch", minutes=15, level=2)
 def _(padded_loss):
     for n_rows, size in ((8, 8), (1, 8), (3, 8), (7, 8), (3, 5)):
         at = f"real rows: {n_rows}, size: {size}"
@@ -123,6 +100,29 @@ def _expect_same(what, got, want):
         at = tuple(wrong[0])
         where = f"{what} at {at}" if at else what
         raise Wrong(f"{where} should be {want[at]:.4g}, is {got[at]:.4g}")
+
+
+# --- 12.2 ----------------------------------------------------------------------------------------------
+
+
+def _lookup_kernels(n_tables, options):
+    arch = dlrm.SparseArch((50,) * n_tables, _DIM).requires_grad_(False)
+    rows = torch.zeros(64, n_tables, dtype=torch.int64)
+    return inductor.kernels(inductor.output_code(arch, rows, options=options))
+
+
+@exercise("12.2", "Move the limit", minutes=8, level=1)
+def _(options):
+    expect(
+        isinstance(options, dict) and options,
+        f"give a dictionary, {{'name of the option': value}}, got {options!r}",
+    )
+    for name in options:
+        expect(name in torch._inductor.list_options(), f"Inductor has no option {name!r}")
+    for n_tables in (9, 26):
+        with case(f"{n_tables} tables"):
+            n_kernels = len(_lookup_kernels(n_tables, options))
+        expect(n_kernels == 1, f"{n_tables} tables: should be 1 kernel, is {n_kernels}")
 
 
 # --- 12.3 ----------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Exercises of notebook 51: bytes of one more fusion, what to fuse first, 26 tables loaded into one weight."""
+"""Exercises of notebook 51: what to fuse first, its bytes, paid or noise, 26 tables loaded into one weight."""
 
 from lib import machine
 from lib.dlrm import model as dlrm
@@ -19,44 +19,6 @@ from lib.ops.interaction import interaction_triton
 import torch
 
 # --- 51.1 ------------------------------------------------------------------------------------------------
-
-
-def two_kernels_bytes(b, t, d):
-    """Bytes of the two kernels' forward pass, of rows that no two lookups share."""
-    lookups = b * t * (8 + 2 * 4 * d)
-    return lookups + 4 * b * ((t + 1) * d + d + (t + 1) * t // 2)
-
-
-def counted_bytes(b, t, d):
-    """The same, counted in the interpreter, without the sizes of tables and the places in y."""
-    num_rows = (b,) * t
-    ids = torch.arange(b)[:, None].expand(b, t).contiguous()  # each row of each table once
-    weight, dense = torch.randn(b * t, d), torch.randn(b, d)
-    traffic = count_traffic(
-        lambda: interaction_triton(dense, embedding_hash_triton(ids, weight, num_rows))
-    )
-    small = "tables_ptr", "sources_ptr"
-    arguments = [a for n, a in traffic.by_argument.items() if not n.endswith(small)]
-    return sum(a.loaded_distinct + a.stored_distinct for a in arguments)
-
-
-@exercise("51.1", "The bytes of one more fusion", minutes=10, level=1)
-def _(answer):
-    for b, t, d in ((1, 1, 1), (1, 1, 2), (3, 1, 2), (2, 3, 4), (4, 26, 16), (2048, 26, 16)):
-        at = f"B = {b}, T = {t}, D = {d}"
-        with case(at):
-            got = attempted(answer(b, t, d))
-        pair = isinstance(got, (tuple, list)) and len(got) == 2
-        expect(pair, f"{at}: should be two numbers, got {got!r}")
-        want = two_kernels_bytes(b, t, d)
-        if b < 10 and not machine.HAS_GPU:
-            want = counted_bytes(b, t, d)
-        ways = "each tensor that is read or written, int64 or float32"
-        expect_number(got[0], want, f"{at}: the two kernels ({ways})")
-        expect_number(got[1], want - 8 * b * t * d, f"{at}: one kernel (without the embeddings)")
-
-
-# --- 51.2 ------------------------------------------------------------------------------------------------
 
 _STAGES = (
     ("one stage of two", {"a": (1.0, 0.0), "b": (3.0, 0.0)}),
@@ -79,7 +41,7 @@ def _fuse_first(stages):
     return best, speed_ups[best]
 
 
-@exercise("51.2", "What to fuse first", minutes=15, level=2)
+@exercise("51.1", "What to fuse first", minutes=15, level=2)
 def _(answer):
     for what, stages in _STAGES:
         at = f"{what}, {stages}"
@@ -94,7 +56,88 @@ def _(answer):
         expect_number(got[1], speed_up, f"{at}: the speed-up at most (a pass takes the larger sum)")
 
 
+# --- 51.2 ------------------------------------------------------------------------------------------------
+
+
+def two_kernels_bytes(b, t, d):
+    """Bytes of the two kernels' forward pass, of rows that no two lookups share."""
+    lookups = b * t * (8 + 2 * 4 * d)
+    return lookups + 4 * b * ((t + 1) * d + d + (t + 1) * t // 2)
+
+
+def counted_bytes(b, t, d):
+    """The same, counted in the interpreter, without the sizes of tables and the places in y."""
+    num_rows = (b,) * t
+    ids = torch.arange(b)[:, None].expand(b, t).contiguous()  # each row of each table once
+    weight, dense = torch.randn(b * t, d), torch.randn(b, d)
+    traffic = count_traffic(
+        lambda: interaction_triton(dense, embedding_hash_triton(ids, weight, num_rows))
+    )
+    small = "tables_ptr", "sources_ptr"
+    arguments = [a for n, a in traffic.by_argument.items() if not n.endswith(small)]
+    return sum(a.loaded_distinct + a.stored_distinct for a in arguments)
+
+
+@exercise("51.2", "The bytes of one more fusion", minutes=10, level=1)
+def _(answer):
+    for b, t, d in ((1, 1, 1), (1, 1, 2), (3, 1, 2), (2, 3, 4), (4, 26, 16), (2048, 26, 16)):
+        at = f"B = {b}, T = {t}, D = {d}"
+        with case(at):
+            got = attempted(answer(b, t, d))
+        pair = isinstance(got, (tuple, list)) and len(got) == 2
+        expect(pair, f"{at}: should be two numbers, got {got!r}")
+        want = two_kernels_bytes(b, t, d)
+        if b < 10 and not machine.HAS_GPU:
+            want = counted_bytes(b, t, d)
+        ways = "each tensor that is read or written, int64 or float32"
+        expect_number(got[0], want, f"{at}: the two kernels ({ways})")
+        expect_number(got[1], want - 8 * b * t * d, f"{at}: one kernel (without the embeddings)")
+
+
 # --- 51.3 ------------------------------------------------------------------------------------------------
+
+WORDS = "noise", "elsewhere", "paid", "not worth it"
+_STILL = [(100.0, 100.5), (200.0, 199.0)]
+# (what, before, after, stage, idle): the first four are the H200's, from the page
+_JUDGED = (
+    ("lookups, training, GPU", (4628.6, 2698.1, 2534.0, [(96.8, 97.0)])),
+    ("interaction, training, GPU", (2698.1, 2656.0, 52.4, [(96.8, 97.0)])),
+    ("interaction, training, host", (4357.7, 3574.2, 422.4, [(656.5, 696.9)])),
+    ("top MLP, forward, host", (656.5, 688.1, 172.0, [(656.5, 696.9)])),
+    ("a step that is as large as an idle one", (100.0, 99.0, 50.0, _STILL)),
+    ("slower, and by more than the noise", (100.0, 120.0, 50.0, _STILL)),
+    ("nothing saved", (100.0, 100.0, 50.0, _STILL)),
+    ("a twentieth", (100.0, 95.0, 50.0, _STILL)),
+    ("a little less than a twentieth", (100.0, 95.2, 50.0, _STILL)),
+    ("a tenth more than its stage took", (1000.0, 890.5, 100.0, _STILL)),
+    ("more than its stage took, and a little", (1000.0, 998.0, 1.0, _STILL)),
+    ("more than its stage took, but no more than an idle step", (1000.0, 999.5, 0.1, _STILL)),
+    ("idle steps that are slower afterwards", (100.0, 92.0, 50.0, [(100.0, 90.0), (100.0, 109.0)])),
+)
+
+
+def _judge(before, after, stage, idle):
+    saved = before - after
+    if abs(saved) <= max(abs(a - b) for a, b in idle):
+        return "noise"
+    if saved > 1.1 * stage:
+        return "elsewhere"
+    return "paid" if saved >= 0.05 * before else "not worth it"
+
+
+@exercise("51.3", "Paid, or noise?", minutes=10, level=2)
+def _(answer):
+    for what, case_of in _JUDGED:
+        before, after, stage, idle = case_of
+        at = f"{what}: before {before}, after {after}, stage {stage}, idle {idle}"
+        with case(at):
+            got = attempted(answer(before, after, stage, list(idle)))
+        expect(got in WORDS, f"{at}: give one of {', '.join(map(repr, WORDS))}, got {got!r}")
+        want = _judge(*case_of)
+        expect(got == want, f"{at}: should be {want!r}, got {got!r}")
+
+
+# --- 51.4 ------------------------------------------------------------------------------------------------
 
 _DIM = 4
 
@@ -159,7 +202,7 @@ def _expect_refused(what, answer, num_rows, state):
     raise Wrong(f"{what} should be an error, and is loaded")
 
 
-@exercise("51.3", "Load the old checkpoint", minutes=20, level=3)
+@exercise("51.4", "Load the old checkpoint", minutes=20, level=3)
 def _(answer):
     expect_module_class(answer)
     for num_rows in ((3,), (3, 2), (1, 5, 1, 4), tuple(range(2, 14))):

@@ -9,21 +9,7 @@ from lib.exercises import check
 import torch
 
 # %% [markdown]
-# ## 10.1 Bytes of the lookups
-#
-# Row 3 of one table is not row 3 of another, so distinct rows are counted column by column.
-
-
-# %%
-def lookup_bytes(rows, dim):
-    distinct = sum(len(column.unique()) for column in rows.unbind(1))
-    return distinct * dim * 4
-
-
-check("10.1", lookup_bytes)
-
-# %% [markdown]
-# ## 10.2 A modulus hash for C
+# ## 10.1 A modulus hash for C
 #
 # A remainder that was cut toward zero has the sign of its left side. Where it is negative, one cardinality more
 # is what rounding down would have given. Always adding one would be wrong for a remainder of 0.
@@ -35,10 +21,10 @@ def row_of(token, cardinality):
     return row + cardinality if row < 0 else row
 
 
-check("10.2", row_of)
+check("10.1", row_of)
 
 # %% [markdown]
-# ## 10.3 Strangers to the OOV row
+# ## 10.2 Strangers to the OOV row
 #
 # `searchsorted` says where an id would have to stand, known or not; so look whether it stands there. An id
 # larger than all has its place behind the end, and an empty vocabulary has no places at all.
@@ -52,7 +38,21 @@ def index_rows(ids, vocabulary):
     return torch.where(vocabulary[place] == ids, place + 1, 0)
 
 
-check("10.3", index_rows)
+check("10.2", index_rows)
+
+# %% [markdown]
+# ## 10.3 Bytes of the lookups
+#
+# Row 3 of one table is not row 3 of another, so distinct rows are counted column by column.
+
+
+# %%
+def lookup_bytes(rows, dim):
+    distinct = sum(len(column.unique()) for column in rows.unbind(1))
+    return distinct * dim * 4
+
+
+check("10.3", lookup_bytes)
 
 # %% [markdown]
 # ## 10.4 The interaction, backward

@@ -6,11 +6,8 @@ import lib  # noqa: F401  before triton: with no GPU it switches the interpreter
 import torch
 import torch.nn.functional as F
 
-# %% 12.1 one kernel, in which every program makes 26 masked loads of ids and 26 of rows, for one that counts
-options = {"max_pointwise_cat_inputs": 26}
 
-
-# %% 12.2 any row will do as padding, as long as its loss counts nothing
+# %% 12.1 any row will do as padding, as long as its loss counts nothing
 def padded_loss(model, dense, sparse, labels, size):
     n_rows, missing = len(labels), size - len(labels)
     logits = model(F.pad(dense, (0, 0, 0, missing)), F.pad(sparse, (0, 0, 0, missing)))
@@ -19,6 +16,10 @@ def padded_loss(model, dense, sparse, labels, size):
     padded = F.pad(labels, (0, missing))
     losses = F.binary_cross_entropy_with_logits(logits, padded, reduction="none")
     return torch.where(is_real, losses, 0.0).sum() / n_rows
+
+
+# %% 12.2 one kernel, in which every program makes 26 masked loads of ids and 26 of rows, for one that counts
+options = {"max_pointwise_cat_inputs": 26}
 
 
 # %% 12.3 the starts are a buffer: they move with the module, and no copy from the host is made in a call

@@ -7,15 +7,7 @@ import torch
 import torch.nn.functional as F
 
 
-# %% 51.1 one kernel saves the embeddings' way out and back; backward would gather the rows once more
-def forward_bytes(b, t, d):
-    ids, rows, out = 8 * b * t, 4 * b * t * d, 4 * b * (d + (t + 1) * t // 2)
-    dense = 4 * b * d
-    one = ids + rows + dense + out
-    return one + 2 * rows, one
-
-
-# %% 51.2 the limit may change sides when a stage goes, so each stage is tried
+# %% 51.1 the limit may change sides when a stage goes, so each stage is tried
 def fuse_first(stages):
     def us(names):
         return max(sum(stages[name][side] for name in names) for side in (0, 1))
@@ -27,7 +19,25 @@ def fuse_first(stages):
     return best, speed_ups[best]
 
 
-# %% 51.3 by number and not by name, where 10 comes before 2; what does not fit is left for the usual errors
+# %% 51.2 one kernel saves the embeddings' way out and back; backward would gather the rows once more
+def forward_bytes(b, t, d):
+    ids, rows, out = 8 * b * t, 4 * b * t * d, 4 * b * (d + (t + 1) * t // 2)
+    dense = 4 * b * d
+    one = ids + rows + dense + out
+    return one + 2 * rows, one
+
+
+# %% 51.3 noise first: what is no larger than nothing needs no other reason
+def judge(before, after, stage, idle):
+    saved = before - after
+    if abs(saved) <= max(abs(a - b) for a, b in idle):
+        return "noise"
+    if saved > 1.1 * stage:
+        return "elsewhere"
+    return "paid" if saved >= 0.05 * before else "not worth it"
+
+
+# %% 51.4 by number and not by name, where 10 comes before 2; what does not fit is left for the usual errors
 class OneWeight(torch.nn.Module):
     def __init__(self, num_rows, dim):
         super().__init__()

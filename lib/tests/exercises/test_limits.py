@@ -154,7 +154,7 @@ def test_a_result_of_another_kind_is_named(id):
         assert "raised" not in verdict.message, (kind, verdict)
 
 
-@pytest.mark.parametrize("id", ["00.1", "00.2", "02.3", "10.1", "10.2", "40.1", "41.1", "43.2"])
+@pytest.mark.parametrize("id", ["00.1", "00.2", "02.3", "10.1", "10.3", "40.1", "41.1", "43.2"])
 def test_numbers_may_be_numpys_or_torchs(id):
     solution = _solution(id)
     for change in (lambda t: t, lambda t: t.numpy()[()]):
@@ -180,7 +180,7 @@ def test_a_tuple_of_one_tensor_is_no_tensor():
         expect_op(lambda x: (x + 1,), lambda x: x + 1, lambda s, d: (torch.randn(s, dtype=d),))
 
 
-@pytest.mark.parametrize("id", ["11.3", "11.4", "12.3", "05.4", "51.3"])
+@pytest.mark.parametrize("id", ["11.3", "11.4", "12.3", "05.4", "51.4"])
 def test_a_module_in_place_of_its_class_is_named(id):
     assert check(id, torch.nn.Linear(1, 1)).message.startswith("give the class")
 

@@ -2,30 +2,7 @@
 
 import torch
 
-# --- 10.1 lookup_bytes
-
-
-def lookup_bytes__duplicates_counted(rows, dim):
-    return rows.numel() * dim * 4
-
-
-def lookup_bytes__tables_not_told_apart(rows, dim):
-    return len(rows.unique()) * dim * 4
-
-
-def lookup_bytes__elements_for_bytes(rows, dim):
-    return sum(len(column.unique()) for column in rows.unbind(1)) * dim
-
-
-def lookup_bytes__rows_of_the_batch(rows, dim):
-    return len(rows.unique(dim=0)) * rows.shape[1] * dim * 4
-
-
-def lookup_bytes__consecutive_only(rows, dim):
-    return sum(len(column.unique_consecutive()) for column in rows.unbind(1)) * dim * 4
-
-
-# --- 10.2 row_of
+# --- 10.1 row_of
 
 
 def row_of__as_in_python(token, cardinality):
@@ -59,7 +36,7 @@ def row_of__forgets_the_missing_token(token, cardinality):
     return row + cardinality if row < 0 else row
 
 
-# --- 10.3 index_rows
+# --- 10.2 index_rows
 
 
 def index_rows__naive(ids, vocabulary):
@@ -97,6 +74,29 @@ def index_rows__last_token_lost(ids, vocabulary):
     place = torch.searchsorted(vocabulary, ids)
     place = torch.where(place >= len(vocabulary) - 1, 0, place)
     return torch.where(vocabulary[place] == ids, place + 1, 0)
+
+
+# --- 10.3 lookup_bytes
+
+
+def lookup_bytes__duplicates_counted(rows, dim):
+    return rows.numel() * dim * 4
+
+
+def lookup_bytes__tables_not_told_apart(rows, dim):
+    return len(rows.unique()) * dim * 4
+
+
+def lookup_bytes__elements_for_bytes(rows, dim):
+    return sum(len(column.unique()) for column in rows.unbind(1)) * dim
+
+
+def lookup_bytes__rows_of_the_batch(rows, dim):
+    return len(rows.unique(dim=0)) * rows.shape[1] * dim * 4
+
+
+def lookup_bytes__consecutive_only(rows, dim):
+    return sum(len(column.unique_consecutive()) for column in rows.unbind(1)) * dim * 4
 
 
 # --- 10.4 interaction_backward

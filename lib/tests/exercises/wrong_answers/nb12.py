@@ -3,16 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-# --- 12.1 options
-
-options__another_kind_of_fusion = {"combo_kernels": True}
-options__one_too_few = {"max_pointwise_cat_inputs": 25}
-options__enough_for_nine_only = {"max_pointwise_cat_inputs": 9}
-options__another_limit = {"max_fusion_size": 1000}
-options__no_such_option = {"max_stack_inputs": 26}
-options__the_name_alone = "max_pointwise_cat_inputs"
-
-# --- 12.2 padded_loss
+# --- 12.1 padded_loss
 
 
 def _pad(dense, sparse, labels, size):
@@ -82,6 +73,15 @@ def padded_loss__to_eight_rows(model, dense, sparse, labels, size):
     dense, sparse, _ = _pad(dense, sparse, labels, 8)
     return F.binary_cross_entropy_with_logits(model(dense, sparse)[:n_rows], labels)
 
+
+# --- 12.2 options
+
+options__another_kind_of_fusion = {"combo_kernels": True}
+options__one_too_few = {"max_pointwise_cat_inputs": 25}
+options__enough_for_nine_only = {"max_pointwise_cat_inputs": 9}
+options__another_limit = {"max_fusion_size": 1000}
+options__no_such_option = {"max_stack_inputs": 26}
+options__the_name_alone = "max_pointwise_cat_inputs"
 
 # --- 12.3 OneTable
 

@@ -3,48 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-# --- 51.1 forward_bytes
-
-
-def _bytes(b, t, d, ids=8, pairs=None, saved=2):
-    pairs = (t + 1) * t // 2 if pairs is None else pairs
-    one = b * t * (ids + 4 * d) + 4 * b * (2 * d + pairs)
-    return one + saved * 4 * b * t * d, one
-
-
-def forward_bytes__ids_of_four_bytes(b, t, d):
-    return _bytes(b, t, d, ids=4)
-
-
-def forward_bytes__pairs_of_the_tables_alone(b, t, d):
-    return _bytes(b, t, d, pairs=t * (t - 1) // 2)
-
-
-def forward_bytes__all_products(b, t, d):
-    return _bytes(b, t, d, pairs=(t + 1) ** 2)
-
-
-def forward_bytes__saves_one_way_only(b, t, d):
-    return _bytes(b, t, d, saved=1)
-
-
-def forward_bytes__elements(b, t, d):
-    return tuple(n / 4 for n in _bytes(b, t, d))
-
-
-def forward_bytes__no_dense_vector(b, t, d):
-    return tuple(n - 4 * b * d for n in _bytes(b, t, d))
-
-
-def forward_bytes__the_wrong_way_round(b, t, d):
-    return _bytes(b, t, d)[::-1]
-
-
-def forward_bytes__one_number(b, t, d):
-    return _bytes(b, t, d)[1]
-
-
-# --- 51.2 fuse_first
+# --- 51.1 fuse_first
 
 
 def _whole(stages):
@@ -94,7 +53,115 @@ def fuse_first__larger_side_of_each_stage(stages):
     return name, sum(times.values()) / (sum(times.values()) - times[name])
 
 
-# --- 51.3 OneWeight
+# --- 51.2 forward_bytes
+
+
+def _bytes(b, t, d, ids=8, pairs=None, saved=2):
+    pairs = (t + 1) * t // 2 if pairs is None else pairs
+    one = b * t * (ids + 4 * d) + 4 * b * (2 * d + pairs)
+    return one + saved * 4 * b * t * d, one
+
+
+def forward_bytes__ids_of_four_bytes(b, t, d):
+    return _bytes(b, t, d, ids=4)
+
+
+def forward_bytes__pairs_of_the_tables_alone(b, t, d):
+    return _bytes(b, t, d, pairs=t * (t - 1) // 2)
+
+
+def forward_bytes__all_products(b, t, d):
+    return _bytes(b, t, d, pairs=(t + 1) ** 2)
+
+
+def forward_bytes__saves_one_way_only(b, t, d):
+    return _bytes(b, t, d, saved=1)
+
+
+def forward_bytes__elements(b, t, d):
+    return tuple(n / 4 for n in _bytes(b, t, d))
+
+
+def forward_bytes__no_dense_vector(b, t, d):
+    return tuple(n - 4 * b * d for n in _bytes(b, t, d))
+
+
+def forward_bytes__the_wrong_way_round(b, t, d):
+    return _bytes(b, t, d)[::-1]
+
+
+def forward_bytes__one_number(b, t, d):
+    return _bytes(b, t, d)[1]
+
+
+# --- 51.3 judge
+
+
+def _judged(
+    before, after, stage, idle, noise=None, room=1.1, share=0.05, saved=None, elsewhere=True
+):
+    noise = max(abs(a - b) for a, b in idle) if noise is None else noise
+    saved = before - after if saved is None else saved
+    if abs(saved) <= noise:
+        return "noise"
+    if elsewhere and saved > room * stage:
+        return "elsewhere"
+    return "paid" if saved >= share * before else "not worth it"
+
+
+def judge__the_stage_forgotten(before, after, stage, idle):
+    return _judged(before, after, stage, idle, elsewhere=False)
+
+
+def judge__no_room_for_the_stage(before, after, stage, idle):
+    return _judged(before, after, stage, idle, room=1.0)
+
+
+def judge__noise_forgotten(before, after, stage, idle):
+    return _judged(before, after, stage, idle, noise=-1.0)
+
+
+def judge__noise_with_its_sign(before, after, stage, idle):
+    return _judged(before, after, stage, idle, noise=max(a - b for a, b in idle))
+
+
+def judge__the_first_idle_step_alone(before, after, stage, idle):
+    return _judged(before, after, stage, idle[:1])
+
+
+def judge__the_mean_of_idle_steps(before, after, stage, idle):
+    noise = sum(abs(a - b) for a, b in idle) / len(idle)
+    return _judged(before, after, stage, idle, noise=noise)
+
+
+def judge__less_than_the_noise(before, after, stage, idle):
+    word = _judged(before, after, stage, idle)
+    saved, noise = before - after, max(abs(a - b) for a, b in idle)
+    return _judged(before, after, stage, idle, noise=-1.0) if abs(saved) == noise else word
+
+
+def judge__a_share_of_what_is_left(before, after, stage, idle):
+    word = _judged(before, after, stage, idle)
+    if word in ("paid", "not worth it"):
+        return "paid" if before - after >= 0.05 * after else "not worth it"
+    return word
+
+
+def judge__slower_pays(before, after, stage, idle):
+    return _judged(before, after, stage, idle, saved=abs(before - after))
+
+
+def judge__elsewhere_first(before, after, stage, idle):
+    if before - after > 1.1 * stage:
+        return "elsewhere"
+    return _judged(before, after, stage, idle)
+
+
+def judge__a_truth_value(before, after, stage, idle):
+    return _judged(before, after, stage, idle) == "paid"
+
+
+# --- 51.4 OneWeight
 
 
 class _Base(torch.nn.Module):
