@@ -1,4 +1,4 @@
-"""The README's pictures and table: versions of ops as a share of the ceiling, from the recorded results.
+"""The README's pictures and the table of lib/ops/README: versions of ops as a share of the ceiling, from the recorded results.
 
 python -m lib.measure.scoreboard      writes data/results/scoreboard.png and three_ops.png, prints the table
 
@@ -80,7 +80,7 @@ def three_ops_text():
 
 
 def table_cells(op):
-    """The README's cells for an op, bfloat16: shape, eager / compiled / Triton forward, then both passes.
+    """The table's cells for an op, bfloat16: shape, eager / compiled / Triton forward, then both passes.
 
     An op without records has words in their place.
     """
