@@ -253,7 +253,7 @@ def test_a_prediction_and_its_outcome_go_to_the_ledger(reader_folder):
 
 
 def test_the_plot_names_the_predictions_of_the_last_notebook_apart_from_each_other(reader_folder):
-    for key, unit in (("00.a", "µs"), ("02.a", "GB"), ("02.b", "µs")):
+    for key, unit in (("00.a", "µs"), ("01.a", "GB"), ("01.b", "µs")):
         predict.predict(key, "How much?", 10, unit)
         predict.outcome(key, 10.0)
     (ax,) = predict.plot_calibration().axes
@@ -274,12 +274,12 @@ def test_calibration_counts_by_notebook_how_near_predictions_came(reader_folder)
         predict.outcome(key, 10.0)
     first, second, both = predict.calibration()
     names = ("notebook", "predictions", "within 1.2×", "within 2×", "within 10×")
-    assert [first[name] for name in names] == ["30", 3, 1, 1, 2]
+    assert [first[name] for name in names] == ["03", 3, 1, 1, 2]
     assert [second[name] for name in names] == ["31", 1, 0, 1, 1]
     assert [both[name] for name in names] == ["all", 4, 1, 2, 3]
     assert first["median, times off"] == pytest.approx(2.5)
     (ax,) = predict.plot_ratios().axes
-    assert [label.get_text() for label in ax.get_xticklabels()] == ["30", "31"]
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["03", "31"]
     low, high = ax.get_ylim()
     assert low < 0.4 and high > 50
 
