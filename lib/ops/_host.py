@@ -545,9 +545,9 @@ def by_op(*tensors):
 
 
 def in_memory(t):
-    """t itself, or a copy of its numbers where they are not what lies in memory."""
+    """t itself, or a copy of its numbers where they are not what lies in memory; a fake tensor has none."""
     is_it = t is None or type(t) in PLAIN and not (t.is_neg() or t._is_zerotensor())
-    return t if is_it else t.clone()
+    return t if is_it or isinstance(t, torch._subclasses.FakeTensor) else t.clone()
 
 
 # --- autograd ------------------------------------------------------------------------------------------------

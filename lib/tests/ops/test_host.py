@@ -21,6 +21,7 @@ from lib.tests.ops.battery import host_of
 import pytest
 import torch
 import triton
+from torch.utils._python_dispatch import TorchDispatchMode
 from triton.errors import TritonError
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -220,6 +221,27 @@ def test_an_op_that_others_have_imported_is_loaded_again():
     importer.add_relu_op = add_relu.add_relu_op
     with mock.patch.dict(sys.modules, {"an_importer": importer}):
         importlib.reload(add_relu)
+
+
+class _Ops(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        self.names.append(op.overloadpacket.__name__)
+        return op(*args, **kwargs or {})
+
+
+def test_gradients_on_paper_are_not_copied():
+    """A bill counts calls of fake tensors: none that a real step does not make."""
+    with torch._subclasses.FakeTensorMode():
+        x = torch.empty(4, 8, device=machine.device(), requires_grad=True)
+        bias = torch.empty(8, device=machine.device(), requires_grad=True)
+        y = add_relu.add_relu_triton(x, bias)
+        with _Ops() as ops:
+            torch.autograd.backward(y, torch.empty_like(y))
+    assert "add_relu_backward" in ops.names and "clone" not in ops.names, ops.names
 
 
 @pytest.mark.gpu
