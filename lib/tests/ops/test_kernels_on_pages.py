@@ -15,6 +15,12 @@ PAGES = {
     "add_relu": (3, 0.6, ["_add_relu_tile"]),
     "gelu": (31, 0.8, ["_gelu_fwd_kernel", "_gelu_bwd_kernel", "_fwd_tile", "_bwd_tile", "_locate"]),
     "softmax": (7, 0.5, ["_softmax_fwd_kernel", "_softmax_bwd_kernel", "_softmax_parts_fwd_kernel"]),
+    "lora_epilogue": (33, 0.7, [
+        "_sum_of", "_lora_epilogue_fwd_tile", "_lora_epilogue_fwd_kernel", "_lora_epilogue_bwd_tile"]),
+    "bias_gelu_dropout_add": (34, 0.7, [
+        "_keep_tile", "_bias_gelu_dropout_add_fwd_tile", "_bias_gelu_dropout_add_fwd_kernel",
+        "_bias_gelu_dropout_add_bwd_tile"]),
+    "rope": (35, 0.8, ["_rotate_tile"]),
 }  # fmt: skip
 
 
