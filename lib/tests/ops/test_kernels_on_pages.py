@@ -25,6 +25,12 @@ PAGES = {
     "linear_glu": ((41,), 0.4, ["_linear_glu_tma_kernel", "_store_gated"]),
     "lora_linear": ((42,), 0.5, ["_lora_linear_tma_kernel", "_low_rank", "_finish_part"]),
     "fused_mlp": ((43,), 0.5, ["_fused_mlp_fwd_kernel", "_hidden_tile"]),
+    "lora_epilogue": ((33,), 0.7, [
+        "_sum_of", "_lora_epilogue_fwd_tile", "_lora_epilogue_fwd_kernel", "_lora_epilogue_bwd_tile"]),
+    "bias_gelu_dropout_add": ((34,), 0.7, [
+        "_keep_tile", "_bias_gelu_dropout_add_fwd_tile", "_bias_gelu_dropout_add_fwd_kernel",
+        "_bias_gelu_dropout_add_bwd_tile"]),
+    "rope": ((35,), 0.8, ["_rotate_tile"]),
 }  # fmt: skip
 
 
