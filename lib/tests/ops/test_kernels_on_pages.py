@@ -17,6 +17,7 @@ PAGES = {
     "softmax": ((7, 32), 0.5, ["_softmax_fwd_kernel", "_softmax_bwd_kernel", "_softmax_parts_fwd_kernel"]),
     "_attention_gluon": ((45,), 0.9, ["_attention_gluon_kernel", "_attend", "_soften", "_fetch", "_job_of"]),
     "attention": ((48,), 0.2, ["_attention_dkdv_kernel"]),
+    "_linear_glu_gluon": ((44,), 0.4, ["_linear_glu_gluon_kernel"]),
     "linear_cross_entropy": ((46,), 0.5, ["_cross_entropy_kernel"]),
     "quantized_linear": (
         (47,), 0.6, ["_quantized_linear_kernel", "_numbers", "_quarter", "_sum_parts_kernel", "_dx_kernel"],
@@ -52,13 +53,16 @@ def body_of(kernel):
 
 
 def lines_on(number, shown=True):
-    """All lines of the code cells of a notebook and, with `shown`, of the sources in their outputs."""
+    """All lines of the code cells of a notebook and, with `shown`, of the sources in its outputs and prose."""
     (path,) = notebooks.notebooks(number)
-    cells = [c for c in nbformat.read(path, as_version=4).cells if c.cell_type == "code"]
+    both = nbformat.read(path, as_version=4).cells
+    cells = [c for c in both if c.cell_type == "code"]
     texts = [c.source for c in cells]
     if shown:
+        prose = [c.source for c in both if c.cell_type == "markdown"]
         outputs = [o.get("data", {}).get("text/markdown", "") for c in cells for o in c.outputs]
-        texts += [code for text in outputs for code in re.findall(r"(?s)```\w+\n(.*?)```", text)]
+        fenced = re.compile(r"(?s)```\w+\n(.*?)```")
+        texts += [code for text in prose + outputs for code in fenced.findall(text)]
     return {line.strip() for text in texts for line in text.splitlines()}
 
 
@@ -79,3 +83,16 @@ def test_a_line_that_is_nowhere_is_missed():
     assert lines[0].startswith("n_cols, stride_xm =") and lines[-1].startswith("device.store_tile(")
     assert set(lines) <= lines_on(7) and not set(lines) <= lines_on(7, shown=False)
     assert not set(lines) <= lines_on(3)
+
+
+def test_what_44_quotes_of_the_op_is_in_its_file():
+    (path,) = notebooks.notebooks(44)
+    prose = "\n".join(
+        c.source for c in nbformat.read(path, as_version=4).cells if c.cell_type == "markdown"
+    )
+    quoted = re.findall(r"(?s)```python\n(.*?)```", prose)
+    module = importlib.import_module("lib.ops._linear_glu_gluon")
+    lines = {line.strip() for line in inspect.getsource(module).splitlines()}
+    assert len(quoted) > 3
+    missing = [line for text in quoted for line in text.splitlines() if line.strip() not in lines]
+    assert not missing

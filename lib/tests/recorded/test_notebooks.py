@@ -162,9 +162,6 @@ def test_names_of_lib_are_counted():
     assert list(names_of_lib(source)) == ["lib.cache", "lib.machine", "lib.a.b", "lib.a.c"]
 
 
-# Notebooks whose tables, plots and predictions are not folded away yet.
-UNFOLDED = "44 60 90".split()
-FOLDED = [path for path in NOTEBOOKS if path.name[:2] not in UNFOLDED]
 # Names from here make tables, plots, predictions and look-ups. `show_source` shows a function under study.
 HARNESS = ("lib.course", "lib.recorded", "pandas", "matplotlib")
 
@@ -207,7 +204,7 @@ def lines_of_code(notebook):
     return count["harness"], count["all"]
 
 
-@pytest.mark.parametrize("path", FOLDED, ids=lambda p: p.stem)
+@each
 def test_three_quarters_of_what_is_visible_is_under_study(path):
     harness, lines = lines_of_code(read(path))
     assert harness <= lines / 4, f"{harness} of {lines} lines make tables, plots and predictions"

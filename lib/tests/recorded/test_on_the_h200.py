@@ -89,6 +89,17 @@ def test_numbers_are_those_that_are_recorded(path):
     assert not wrong, f"in no output of this notebook, nor in data/results: {wrong}"
 
 
+def test_what_90_says_of_the_record_is_in_it():
+    (path,) = notebooks.notebooks(90)
+    cells = nbformat.read(path, as_version=4).cells
+    prose = "\n\n".join(c.source for c in cells if c.cell_type == "markdown")
+    recorded = list(_numbers_in(results.load("add_rms_norm")["rows"]))
+    linking = [p for p in prose.split("\n\n") if "(../data/results/h200/add_rms_norm.json)" in p]
+    numbers = [n for p in linking for n in numbers_with_units(p)]
+    assert len(numbers) == 9
+    assert not [w for w, _, unit in numbers if not is_among(w, unit, recorded)]
+
+
 def test_a_number_that_is_not_recorded_is_found(tmp_path):
     table = {"text/html": "<td>1,012.4</td><td>93.2</td>"}
     cell = nbformat.v4.new_code_cell("x", outputs=[nbformat.v4.new_output("display_data", table)])
