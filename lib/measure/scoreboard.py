@@ -1,4 +1,4 @@
-"""The README's pictures and the table of lib/ops/README: versions of ops as a share of the ceiling, from the recorded results.
+"""README's pictures, and the table of lib/ops/README: ops' shares of the ceiling, from the recorded results.
 
 python -m lib.measure.scoreboard      writes data/results/scoreboard.png and three_ops.png, prints the table
 
