@@ -21,6 +21,10 @@ MISTAKES = {
     "any_strides": ("(dy, rows, bias.contiguous(), dx, partial)", "(dy, rows, bias, dx, partial)"),
     "twice": ("    @host.once\n", ""),
     "fake": ("torch.empty_like(bias)))", "torch.empty_like(bias).double()))"),
+    "fake_strides": (
+        "gated_op.register_fake(_empty)",
+        "gated_op.register_fake(lambda x, bias: torch.empty_like(x))",
+    ),
     "one_strip": ("partial_ptr + strip * n_cols + cols, tl.sum", "partial_ptr + cols, tl.sum"),
 }
 
