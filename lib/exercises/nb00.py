@@ -71,6 +71,7 @@ def check_least_time(answer):
         (4_000_000, 1_000_000, 4000, 50),
         (4_000_000, 10**12, 4000, 800),
         (2**31, 2**28, 900, 14),
+        (1_000_000, 5_000_000, 4000, 50),  # more FLOPs than bytes, and still below the ridge
     ]:
         memory_us, compute_us = bytes_moved / bandwidth_gbps / 1e3, flops / tflops / 1e6
         at = f"for {bytes_moved:,} bytes, {flops:,} FLOPs, {bandwidth_gbps} GB/s, {tflops} TFLOP/s"

@@ -125,6 +125,10 @@ def _expect_check_and_stream(code):
 # --- 04.3 ----------------------------------------------------------------------------------------------------
 
 
+# A variable: a guard that has no name is gone at the end of its line.
+_GUARD = re.compile(r"(CUDA|Device)Guard\s+\w+\s*[({]|=\s*[\w:]*Guard\s*[({]|\bcudaSetDevice\s*\(")
+
+
 @exercise("04.3", "A binding that trusts nobody", minutes=12, level=2)
 def check_safe_source(source):
     code = _code(source, "safe_source")
@@ -172,6 +176,11 @@ def check_safe_source(source):
     expect(
         code.count("is_cuda") + code.count("device()") + code.count("CHECK_CUDA") > 1,
         "one tensor's device is asked for, and the other may be on the CPU",
+    )
+    expect(
+        _GUARD.search(code.rpartition("<<<")[0]),
+        "x may be on a GPU that is not the current one, and the kernel is launched on the current one: let a "
+        "CUDAGuard stand in front of the launch, as a variable, so that it lasts until the end",
     )
     _expect_check_and_stream(code)
 

@@ -55,6 +55,11 @@ def least_time_us__the_limit_is_the_shorter_one(bytes_moved, flops, bandwidth_gb
     return max(memory_us, compute_us), "compute" if memory_us >= compute_us else "memory"
 
 
+def least_time_us__compares_counts(bytes_moved, flops, bandwidth_gbps, tflops):
+    us = max(bytes_moved / bandwidth_gbps / 1e3, flops / tflops / 1e6)
+    return us, "memory" if bytes_moved >= flops else "compute"
+
+
 @triton.jit
 def _silu_kernel(
     x_ptr, y_ptr, n_elements, MASK: tl.constexpr, WIDE: tl.constexpr, BLOCK_SIZE: tl.constexpr

@@ -79,6 +79,14 @@ safe_source__no_device = changed(
     "const c10::cuda::CUDAGuard guard(x.device());",
     "",
 )
+_NAMED = "const c10::cuda::CUDAGuard guard(x.device());"
+safe_source__no_guard = changed(_safe, _NAMED, "")
+safe_source__guard_of_one_line = changed(_safe, _NAMED, "c10::cuda::CUDAGuard{x.device()};")
+safe_source__guard_behind_the_launch = changed(
+    safe_source__no_guard,
+    "  C10_CUDA_KERNEL_LAUNCH_CHECK();",
+    f"  C10_CUDA_KERNEL_LAUNCH_CHECK();\n  {_NAMED}",
+)
 safe_source__no_stream = changed(_safe, _STREAM, "")
 safe_source__reinterprets_other_dtypes = re.sub(
     r"  TORCH_CHECK\(x\.scalar_type.*\n.*\n", "", _safe
