@@ -130,8 +130,8 @@ def show_figure(figure, alt):
     display(bundle, metadata={"image/png": {"alt": alt, **size}}, raw=True)
 
 
-def show_source(thing, language="python"):
-    """Display the source of a function, kernel or class, or a string of code, highlighted."""
+def show_source(thing, language="python", summary=None):
+    """Display the source of a function, kernel or class, or a string of code, folded if it has a summary."""
     thing = getattr(thing, "fn", thing)  # a @triton.jit kernel wraps its function
     text = thing if isinstance(thing, str) else inspect.getsource(thing)
     # Markdown rather than highlighted HTML: a tenth of the bytes in the notebook, and it follows the theme.
@@ -145,6 +145,8 @@ def show_source(thing, language="python"):
         "",
         "</div>",
     ]
+    if summary is not None:
+        lines = [f"<details><summary>{summary}</summary>", "", *lines, "", "</details>"]
     display(Markdown("\n".join(lines)))
 
 

@@ -76,7 +76,7 @@ class _Order(TorchDispatchMode):
         return result
 
 
-@exercise("45.2", "One tile behind", minutes=15, level=2)
+@exercise("45.2", "One tile behind", minutes=25, level=2)
 def check_attend_one_behind(answer):
     generator = torch.Generator().manual_seed(0)
     cases = [(1, 1, 4, 1, 1), (1, 2, 4, 1, 1), (2, 4, 3, 2, 1), (5, 8, 7, 3, 1), (5, 8, 7, 3, 300)]

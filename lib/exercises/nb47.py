@@ -71,7 +71,7 @@ def _grouped_eager(x, numbers, scales, group):
     return F.linear(x, (numbers.to(x.dtype) - 8) * steps)
 
 
-@exercise("47.2", "Groups that are no steps", minutes=15, level=2)
+@exercise("47.2", "Groups that are no steps", minutes=20, level=2)
 def check_any_group(answer):
     expect_op(answer, _grouped_eager, _grouped_inputs, shapes=_GROUPED)
     long = {"shapes": ((2, 64, 8192, 128),), "dtypes": (torch.bfloat16,)}
@@ -123,7 +123,7 @@ class _NoNaN(TorchDispatchMode):
         return out
 
 
-@exercise("47.3", "A zero point", minutes=12, level=2)
+@exercise("47.3", "A zero point", minutes=15, level=2)
 def check_zero_points(answer):
     for what, weight in _weights(64).items():
         with case(what), _NoNaN(what):
@@ -221,7 +221,7 @@ class _Floats(TorchDispatchMode):
         return out
 
 
-@exercise("47.4", "QLoRA's gradient", minutes=20, level=3)
+@exercise("47.4", "QLoRA's gradient", minutes=25, level=3)
 def check_qlora(answer):
     # M, N, K, r
     shapes = ((1, 1, 1, 1), (2, 3, 5, 2), (5, 7, 3, 4), (17, 33, 40, 5), (33, 70, 65, 8))

@@ -18,7 +18,7 @@ def _capped(q, k, v, cap):
     return torch.softmax(capped, 1) @ v, capped.logsumexp(1, keepdim=True)
 
 
-@exercise("48.1", "dq of a capped score", minutes=15, level=2)
+@exercise("48.1", "dq of a capped score", minutes=20, level=2)
 def check_capped_dq(answer):
     generator = torch.Generator().manual_seed(0)
     # One key: its weight is 1 whatever the score is, so dq is 0. A cap of 1e6 is none.

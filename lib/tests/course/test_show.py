@@ -135,6 +135,13 @@ def test_a_source_is_highlighted_in_a_font_of_one_width_on_a_page_of_nbconvert(d
     assert re.search(r'<div style="font-family: monospace">\s*<div class="highlight"><pre>', page)
 
 
+def test_a_source_under_a_summary_is_folded(displayed):
+    show.show_source("x = 1", summary="All of it")
+    ((shown, _),) = displayed
+    assert shown.data.startswith("<details><summary>All of it</summary>\n\n<div")
+    assert "\n```python\nx = 1\n```\n" in shown.data and shown.data.endswith("</details>")
+
+
 SET_UP = "from lib.course.show import describe\ndescribe()"
 
 
