@@ -1,15 +1,17 @@
-"""What the lines of generated code mean: the tables of notebook 06, filled in from the text at hand.
+"""What the lines of kernels mean: the tables of notebooks 06 and 07, filled in from the text at hand.
 
 wrapper(text)              # the function that checks, allocates and launches
 decorator(text)            # what the decorator says about the loop nest
 beside_yours(yours, text)  # notebook 03's flat_kernel and the compiler's kernel, line by line
 persistent(source)         # a reduction whose tile is as long as a row
 looped(source)             # a reduction that walks along the row
+beside_softmax(yours)      # notebook 07's tiles_kernel and the kernel that ships, line by line
 """
 
 import inspect
 
 from lib.course.reading import beside, explain
+from lib.ops import softmax
 
 _WRAPPER = {
     r"\w+, \w+ = args": "the inputs, in the order in which the function first uses them: x, bias",
@@ -87,6 +89,36 @@ _LOOPED = {
     r"tl\.store.*": "inside the second loop",
 }
 
+_SOFTMAX = (
+    (
+        r"rows = \(tl.*",
+        r"rows, place = .*",
+        "the rows of this program. place says which of their columns are there, as the masks do in yours",
+    ),
+    (
+        r"x_rows, y_rows, .*",
+        r"x_rows = .*",
+        "a row may begin anywhere, and a load of 16 bytes may not: it begins `shift` columns before the row",
+    ),
+    (r"x = tl\.load.*", r"xs = device\.load_tiles.*", "all loads, of V numbers each: 16 bytes"),
+    (
+        None,
+        r"x = _scored.*",
+        "does what attention does with scores before softmax: scales them, and leaves out columns. "
+        "COMPUTE is the type to calculate in, float64 for float64 tensors",
+    ),
+    (
+        r"held = held \+.*",
+        r"held = held \+.*",
+        "a load of 16 bytes brings neighbours' numbers: -inf takes their place",
+    ),
+    (r"top = tl\.max.*", r"top = tl\.max.*", "the same"),
+    (r"numerator = .*", r"numerator = .*", "fewer instructions than tl.exp"),
+    (r"total = tl\.sum.*", r"total = tl\.sum.*", "the same"),
+    (r"numerators\[t\] / total", r"numerators\[t\] \* .*", "one division a row, not one a number"),
+    (r"tl\.store.*", r"device\.store_tile.*", "16 bytes at a time, and only the row's own columns"),
+)
+
 
 def wrapper(text):
     """The lines of the wrapper; the copy of a misaligned input is there from PyTorch 2.15 on."""
@@ -112,3 +144,8 @@ def persistent(source):
 def looped(source):
     """The lines of RMS norm's kernel for long rows."""
     return explain(source, _LOOPED)
+
+
+def beside_softmax(yours):
+    shipped = inspect.getsource(softmax._softmax_fwd_kernel.fn)
+    return beside(inspect.getsource(yours.fn), shipped, _SOFTMAX, ("yours", "the shipped kernel's"))

@@ -151,7 +151,7 @@ def _shows(function, x):
     return not torch.allclose(got, right, rtol=0, atol=1e-3, equal_nan=True)
 
 
-@exercise("07.2", "Six softmaxes that are wrong", minutes=12, level=2)
+@exercise("07.2", "Six softmaxes that are wrong", minutes=15, level=2)
 def check_matrices_that_show_it(answer):
     names = [f.__name__ for f in WRONG_SOFTMAXES]
     expect(
@@ -260,7 +260,7 @@ def check_log_softmax_backward(answer):
 # --- 07.5 ----------------------------------------------------------------------------------------------
 
 
-@exercise("07.5", "log_softmax of long rows", minutes=15, level=2)
+@exercise("07.5", "log_softmax of long rows", minutes=25, level=3)
 def check_log_softmax_long(answer):
     def eager(x):
         return torch.log_softmax(x, dim=-1)

@@ -143,6 +143,28 @@ def check_silu_mul(answer):
         views = [view.requires_grad_() for view in views]
         check_against_float64(answer, _silu_mul_eager, *views, name=at)
         _expect_opcheck(answer, views, at)
+        for layout, dy in (
+            ("dy contiguous", torch.randn(5, 4)),
+            ("dy transposed", torch.randn(4, 5).t()),
+        ):
+            _expect_strides_of_gradients(answer, views, dy, f"{at}, {layout}")
+
+
+def _expect_strides_of_gradients(answer, inputs, dy, at):
+    """Wrong unless the backward op's fake promises the strides that its gradients have."""
+
+    def gradients(inputs, dy):
+        inputs = [t.detach().requires_grad_() for t in inputs]
+        return [_metadata(g) for g in torch.autograd.grad(answer(*inputs), inputs, dy)]
+
+    inputs = [t.detach() for t in inputs]
+    with case(f"{at}, backward"), FakeTensorMode() as mode:
+        promised = gradients([mode.from_tensor(t) for t in inputs], mode.from_tensor(dy))
+    for name, says, gives in zip(("gate", "up"), promised, gradients(inputs, dy)):
+        expect(
+            says == gives,
+            f"{at}: for the gradient of {name} the backward op's fake says {says}; the op gives {gives}",
+        )
 
 
 def _expect_saved(answer):

@@ -34,7 +34,7 @@ _HINTS = {
 }
 
 
-@exercise("09.1", "What a fused norm saves", minutes=10, level=1)
+@exercise("09.1", "What a fused norm saves", minutes=15, level=2)
 def check_bytes_saved(answer):
     for (training, h_goes_on), hint in _HINTS.items():
         for M, N, s in ((1, 1, 2), (2, 3, 4), (16384, 4096, 2)):
@@ -146,6 +146,39 @@ def _is_right_with_one_eps(answer, inputs, n_blocks):
     return True
 
 
+def _agrees(answer, inputs, change, change_right):
+    """Whether one block's results agree with the right ones, once both pairs are changed."""
+
+    def changed(function, change):
+        run = _run(function, 1)
+        return lambda *tensors: change(*run(*tensors))
+
+    try:
+        check_against_float64(
+            changed(answer, change), changed(_carried_eager, change_right), *inputs, name="changed"
+        )
+    except CheckError:
+        return False
+    return True
+
+
+def _what_is_wrong(answer, inputs):
+    """The end of a message: what the two tensors are, if that can be told from their numbers."""
+    if _agrees(answer, inputs, lambda a, b: (b, a), lambda a, b: (a, b)):
+        return (
+            "Both tensors are right and stand in the wrong order: the branch first, then the stream"
+        )
+    if _agrees(answer, inputs, torch.add, torch.add):
+        return (
+            "Their sum is the block's output, but they are not the branch and the stream: return the MLP's "
+            "result and the residual before it, and leave their sum to the next block"
+        )
+    return (
+        "The sum of what is returned, the branch first, has to be the block's output; "
+        "which tensor is the residual behind each norm?"
+    )
+
+
 def _expect_right(answer, inputs, n_blocks, at, again=True):
     try:
         _compare(answer, inputs, n_blocks, at)
@@ -161,10 +194,7 @@ def _expect_right(answer, inputs, n_blocks, at, again=True):
             raise Wrong(
                 f"{where}. With the same eps in both norms it is right; each has its own"
             ) from None
-        raise Wrong(
-            f"{where}. The sum of what is returned, the branch first, has to be the block's output; "
-            "which tensor is the residual behind each norm?"
-        ) from None
+        raise Wrong(f"{where}. {_what_is_wrong(answer, inputs)}") from None
 
 
 # --- 09.3 ------------------------------------------------------------------------------------------------
@@ -239,7 +269,7 @@ _PROFILES = (
 )
 
 
-@exercise("09.3", "The next fusion", minutes=15, level=3)
+@exercise("09.3", "The next fusion", minutes=10, level=1)
 def check_next_fusion(answer):
     for gbps, tflops in ((1000.0, 100.0), (4000.0, 700.0)):
         for what, rows, noise_us, idea in _PROFILES:

@@ -581,8 +581,8 @@ def needs_autograd(*tensors):
 def call(name, eager, function, forward, tensors, *how):
     """function.apply(*tensors, *how), which autograd sees; forward(*tensors, *how), where it need not.
 
-    Past autograd a call costs the host a third of its time less. forward: None where autograd has to see each
-    call, because it writes into a tensor.
+    A call that skips autograd costs the host a third less. forward: None where autograd has to see each call,
+    because it writes into a tensor.
     """
     try:
         past_autograd = forward is not None and not (wants_gradients(*tensors) or is_transformed())

@@ -232,6 +232,40 @@ def test_visible_harness_is_counted():
     assert lines((stub, {"tags": ["exercise"]})) == (0, 1)
 
 
+MAKES_A_TABLE = re.compile(
+    r"(\w+\.)?(style_table|table_of|explain|beside|describe)\(|.*\.(set_caption|table|round)\("
+)
+
+
+def lost_tables(source):
+    """Tables that a cell makes and nobody sees: calls that are statements, and not the cell's last."""
+    *before, last = ast.parse(source).body or [None]
+    for node in before:
+        call = node.value if isinstance(node, ast.Expr) else None
+        text = ast.unparse(call) if isinstance(call, ast.Call) else ""
+        if MAKES_A_TABLE.match(text) and not text.startswith(("display(", "print(")):
+            yield text
+
+
+@each
+def test_every_table_is_seen(path):
+    for cell in (c for c in read(path).cells if c.cell_type == "code"):
+        source = re.sub(r"(?m)^[%!].*", "", cell.source)
+        assert list(lost_tables(source)) == [], "end the cell with it, or display(...) it"
+
+
+def test_lost_tables_are_found():
+    for table in (
+        "style_table(x).set_caption('c')",
+        "show.table_of(x)",
+        "costs.round(1)",
+        "seen.table()",
+    ):
+        assert len(list(lost_tables(f"{table}\ny = 1"))) == 1
+        assert not list(lost_tables(f"y = 1\n{table}"))
+        assert not list(lost_tables(f"display({table})\nshown = {table}\ny = 1"))
+
+
 @each
 def test_figures_have_alt_text(path):
     for cell in read(path).cells:

@@ -135,3 +135,26 @@ silu_mul__fake_in_float32.register_autograd(
     lambda ctx, dy: _right.silu_mul_backward(dy, *ctx.saved_tensors),
     setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
 )
+
+
+# The inputs are made contiguous, and dy is not: only a transposed dy shows that the fake is wrong.
+def _gradients_like_dy(
+    dy: torch.Tensor, gate: torch.Tensor, up: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    like_dy = torch.empty_like(dy), torch.empty_like(dy)
+    for out, gradient in zip(like_dy, _right.silu_mul_backward(dy, gate, up)):
+        out.copy_(gradient)
+    return like_dy
+
+
+_backward_like_dy = torch.library.custom_op(
+    "wrong::gradients_like_dy", _gradients_like_dy, mutates_args=()
+)
+_backward_like_dy.register_fake(
+    lambda dy, gate, up: (gate.new_empty(gate.shape), up.new_empty(up.shape))
+)
+silu_mul__transposed_dy = _op("transposed_dy")
+silu_mul__transposed_dy.register_autograd(
+    lambda ctx, dy: _backward_like_dy(dy, *ctx.saved_tensors),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+)

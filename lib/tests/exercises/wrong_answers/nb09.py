@@ -3,6 +3,7 @@
 from lib.ops.add_rms_norm import add_rms_norm_triton
 from lib.tests.exercises.wrong_answers import solution
 
+import torch
 import torch.nn.functional as F
 
 
@@ -103,6 +104,11 @@ def carried__results_exchanged(block, branch, stream, cos, sin):
     y = block.attention(y, cos, sin)
     h, y = add_rms_norm_triton(y, h, block.norm2.weight, block.norm2.eps)
     return block.mlp(y), h
+
+
+def carried__added_at_once(block, branch, stream, cos, sin):
+    branch, stream = solution("09_transformer_block").carried(block, branch, stream, cos, sin)
+    return branch + stream, torch.zeros_like(stream)
 
 
 def _least_us(row, gbps, tflops):
