@@ -33,15 +33,18 @@ LAB ?=
 DIR ?=
 OUT ?=
 ONLY ?=
+TIMEOUT ?=
+MEMORY ?=
 # Two workers suit two cores; more need memory for the C++ compiler.
 JOBS ?= 2
 # One thread each: two workers with two threads each on two cores wait for one another.
 PYTEST = OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) --dist worksteal
+NO_SOLUTIONS = Pages link to solutions in this folder, and to tests in lib/tests. Your teacher has them; a handout does not.
 NOTEBOOKS = $(sort $(wildcard notebooks/[0-9]*.ipynb))
 SANITIZED = $(or $(OP),$(notdir $(basename $(wildcard lib/ops/[a-z]*.py))))
 TESTS_OF_OP = $(if $(OP),$(if $(wildcard lib/ops/$(OP).py),-k $(OP) lib/tests/ops,$(error there is no lib/ops/$(OP).py)))
 
-.PHONY: help lab copy test test-all test-gpu sanitize launch-diff run record bench sweep widths model text notebooks progress grade handout clean
+.PHONY: help lab copy test test-all test-gpu sanitize launch-diff run record bench sweep widths model text notebooks progress grade term handout clean
 .DEFAULT_GOAL := help
 
 help:  ## print this help
@@ -128,13 +131,19 @@ notebooks: $(READY)  ## bring edits in notebooks/text back into the notebooks, o
 progress: $(READY)  ## which exercises you have solved
 	@$(PY) -m lib.exercises
 
-grade: $(READY)  ## grade submitted notebooks: make grade DIR=submissions [ONLY="00.3 01.3"] [OUT=grades/week1] [JOBS=2]
+grade: $(READY)  ## grade submitted notebooks: make grade DIR=submissions [ONLY="00.3 01.3"] [OUT=grades/week1] [JOBS=2] [TIMEOUT=120] [MEMORY=8]
 	@$(if $(DIR),,$(error name the folder: make grade DIR=submissions))
-	@$(PY) -m lib.exercises.grade "$(DIR)" --out "$(or $(OUT),grades)" --only "$(ONLY)" --jobs $(JOBS)
+	@$(PY) -m lib.exercises.grade "$(DIR)" --out "$(or $(OUT),grades)" --only "$(ONLY)" --jobs $(JOBS) $(if $(TIMEOUT),--timeout $(TIMEOUT)) $(if $(MEMORY),--memory $(MEMORY))
+
+term: $(READY)  ## the totals of all weeks in one CSV, grades/term.csv: make term [DIR=grades]
+	@$(PY) -m lib.exercises.grade.term "$(or $(DIR),grades)"
 
 handout:  ## the course to hand out, without solutions, tests and history: make handout [REF=HEAD] [OUT=handout.zip]
-	git archive --format zip --prefix fused-kernels/ --output "$(or $(OUT),handout.zip)" $(REF) -- . \
-		':!notebooks/solutions' ':!lib/tests'
+	@why=$$(git rev-parse --verify "$(REF)^{commit}" 2>&1) || { echo "make handout takes the course from git:" \
+		"run it in a clone, in which REF=$(REF) is a commit ($$why)"; exit 1; }
+	@note=$$(mktemp -d) && trap 'rm -r "$$note"' EXIT && echo "$(NO_SOLUTIONS)" > "$$note/README.md" && \
+	git archive --format zip --prefix fused-kernels/notebooks/solutions/ --add-file "$$note/README.md" \
+		--prefix fused-kernels/ --output "$(or $(OUT),handout.zip)" $(REF) -- . ':!notebooks/solutions' ':!lib/tests'
 
 clean:  ## remove the environment, caches and throw-away files; your progress stays
 	rm -rf .venv .venv-versions notebooks/text .pytest_cache .ruff_cache .hypothesis build *.egg-info

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from lib import machine, nogpu
 from lib.exercises import all_exercises
+from lib.exercises.grade.runs import COMPILED
 from lib.measure.mutants import load
 from lib.recorded import results
 from lib.recorded.results import ROOT
@@ -344,6 +345,20 @@ def test_the_weeks_of_a_term_add_up_and_build_on_earlier_ones(term):
     assert len(set(all_ids)) == len(all_ids)
 
 
+def test_the_page_says_how_long_the_terms_are():
+    hours = [[(int(row[2]) + int(row[5])) / 60 for row in term] for term in _terms()]
+    words = " ".join(WEEKS.split())
+    for term in hours:
+        each = f"{min(term):.1f} to {max(term):.1f} hours a week and {sum(term):.0f} hours in all"
+        assert each in words
+
+
+def test_homework_in_cuda_is_named_and_the_six_weeks_have_none():
+    six, twelve = ({id for row in term for id in row[4].split(", ")} for term in _terms())
+    (named,) = re.findall(r"of the twelve weeks are written in CUDA C\+\+: (.*?)\. Let", WEEKS)
+    assert not six & COMPILED and set(re.findall(r"\d\d\.\d", named)) == twelve & COMPILED
+
+
 @pytest.mark.parametrize("term", _terms(), ids=len)
 def test_a_week_says_whether_it_needs_a_compiler(term):
     for _, notebooks, *_, machine_needs in term:
@@ -384,6 +399,13 @@ def test_the_command_of_the_page_grades_the_homework_of_the_first_week():
     assert told[told.index("--out") + 1] == "grades/week1"
 
 
+def test_make_grade_hands_its_limits_on():
+    command = ["make", "--dry-run", "grade", f"PY={sys.executable}", "DIR=in"]
+    for given, options in (["TIMEOUT=1", "MEMORY=2"], "--timeout 1 --memory 2"), ([], ""):
+        told = subprocess.check_output([*command, *given], cwd=ROOT, text=True)
+        assert " ".join(re.findall(r"--(?:timeout|memory) \d+", told)) == options
+
+
 def test_the_outline_of_a_class_is_ninety_minutes():
     (outline,) = re.findall(r"(?s)\nA class of 90 minutes.*?\n\nThroughout", TEACHING)
     assert sum(map(int, re.findall(r"(?m)^- (\d+) minutes: ", outline))) == 90
@@ -395,14 +417,24 @@ def test_a_handout_has_no_solutions_no_tests_and_no_history(tmp_path):
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     shutil.unpack_archive(tmp_path / "handout.zip", tmp_path)
     course = tmp_path / "fused-kernels"
-    assert not any(
-        (course / name).exists() for name in ("notebooks/solutions", "lib/tests", ".git")
-    )
+    assert not any((course / name).exists() for name in ("lib/tests", ".git"))
+    (note,) = (course / "notebooks/solutions").iterdir()  # pages link there
+    assert note.name == "README.md" and "Your teacher has them" in note.read_text()
     program = "from lib.exercises import check; print(check('00.2', lambda k: k))"
     env = os.environ | {"PYTHONPATH": str(course), "FUSED_KERNELS_READER": str(tmp_path)}
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, cwd=course, env=env, capture_output=True, text=True)
     assert "✔ 00.2 right" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("ref", ["HEAD", "no-such-commit"])
+def test_a_handout_that_cannot_be_made_is_a_sentence_and_no_file(ref, tmp_path):
+    folder = ROOT if ref != "HEAD" else tmp_path
+    command = ["make", "-f", ROOT / "Makefile", "handout", f"REF={ref}", f"OUT={tmp_path / 'h'}"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert done.returncode and "fatal" not in done.stderr
+    assert f"run it in a clone, in which REF={ref} is a commit" in done.stdout
+    assert not any(tmp_path.iterdir())
 
 
 def test_an_update_keeps_the_answers(tmp_path):

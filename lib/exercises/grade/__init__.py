@@ -12,7 +12,8 @@ A capstone has no page, so what its answer needs comes from the student's own no
     attempt       inside the fence: runs the cells, checks the answer, reports under a key
     runs          outside: starts attempts, watches their time and memory, believes a report with its key
     report        the CSVs and the pages
-    remarks       names in an answer that make it worth reading
+    remarks       names in an answer that make it worth reading, and ops of the course that it takes
+    term          the totals of several weeks in one CSV
 
 No answer runs in the process that grades. In its own process an answer shares Python with the check, so one
 that is written to deceive can do so; `remarks` says which answers a teacher should read.

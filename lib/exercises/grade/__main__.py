@@ -20,7 +20,9 @@ CLEAN = {
 }
 NO_FENCE = """this system allows no fence around answers: {reason}
 Answers could then write to this disk and use the network. Grade on Linux outside a container, or in one that
-may make user namespaces. UNSAFE=1 grades all the same, with limits of time and memory alone."""
+may make user namespaces. Ubuntu from 24.04 on forbids them; this allows them until its next start:
+    sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0
+UNSAFE=1 grades all the same, with limits of time and memory alone."""
 
 
 def arguments():
@@ -109,7 +111,7 @@ def grade(options, settings):
         if rows:
             paths = report.write(rows, options.out)
             print(
-                f"{len(rows)} rows in {paths[0]}; beside it totals.csv and {len(paths) - 2} pages"
+                f"{len(rows)} rows in {paths[0]}; beside it totals.csv, class.csv and {len(paths) - 3} pages"
             )
     return 0 if rows else f"there is no notebook in {options.folder}"
 

@@ -1,4 +1,4 @@
-"""What was graded: a CSV of all rows, one of totals, and a page for each student."""
+"""What was graded: a CSV of all rows, one of totals, one of who solved what, and a page for each student."""
 
 import collections
 import csv
@@ -13,6 +13,8 @@ from lib.exercises.grade.notebooks import gradable
 COLUMNS = (
     "student", "notebook", "exercise", "points", "possible", "verdict", "sentence", "seconds", "names to read",
 )  # fmt: skip
+TOTALS = ("student", "points", "possible", *MARKS.values(), "notices", "late")
+LATE = "handed in late, as its name says"
 _PAGE = string.Template("""<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>$student</title>
 <style>
@@ -55,30 +57,36 @@ class Row:
 
 
 def write(rows, folder):
-    """Write grades.csv, totals.csv and a page for each student into `folder`; the paths."""
+    """Write grades.csv, totals.csv, class.csv and a page for each student into `folder`; the paths."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = sorted(rows, key=lambda row: (row.student, row.notebook, row.exercise))
     students = _by(rows, "student")
-    paths = [folder / "grades.csv", folder / "totals.csv"]
-    _write_csv(paths[0], COLUMNS, map(_cells, rows))
+    paths = [folder / "grades.csv", folder / "totals.csv", folder / "class.csv"]
+    write_csv(paths[0], COLUMNS, map(_cells, rows))
     totals = [(_no_formula(student), *_total(own)) for student, own in students.items()]
-    _write_csv(paths[1], ("student", "points", "possible", *MARKS.values()), totals)
+    write_csv(paths[1], TOTALS, totals)
+    ids = sorted({row.exercise for row in rows if row.possible})
+    marks = {(row.student, row.exercise): row.mark for row in rows}
+    verdicts = [(_no_formula(s), *(marks.get((s, id), "") for id in ids)) for s in students]
+    write_csv(paths[2], ("student", *ids), verdicts)
     for student, own in students.items():
         paths.append(folder / f"{_file_name(student, {p.stem for p in paths})}.html")
         paths[-1].write_text(_page(student, own), encoding="utf-8")
     return paths
 
 
-def _write_csv(path, columns, rows):
+def write_csv(path, columns, rows):
     with path.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([columns, *rows])
 
 
 def _total(rows):
-    """Points, possible points, and how many rows have each mark."""
-    counts = collections.Counter(row.mark for row in rows)
+    """Points, possible points, how many exercises have each mark, other rows, and late notebooks."""
+    counts = collections.Counter(row.mark for row in rows if row.possible)
     points, possible = sum(r.points for r in rows), sum(r.possible for r in rows)
-    return points, possible, *(counts[mark] for mark in MARKS.values())
+    late = sum(row.sentence == LATE for row in rows)
+    notices = len(rows) - counts.total()
+    return points, possible, *(counts[mark] for mark in MARKS.values()), notices, late
 
 
 def _by(rows, name):
@@ -108,7 +116,7 @@ def _file_name(student, taken):
 
 
 def _page(student, rows):
-    points, possible, *counts = _total(rows)
+    points, possible, *counts, _, _ = _total(rows)
     marks = ", ".join(f"{n} {mark}" for n, mark in zip(counts, MARKS.values()) if n)
     tables = "\n".join(_table(name, own) for name, own in _by(rows, "notebook").items())
     words = {"student": student, "summary": f"{points} of {possible} points: {marks}"}

@@ -14,15 +14,15 @@ from lib.exercises import MARKS, Verdict
 from lib.exercises.capstones import CAPSTONES, PARTS
 from lib.exercises.grade import attempt, fence, notebooks
 from lib.exercises.grade.notebooks import ROOT
-from lib.exercises.grade.remarks import remarkable
-from lib.exercises.grade.report import Row
+from lib.exercises.grade.remarks import ops_taken, remarkable
+from lib.exercises.grade.report import LATE, Row
 
 LOOK_S = 0.02
 MOST_REPORTED = 200_000  # bytes; a longer report is none
 # Solutions, also those in tests and in history, what the grader's own user has solved, and other weeks.
 HIDDEN = ("notebooks/solutions", "lib/tests", ".git", ".reader", "submissions", "grades")
 # Exercises whose check builds CUDA for the CPU.
-COMPILED = {"04.1", "04.2", "04.3", "04.4", "04.5", "04.6", "22.4", "23.3", "31.4", "33.3"}
+COMPILED = {"04.1", "04.2", "04.3", "04.4", "22.4", "23.3", "31.5", "33.3"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,8 +160,14 @@ def _tasks(all_submissions, settings):
     handed_in = collections.defaultdict(set)
     for submission in all_submissions:
         exercises = submission.page.exercises if submission.page else ()
-        graded = [id for id in exercises if not settings.only or id in settings.only]
+        wanted = [id for id in exercises if not settings.only or id in settings.only]
+        graded = [id for id in wanted if id not in handed_in[submission.student]]
         handed_in[submission.student].update(graded)
+        for name in sorted({notebooks.base(id) for id in set(wanted) - set(graded)}):
+            why = f"{name} in {submission.name} is not graded, because another notebook that has it is newer"
+            yield Row(submission.student, submission.title, "", "open", why)
+        if submission.late:
+            yield Row(submission.student, submission.title, "", "open", LATE)
         if submission.problem:
             yield Row(submission.student, submission.title, "", "open", submission.problem)
         for id in submission.unknown:
@@ -185,14 +191,25 @@ def _begin(submission, id, settings):
         return Row(submission.student, page.stem, id, "open", "its cell is not in the notebook")
     if id not in PARTS and answer.strip() == page.source_of(id).strip():
         return Row(submission.student, page.stem, id, "open", "not attempted yet")
+    if id not in PARTS and (ops := ops_taken(_written(submission, id), _given(submission, id))):
+        why = (
+            f"not graded: the answer takes {ops[0]} from the course, and the cells above it do not"
+        )
+        return Row(submission.student, page.stem, id, "wrong", why)
     return Task(submission, id, settings)
 
 
 def _written(submission, id):
-    """What a student wrote for an answer: its cell, and for a capstone all cells that run."""
-    if id in PARTS:
-        return "\n".join(submission.page.cells_for(id, submission.answers))
-    return submission.answers[id]
+    """What a student wrote for an answer: its cell, and earlier answers and cells that run for it."""
+    cells = submission.page.cells_for(id, submission.answers)
+    page = {cell.source for cell in submission.page.cells} if id not in PARTS else ()
+    return "\n".join(source for source in cells if source not in page)
+
+
+def _given(submission, id):
+    """What the course's page has above an exercise; a capstone has no page of the course."""
+    cells = submission.page.cells[: submission.page.exercises[id] + 1] if id not in PARTS else ()
+    return "\n".join(cell.source for cell in cells)
 
 
 class Task:
@@ -227,7 +244,7 @@ class Task:
         return self._row(status, sentence)
 
     def _row(self, status, sentence):
-        names = remarkable(_written(self.submission, self.id))
+        names = remarkable(_written(self.submission, self.id), _given(self.submission, self.id))
         remark = ", ".join(names[:4]) if status == "right" else ""
         points = self.exercise.level if status == "right" else 0
         names = self.submission.student, self.submission.title, self.id

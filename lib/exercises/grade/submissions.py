@@ -25,6 +25,11 @@ class Submission:
     problem: str = ""
 
     @property
+    def late(self):
+        """Whether its name says so, as Canvas writes it."""
+        return bool(re.match(r".+?_LATE_\d{3,}_\d{3,}_", self.name))
+
+    @property
     def title(self):
         """The page that it answers, or else the name of its file."""
         return self.page.stem if self.page else self.name
@@ -46,7 +51,7 @@ def find(folder):
             copies[student, _read(folder, path).title].append(path)
         else:
             unread[student].append(str(path.relative_to(folder)))
-    for (student, title), paths in copies.items():
+    for (student, title), paths in sorted(copies.items(), key=_newest_first):
         *older, newest = sorted(paths, key=_age)
         yield _read(folder, newest)
         for path in older:
@@ -63,6 +68,12 @@ def _age(path):
     """Copies sorted by it end with the one that counts."""
     canvas = _CANVAS.match(path.stem)
     return int(canvas[3]) if canvas else 0, path.stat(follow_symlinks=False).st_mtime
+
+
+def _newest_first(copies):
+    """Of a student's two notebooks with one capstone, the newer is graded."""
+    (student, _), paths = copies
+    return student, [-number for number in max(map(_age, paths))]
 
 
 def _superseded(folder, path, newest):
@@ -113,9 +124,12 @@ def _student(folder, path):
         return first
     if canvas := _CANVAS.match(path.stem):
         return f"{canvas[1]}_{canvas[2]}"
-    page = _page_by_name(path.stem)
-    own = path.stem.replace(page.stem, "") if page else path.stem
-    return own.strip(" _-.") or path.stem
+    names = (*notebooks.pages(), *CAPSTONES, "capstone")
+    if name := next((name for name in names if name in path.stem), ""):
+        for number in (r"(?: ?\(\d+\)|-\d+)?", ""):  # of a browser's second download
+            if own := re.sub(name + number, "", path.stem).strip(" _-."):
+                return own
+    return path.stem
 
 
 def _answer(page, id, cells):

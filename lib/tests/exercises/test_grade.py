@@ -9,8 +9,8 @@ import subprocess
 import sys
 
 from lib.exercises.grade import __main__ as program
-from lib.exercises.grade import attempt, fence, notebooks, report, runs, submissions
-from lib.exercises.grade.remarks import remarkable
+from lib.exercises.grade import attempt, fence, notebooks, report, runs, submissions, term
+from lib.exercises.grade.remarks import ops_taken, remarkable
 from lib.tests.exercises.test_exercises import EXERCISES, _cell, _solution
 
 import pytest
@@ -252,13 +252,13 @@ def test_a_page_shows_text_as_text(tmp_path):
     row = report.Row("<b>x", "../../n", "00.1", "wrong", "<script>alert(1)</script>\n=1", 0, 1.0)
     twin = report.Row("_b_x", "n", "00.1", "right", "right")
     paths = report.write([row, twin], tmp_path / "grades")
-    assert len(set(paths)) == 4 and {p.parent for p in paths} == {tmp_path / "grades"}
-    assert not any("<script>" in p.read_text() or "<b>x" in p.read_text() for p in paths[2:])
+    assert len(set(paths)) == 5 and {p.parent for p in paths} == {tmp_path / "grades"}
+    assert not any("<script>" in p.read_text() or "<b>x" in p.read_text() for p in paths[3:])
 
 
 def test_a_remark_is_for_the_teacher_and_not_on_the_page(tmp_path):
     row = report.Row("ada", STEM, "00.1", "right", "right", 1, 1.0, "exec, globals")
-    grades, _, page = report.write([row], tmp_path)
+    grades, _, _, page = report.write([row], tmp_path)
     (cells,) = csv.DictReader(grades.open())
     assert cells["names to read"] == "exec, globals" and "exec" not in page.read_text()
 
@@ -267,13 +267,32 @@ def test_totals_are_of_the_points_that_can_be_had(tmp_path):
     rows = [
         report.Row("=ada", STEM, "00.1", "right", "right", 1),
         report.Row("=ada", STEM, "00.3", "wrong", "differs"),
+        report.Row("=ada", STEM, "", "open", report.LATE),
         report.Row("ben", "", "", "open", "the folder is empty"),
     ]
-    grades, totals, *_ = report.write(rows, tmp_path)
-    assert [row["possible"] for row in csv.DictReader(grades.open())] == ["1", "2", "0"]
+    grades, totals, verdicts, *_ = report.write(rows, tmp_path)
+    assert verdicts.read_text().splitlines() == ["student,00.1,00.3", "'=ada,✔,✘", "ben,,"]
+    assert [row["possible"] for row in csv.DictReader(grades.open())] == ["0", "1", "2", "0"]
     assert totals.read_text().splitlines() == [
-        "student,points,possible,✔,✘,○,–", "'=ada,1,3,1,1,0,0", "ben,0,0,0,0,1,0",
+        "student,points,possible,✔,✘,○,–,notices,late", "'=ada,1,3,1,1,0,0,1,1", "ben,0,0,0,0,0,0,1,0",
     ]  # fmt: skip
+
+
+def test_a_term_is_its_weeks_side_by_side(tmp_path):
+    for week, rows in {
+        "week10": [report.Row("ada", STEM, "00.3", "right", "right", 2)],
+        "week2": [
+            report.Row("ada", STEM, "00.1", "right", "right", 1),
+            report.Row("ada", STEM, "", "open", report.LATE),
+            report.Row("ben", STEM, "00.1", "open", "not attempted yet"),
+        ],
+    }.items():
+        report.write(rows, tmp_path / week)
+    assert term.join(tmp_path).read_text().splitlines() == [
+        "student,week2,week10,points,possible,late", "ada,1,2,3,3,week2", "ben,0,,0,3,",
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match="no folder in .* has a totals.csv"):
+        term.join(tmp_path / "week2")
 
 
 # --- without a fence -----------------------------------------------------------------------------------
@@ -292,6 +311,7 @@ def test_without_a_fence_nothing_runs_unless_asked(tmp_path, monkeypatch):
     arguments = (tmp_path / "hand in", "--out", tmp_path / "grades")
     sentence = _main(monkeypatch, *arguments)
     assert "new namespaces: not permitted" in sentence and "UNSAFE=1" in sentence
+    assert "sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0" in sentence
     assert not (tmp_path / "grades").exists()
     monkeypatch.setenv("UNSAFE", "1")
     assert _main(monkeypatch, *arguments) == 0
@@ -391,6 +411,9 @@ def test_a_link_is_not_read(tmp_path):
         ("ada.ipynb", "ada"),
         (f"lovelaceada_12345_67890_{STEM}.ipynb", "lovelaceada_12345"),
         (f"lovelaceada_LATE_12345_67999_{STEM}-1.ipynb", "lovelaceada_12345"),
+        (f"bob_{STEM}-1.ipynb", "bob"),
+        (f"bob_{STEM} (1).ipynb", "bob"),
+        (f"{STEM}-17.ipynb", "17"),
         (f"{STEM}.ipynb", STEM),
     ],
 )
@@ -399,6 +422,28 @@ def test_whose_a_notebook_is(path, student, tmp_path):
     shutil.copy(notebooks.FOLDER / f"{STEM}.ipynb", tmp_path / path)
     (submission,) = submissions.find(tmp_path)
     assert (submission.student, submission.page.stem) == (student, STEM)
+
+
+@pytest.mark.parametrize(
+    ("path", "student"),
+    [
+        ("ada_gated_rms_norm.ipynb", "ada"),
+        ("ada_gated_rms_norm-2.ipynb", "ada"),
+        ("gus_capstone.ipynb", "gus"),
+        ("eve/my capstone.ipynb", "eve"),
+    ],
+)
+def test_whose_a_capstone_is(path, student, tmp_path):
+    _save_capstones(tmp_path / path, OWN_OP)
+    (submission,) = submissions.find(tmp_path)
+    assert (submission.student, submission.title) == (student, "gated_rms_norm")
+
+
+def test_a_late_notebook_has_a_row_that_says_so(tmp_path):
+    for name in ("ada_LATE_12345_67999", "ben_12346_67998"):
+        (tmp_path / f"{name}_{STEM}.ipynb").write_text(json.dumps(_answered({})))
+    rows = list(runs.grade(submissions.find(tmp_path), runs.Settings(str(tmp_path))))
+    assert [row.student for row in rows if row.sentence == report.LATE] == ["ada_12345"]
 
 
 def test_of_two_copies_the_newer_one_counts(tmp_path):
@@ -566,13 +611,21 @@ OWN_OP = """def gated(x, gate, weight, eps=1e-6):
 check("gated_rms_norm", gated)"""
 
 
+STUB = 'check("gated_rms_norm", None)'
+
+
+def _save_capstones(path, *sources):
+    path.parent.mkdir(exist_ok=True)
+    cells = [{"cell_type": "code", "source": s} for s in sources]
+    path.write_text(json.dumps({"cells": cells}))
+
+
 @needs_fence
 @pytest.mark.fresh_process
 def test_a_capstone_is_graded_from_a_notebook_of_the_students_own(tmp_path):
     sources = ("import lib\nfrom lib.exercises.capstones import check", "assert False",
                "import torch.nn.functional as F", OWN_OP)  # fmt: skip
-    cells = [{"cell_type": "code", "source": s} for s in sources]
-    (tmp_path / "ada.ipynb").write_text(json.dumps({"cells": cells}))
+    _save_capstones(tmp_path / "ada.ipynb", *sources)
     (submission,) = submissions.find(tmp_path)
     assert submission.page.stem == "gated_rms_norm"
     written = runs._written(submission, "gated_rms_norm.forward")
@@ -582,6 +635,20 @@ def test_a_capstone_is_graded_from_a_notebook_of_the_students_own(tmp_path):
     assert all((row.points, row.possible) == (0, 1) for row in rows)
     assert all("PyTorch runs" in row.sentence or "element" in row.sentence for row in rows), rows
     assert program.ids("gated_rms_norm, 00.1") == (*(row.exercise for row in rows), "00.1")
+
+
+def test_a_capstone_in_two_notebooks_has_its_points_once(tmp_path):
+    other = OWN_OP.replace("gated_rms_norm", "scaled_linear")
+    _save_capstones(tmp_path / "ada/both.ipynb", STUB, other.replace("gated", "mine"))
+    _save_capstones(tmp_path / "ada/gated.ipynb", STUB)
+    for age, name in ((100, "both"), (200, "gated")):
+        os.utime(tmp_path / f"ada/{name}.ipynb", (age, age))
+    settings = runs.Settings(str(tmp_path), only=tuple(program.ids("gated_rms_norm")), safe=False)
+    rows = list(runs.grade(submissions.find(tmp_path), settings))
+    assert sum(row.possible for row in rows) == 3
+    assert {row.notebook for row in rows if row.possible} == {"gated_rms_norm"}
+    (notice,) = (row.sentence for row in rows if not row.possible)
+    assert "gated_rms_norm in both.ipynb is not graded, because another" in notice
 
 
 def test_a_capstone_within_another_notebook_has_a_row_that_says_so(tmp_path):
@@ -650,6 +717,15 @@ def test_a_value_is_checked_where_no_answer_runs(tmp_path):
         ("f . __globals__", ["f.__globals__"]),
         ("sys._getframe(1)", ["sys._getframe"]),
         ("from lib.exercises import check", []),
+        ("from lib.exercises.capstones import check", []),
+        ("import lib  # before torch\nfrom lib import machine", []),
+        ("from lib.ops import _host as host, softmax", ["lib.ops.softmax"]),
+        (
+            "from lib.models import (\n    llama as l,\n    gpt2)",
+            ["lib.models.gpt2", "lib.models.llama"],
+        ),
+        ("import lib as course\ncourse.ops", ["lib"]),
+        ("ops = lib\nops.ops", ["lib"]),
         ("lib.exercises.judge = 1", ["lib.exercises.judge"]),
         ("!eval", ["eval"]),
     ],
@@ -658,6 +734,52 @@ def test_names_that_a_teacher_should_look_at(source, names):
     assert remarkable(source) == names
 
 
+@pytest.mark.parametrize(
+    ("source", "given", "taken"),
+    [
+        ("from lib.ops.rope import rope_triton\nmy = rope_triton", "", "lib.ops.rope.rope_triton"),
+        ("from lib.ops.rope import rope_tables, rope_triton",
+         "from lib.ops.rope import rope_tables", "lib.ops.rope.rope_triton"),
+        ("from lib.ops.rope import rope_tables", "from lib.ops.rope import rope_tables", ""),
+        ("from lib.ops.softmax import softmax_triton", "from lib.ops import softmax", ""),
+        ("from lib.ops.rope import *", "from lib.ops.rope import rope_tables", "lib.ops.rope.*"),
+        ("import lib.ops.rope as r", "import lib", "lib.ops.rope"),
+        ("y = torch.ops.fused_kernels.rope(x)", "", "torch.ops.fused_kernels.rope"),
+        ("# as in lib.ops.rope\ny = torch.ops.aten.relu(x)", "", ""),
+        ("%%time\nfrom lib.ops.rope import rope_triton", "", "lib.ops.rope.rope_triton"),
+    ],
+)  # fmt: skip
+def test_ops_of_the_course_that_an_answer_takes(source, given, taken):
+    assert ops_taken(source, given) == taken.split()
+
+
+BOUGHT = "from lib.ops.add_rms_norm import add_rms_norm_triton"
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        {"90.4": f"{BOUGHT}\nmy_add_rms_norm = add_rms_norm_triton"},
+        {"90.3": f"{BOUGHT}\nbought = add_rms_norm_triton", "90.4": "my_add_rms_norm = bought"},
+    ],
+    ids=["in its cell", "in an earlier answer's"],
+)
+def test_an_op_of_the_course_is_no_answer(answers, tmp_path):
+    rows = _rows(tmp_path, answers, "90_capstone", only=("90.4",))
+    assert (rows["90.4"].status, rows["90.4"].points) == ("wrong", 0)
+    assert "takes lib.ops.add_rms_norm.add_rms_norm_triton from the course" in rows["90.4"].sentence
+
+
 @pytest.mark.parametrize("stem", notebooks.pages())
 def test_no_solution_has_such_names(stem):
-    assert not remarkable((notebooks.FOLDER / f"solutions/{stem}.py").read_text())
+    page = notebooks.pages()[stem]
+    text = (notebooks.FOLDER / f"solutions/{stem}.py").read_text()
+    imports, *sections = re.split(r"\n(?=# (?:%% |## )?\d\d\.\d )", text)
+    ids = [re.search(r"\d\d\.\d", section)[0] for section in sections]
+    assert set(ids) == set(page.exercises)
+    for id, section in zip(ids, sections):
+        needed = notebooks.names_needed(section)
+        used = [line for line in imports.splitlines() if notebooks.names_bound(line) & needed]
+        given = runs._given(submissions.Submission("", "", page), id)
+        assert not ops_taken("\n".join([*used, section]), given), id
+        assert not remarkable(section), id
