@@ -134,7 +134,7 @@ def _normal(shape, dtype, seed=0):
     return torch.randn(shape, generator=generator).to(machine.device(), dtype)
 
 
-@exercise("40.4", "A sibling: many small products", minutes=20, level=2)
+@exercise("40.4", "A sibling: many small products", minutes=30, level=2)
 def check_batched(answer):
     def inputs(shape, dtype):
         n_batches, m, n, k = shape

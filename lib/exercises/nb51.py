@@ -41,7 +41,7 @@ def _fuse_first(stages):
     return best, speed_ups[best]
 
 
-@exercise("51.1", "What to fuse first", minutes=15, level=2)
+@exercise("51.1", "What to fuse first", minutes=20, level=2)
 def _(answer):
     for what, stages in _STAGES:
         at = f"{what}, {stages}"
@@ -202,7 +202,7 @@ def _expect_refused(what, answer, num_rows, state):
     raise Wrong(f"{what} should be an error, and is loaded")
 
 
-@exercise("51.4", "Load the old checkpoint", minutes=20, level=3)
+@exercise("51.4", "Load the old checkpoint", minutes=25, level=3)
 def _(answer):
     expect_module_class(answer)
     for num_rows in ((3,), (3, 2), (1, 5, 1, 4), tuple(range(2, 14))):
