@@ -215,7 +215,10 @@ def check_right_here_wrong_there(names):
         )
     missing = [n for n in SUSPECTS if n not in names and right_here(n) and _evidence(n)]
     if missing:
-        raise Wrong(f"{len(missing)} more to find; about one of them: {_evidence(missing[0])[0]}")
+        raise Wrong(
+            f"what you name is right, and {len(missing)} more can go wrong; ask races(SUSPECTS[name].run) and"
+            " look for tf32 in SUSPECTS[name].ptx(), for each that you left out"
+        )
 
 
 # --- 23.2 ------------------------------------------------------------------------------------------------
@@ -289,3 +292,39 @@ def check_column_sum(answer):
     expect_no_pass(lambda: answer(x), x.nbytes, "at shape (129, 70)")
     for shape in ((5, 7), (65, 3), (129, 70), (1000, 40)):
         expect_fixed_order(answer, inputs(shape, torch.float32), f"at {shape[0]}×{shape[1]}")
+
+
+# --- the five mistakes of the notebook ---------------------------------------------------------------
+
+
+def checker_of(kernels):
+    """A function that runs one of these CUDA kernels on the CPU, and prints what the checker reports."""
+    names = [re.search(r"void (\w+)", kernel)[1] for kernel in kernels]
+    cases = "\n".join(
+        f"  if (which == {k}) {name}<<<blocks, 64, 0, c10::cuda::getCurrentCUDAStream()>>>"
+        "(x.data_ptr<float>(), y.data_ptr<float>(), x.numel());"
+        for k, name in enumerate(names)
+    )
+    source = f"""
+#include <torch/types.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAStream.h>
+{"".join(kernels)}
+void run(torch::Tensor x, torch::Tensor y, int64_t which, int64_t blocks) {{
+{cases}
+  C10_CUDA_KERNEL_LAUNCH_CHECK();
+}}
+"""
+
+    def checker_says(name, x, blocks=1):
+        """Print what the checker reports on a kernel, and the line that it names."""
+        try:
+            planted = cuda.load_cuda_on_cpu(source, ["run"], name="planted", checked=True)
+            planted.run(x, torch.zeros(64), names.index(name), blocks)
+            print("nothing")
+        except RuntimeError as error:
+            print(error)
+            line = re.search(r"planted\.cu:(\d+)", str(error))
+            print("   ", source.splitlines()[int(line[1]) - 1].strip() if line else "")
+
+    return checker_says

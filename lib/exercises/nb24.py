@@ -23,7 +23,7 @@ torch::Tensor add(torch::Tensor x, torch::Tensor residual) {
 """
 
 
-@exercise("24.1", "Sixteen bytes, and a tail", minutes=15, level=2)
+@exercise("24.1", "Sixteen bytes, and a tail", minutes=20, level=2)
 def check_wide_kernel(kernel):
     code = expect_cuda_kernel(kernel, "wide_kernel", "add_kernel")
     yours = built_for_cpu(kernel + _WIDE_HOST, ["add"])
@@ -66,7 +66,7 @@ torch::Tensor dbias(torch::Tensor dy, torch::Tensor y) {
 """
 
 
-@exercise("24.2", "Eight threads, one sum", minutes=20, level=2)
+@exercise("24.2", "Eight threads, one sum", minutes=25, level=2)
 def check_dbias_kernel(kernel):
     code = expect_cuda_kernel(kernel, "dbias_kernel", "dbias_kernel")
     expect("atomic" not in code, "atomic additions come in any order; add in a fixed one")

@@ -76,7 +76,7 @@ def check_rows_to_fold(answer):
         expect_number(got, 16 // math.gcd(n_cols, 16), f"{n_cols} columns")
 
 
-@exercise("25.3", "The Function around two kernels", minutes=25, level=3)
+@exercise("25.3", "The Function around two kernels", minutes=15, level=3)
 def check_function(answer):
     from lib.ops.add_relu import add_relu_eager
 

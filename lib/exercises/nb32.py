@@ -5,6 +5,7 @@ import re
 from lib import machine
 from lib.exercises import SHAPES, attempted, case, exercise, expect, expect_kernel, expect_op, plain
 from lib.exercises.nb07 import INF, _counted_reductions, _far_below_zero, _masked_rows, _rows
+from lib.exercises.nb31 import INTEGER
 from lib.nogpu.compile_only import compile_for, instruction_mix, signature_of
 from lib.nogpu.interpreter import interpreted_launches
 from lib.nogpu.memory import count_traffic
@@ -38,7 +39,7 @@ def check_elements_stored_one_by_one(answer):
 # --- 32.2 ----------------------------------------------------------------------------------------------
 
 
-@exercise("32.2", "Whole pieces, and ends", minutes=15, level=2)
+@exercise("32.2", "Whole pieces, and ends", minutes=20, level=2)
 def check_negate_rows(kernel):
     expect_kernel(kernel)
     compiled = {
@@ -217,11 +218,14 @@ def counted_program(kernel, n_cols, num_warps, **constexprs):
     signature = signature_of(kernel, a, a, *sizes, **constexprs)
     compiled = compile_for(kernel, signature, num_warps=num_warps)
     mix = instruction_mix(compiled)
+    integers = sum(n for opcode, n in mix.items() if opcode.startswith(INTEGER))
+    a_number = 32 * num_warps / (n_cols * n_rows)  # how many threads there are for each
     loads = (f"{n} {opcode}" for opcode, n in mix.items() if opcode.startswith("LDG"))
     return {
         "columns": n_cols,
         "threads": 32 * num_warps,
         "registers": compiled.registers,
         "loads of a thread": ", ".join(loads),
-        "instructions a number": sum(mix.values()) * 32 * num_warps / (n_cols * n_rows),
+        "instructions a number": sum(mix.values()) * a_number,
+        "integers twice": (sum(mix.values()) + integers) * a_number,
     }
