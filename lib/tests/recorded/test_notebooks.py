@@ -334,7 +334,7 @@ def test_a_term_is_linked_where_the_route_first_uses_it():
 # Marked in several notebooks and no terms.
 ORDINARY = {"cuda", "measured here"} | set(
     "all and catch choose column count decide derive find first is last naive name one ops predict read "
-    "recorded say sum two write your".split()
+    "recorded say sum tell two write your".split()
 )
 
 
