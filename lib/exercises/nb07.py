@@ -28,24 +28,24 @@ from triton.runtime import interpreter as upstream
 INF, NAN = float("inf"), float("nan")
 
 
-def _rows(shape, dtype, scale=40.0):
+def scaled_rows(shape, dtype, scale=40.0):
     generator = torch.Generator().manual_seed(0)
     x = scale * torch.randn(shape, generator=generator)
     return (x.to(machine.device(), dtype),)
 
 
-def _masked_rows(shape, dtype):
+def masked_rows(shape, dtype):
     """Three rows: nine tenths of -inf, then numbers; a NaN at the end; nothing but -inf."""
-    (x,) = _rows(shape, dtype)
+    (x,) = scaled_rows(shape, dtype)
     x[0, : 9 * shape[1] // 10] = -INF
     x[1, -1] = NAN
     x[2] = -INF
     return (x,)
 
 
-def _far_below_zero(shape, dtype):
+def rows_far_below_zero(shape, dtype):
     """Rows in which any 0 that joins the maximum makes all exponentials 0."""
-    (x,) = _rows(shape, dtype)
+    (x,) = scaled_rows(shape, dtype)
     return (x - 200,)
 
 
@@ -58,7 +58,7 @@ def _expect_maximum_first(answer, eager, shape):
     """Near 10⁴ max + log Σ has lost the digits of log Σ, which max subtracted first leaves alone."""
 
     def far_above_zero(shape, dtype):
-        (x,) = _rows(shape, dtype, scale=1.0)
+        (x,) = scaled_rows(shape, dtype, scale=1.0)
         return (x + 1e4,)
 
     with hinting("; all scores are near 10000: subtract the maximum first, then log Σ"):
@@ -71,7 +71,7 @@ def _expect_maximum_first(answer, eager, shape):
 @exercise("07.1", "A sibling: log_softmax", minutes=8, level=1)
 def check_log_softmax(answer):
     def masked(shape, dtype):
-        (x,) = _rows(shape, dtype)
+        (x,) = scaled_rows(shape, dtype)
         x[0, 0] = -INF
         x[-1, :] = -INF
         return (x,)
@@ -79,11 +79,11 @@ def check_log_softmax(answer):
     def eager(x):
         return torch.log_softmax(x, dim=-1)
 
-    expect_op(answer, eager, _rows)
+    expect_op(answer, eager, scaled_rows)
     expect_op(answer, eager, masked, shapes=((3, 5),))
-    _expect_no_zero_joins(answer, eager, _far_below_zero, (5, 7))
+    _expect_no_zero_joins(answer, eager, rows_far_below_zero, (5, 7))
     _expect_maximum_first(answer, eager, (5, 7))
-    (x,) = _rows((5, 7), torch.float32)
+    (x,) = scaled_rows((5, 7), torch.float32)
     expect_launches(lambda: answer(x), exactly=1)
     expect_no_pass(lambda: answer(x), x.nbytes, "at shape (5, 7)")
 
@@ -181,7 +181,7 @@ def check_matrices_that_show_it(answer):
 @exercise("07.3", "Softmax of the beginning of a row", minutes=12, level=2)
 def check_prefix_softmax(answer):
     def inputs(shape, dtype):
-        (x,) = _rows(shape, dtype, scale=3.0)
+        (x,) = scaled_rows(shape, dtype, scale=3.0)
         m, n = shape
         lengths = torch.arange(m, device=x.device) * 7 % (n + 1)
         lengths[-1] = 0
@@ -191,14 +191,14 @@ def check_prefix_softmax(answer):
 
     def special(shape, dtype):
         """Four rows: half is used, with a NaN, with +inf, of -inf alone; nothing is used."""
-        (x,) = _rows(shape, dtype, scale=3.0)
+        (x,) = scaled_rows(shape, dtype, scale=3.0)
         lengths = torch.tensor([(shape[1] + 1) // 2] * 3 + [0], device=x.device)
         x[0, 0], x[1, 0], x[2] = NAN, INF, -INF
         x[_behind(x, lengths)] = NAN
         return x, lengths
 
     def far_below_zero(shape, dtype):
-        (x,) = _far_below_zero(shape, dtype)
+        (x,) = rows_far_below_zero(shape, dtype)
         return x, torch.arange(1, shape[0] + 1, device=x.device)
 
     def eager(x, lengths):
@@ -240,7 +240,7 @@ def _behind(x, lengths):
 @exercise("07.4", "The way back from log_softmax", minutes=10, level=2)
 def check_log_softmax_backward(answer):
     def inputs(shape, dtype):
-        (x,) = _rows(shape, dtype, scale=3.0)
+        (x,) = scaled_rows(shape, dtype, scale=3.0)
         generator = torch.Generator().manual_seed(1)
         dy = 1 + torch.randn(shape, generator=generator)
         return dy.to(machine.device(), dtype), torch.log_softmax(x, dim=-1)
@@ -265,10 +265,10 @@ def check_log_softmax_long(answer):
     def eager(x):
         return torch.log_softmax(x, dim=-1)
 
-    expect_op(answer, eager, _rows, shapes=(*SHAPES, (3, 20000)))
-    expect_op(answer, eager, _masked_rows, shapes=((3, 5), (3, 20000)))
+    expect_op(answer, eager, scaled_rows, shapes=(*SHAPES, (3, 20000)))
+    expect_op(answer, eager, masked_rows, shapes=((3, 5), (3, 20000)))
     try:
-        _expect_no_zero_joins(answer, eager, _far_below_zero, (3, 50))
+        _expect_no_zero_joins(answer, eager, rows_far_below_zero, (3, 50))
     except Wrong as difference:
         if "NaN in the wrong place" not in str(difference):
             raise
@@ -277,10 +277,10 @@ def check_log_softmax_long(answer):
             + "; all scores are far below 0, and an empty column has the sum 0: mind 0 · inf"
         ) from None
     _expect_maximum_first(answer, eager, (3, 5000))
-    (x,) = _rows((2, 20000), torch.float32)
+    (x,) = scaled_rows((2, 20000), torch.float32)
     expect_launches(lambda: answer(x), exactly=1)
     expect_no_pass(lambda: answer(x), x.nbytes, "at shape (2, 20000)")
-    with _counted_reductions() as reductions, _loaded_tiles() as tiles:
+    with counted_reductions() as reductions, _loaded_tiles() as tiles:
         traffic = count_traffic(lambda: answer(x))
     widest = max(tiles, default=0)
     expect(widest <= 4096, f"at 20000 columns its tiles have {widest}; 4096 are the most")
@@ -297,7 +297,7 @@ def check_log_softmax_long(answer):
 
 
 @contextlib.contextmanager
-def _counted_reductions():
+def counted_reductions():
     """A list with an entry for each tl.max and tl.sum that the interpreter runs meanwhile."""
     apply, seen = upstream.ReduceOps.apply_impl, []
 

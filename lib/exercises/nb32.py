@@ -4,7 +4,13 @@ import re
 
 from lib import machine
 from lib.exercises import SHAPES, attempted, case, exercise, expect, expect_kernel, expect_op, plain
-from lib.exercises.nb07 import INF, _counted_reductions, _far_below_zero, _masked_rows, _rows
+from lib.exercises.nb07 import (
+    INF,
+    counted_reductions,
+    masked_rows,
+    rows_far_below_zero,
+    scaled_rows,
+)
 from lib.exercises.nb31 import INTEGER
 from lib.nogpu.compile_only import compile_for, instruction_mix, signature_of
 from lib.nogpu.interpreter import interpreted_launches
@@ -55,8 +61,8 @@ def check_negate_rows(kernel):
 
     shapes = ((1, 1), (5, 1), (3, 4), (5, 7), (17, 33), (9, 781))
     with interpreted_launches():
-        expect_op(answer, torch.neg, _rows, shapes=shapes)
-    (x,) = _rows((9, 781), torch.float32)
+        expect_op(answer, torch.neg, scaled_rows, shapes=shapes)
+    (x,) = scaled_rows((9, 781), torch.float32)
     with interpreted_launches():
         traffic = count_traffic(lambda: answer(x))
     (stored,) = (a.stored for name, a in traffic.by_argument.items() if name.endswith("y_ptr"))
@@ -167,11 +173,11 @@ def check_loads_first(kernel):
         return torch.softmax(x, dim=-1)
 
     with interpreted_launches():
-        expect_op(answer, eager, _rows, shapes=(*SHAPES[:-1], (3, 500)))
-        expect_op(answer, eager, _masked_rows, shapes=((3, 5), (3, 300)))
-        expect_op(answer, eager, _far_below_zero, shapes=((2, 50),))
-    (x,) = _rows((5, 64), torch.float32)
-    with _counted_reductions() as reductions:
+        expect_op(answer, eager, scaled_rows, shapes=(*SHAPES[:-1], (3, 500)))
+        expect_op(answer, eager, masked_rows, shapes=((3, 5), (3, 300)))
+        expect_op(answer, eager, rows_far_below_zero, shapes=((2, 50),))
+    (x,) = scaled_rows((5, 64), torch.float32)
+    with counted_reductions() as reductions:
         traffic = count_traffic(lambda: answer(x))
     named = traffic.by_argument.items()
     loaded = sum(a.loaded for name, a in named if name.endswith("x_ptr")) / x.nbytes

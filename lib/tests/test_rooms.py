@@ -22,7 +22,8 @@ MAY_IMPORT = {
     "measure": "machine standalone nogpu ops recorded profiling",
     "dlrm": "machine ops recorded profiling measure",
     "models": "machine nogpu ops recorded profiling measure",
-    "exercises": "machine nogpu ops course profiling measure dlrm",
+    "pages": "machine nogpu ops recorded course profiling measure",
+    "exercises": "machine nogpu ops recorded course profiling measure dlrm",
 }
 LIB = ROOT / "lib"
 FILES = [

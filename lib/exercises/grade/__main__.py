@@ -66,9 +66,9 @@ def reason_not_to_grade(options):
         )
     if unknown := [id for id in ids(options.only) if id not in gradable()]:
         return f"there is no exercise {', '.join(unknown)} to grade"
-    wanted = runs.COMPILED.intersection(ids(options.only) or gradable())
-    if wanted and (reason := why_no_compiler()):
-        names = ", ".join(sorted(wanted))
+    asked = runs.COMPILED.intersection(ids(options.only) or gradable())
+    if asked and (reason := why_no_compiler()):
+        names = ", ".join(sorted(asked))
         return f"no right answer to {names} would get a point here: {reason} Or leave these out by ONLY=…"
     return ""
 

@@ -160,10 +160,10 @@ def _tasks(all_submissions, settings):
     handed_in = collections.defaultdict(set)
     for submission in all_submissions:
         exercises = submission.page.exercises if submission.page else ()
-        wanted = [id for id in exercises if not settings.only or id in settings.only]
-        graded = [id for id in wanted if id not in handed_in[submission.student]]
+        asked = [id for id in exercises if not settings.only or id in settings.only]
+        graded = [id for id in asked if id not in handed_in[submission.student]]
         handed_in[submission.student].update(graded)
-        for name in sorted({notebooks.base(id) for id in set(wanted) - set(graded)}):
+        for name in sorted({notebooks.base(id) for id in set(asked) - set(graded)}):
             why = f"{name} in {submission.name} is not graded, because another notebook that has it is newer"
             yield Row(submission.student, submission.title, "", "open", why)
         if submission.late:

@@ -139,10 +139,10 @@ def _answer(page, id, cells):
     and not one that checks again what another cell defines.
     """
     original, name = page.cells[page.exercises[id]], page.answer_of(id)
-    found = [c for c in cells if id in c.checks or original.id and c.id == original.id]
-    defining = [c for c in found if not _needs(c.source, name)]
+    its_cells = [c for c in cells if id in c.checks or original.id and c.id == original.id]
+    defining = [c for c in its_cells if not _needs(c.source, name)]
     attempts = [c for c in defining if c.source.strip() != original.source.strip()]
-    return next((some[-1].source for some in (attempts, defining, found) if some), None)
+    return next((some[-1].source for some in (attempts, defining, its_cells) if some), None)
 
 
 def _needs(source, name):

@@ -341,6 +341,7 @@ def test_an_exercise_that_there_is_not_cannot_be_asked_for(tmp_path, monkeypatch
     assert "no exercise 00.9, softmax" in _main(monkeypatch, *arguments)
 
 
+@pytest.mark.fresh_process
 def test_without_a_compiler_right_answers_are_not_graded_as_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(program, "why_no_compiler", lambda: "There is no C++ compiler.")
     arguments = (tmp_path, "--out", tmp_path / "../grades")

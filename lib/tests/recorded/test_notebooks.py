@@ -163,7 +163,7 @@ def test_names_of_lib_are_counted():
 
 
 # Names from here make tables, plots, predictions and look-ups. `show_source` shows a function under study.
-HARNESS = ("lib.course", "lib.recorded", "pandas", "matplotlib")
+HARNESS = ("lib.course", "lib.pages", "lib.recorded", "pandas", "matplotlib")
 
 
 def lines_of_code(notebook):

@@ -1,6 +1,6 @@
 """The sketch of notebook 45: what runs beside what."""
 
-from lib.course.attention_drawn import lanes_of
+from lib.pages.attention_drawn import lanes_of
 
 import pytest
 
