@@ -143,6 +143,20 @@ def test_a_folder_of_the_course_is_taken(run, archive, tmp_path):
     assert_ready(run, run(f" {folder} "))
 
 
+def test_a_folder_one_level_up_is_searched(run, archive, tmp_path):
+    shutil.unpack_archive(archive, tmp_path / "outer")
+    (folder,) = (tmp_path / "outer").iterdir()
+    shutil.rmtree(folder / ".git", ignore_errors=True)
+    assert_ready(run, run(str(tmp_path / "outer")))
+
+
+def test_a_repository_without_the_course_leaves_nothing(run, tmp_path):
+    subprocess.run(["git", "init", "--quiet", tmp_path / "empty"], check=True)
+    status, _, error = run(str(tmp_path / "empty"))
+    assert status == 1 and "it holds no course" in error
+    assert not list(run.course.parent.iterdir())
+
+
 def test_a_folder_of_that_name_with_something_else_is_named(run, address):
     run.course.mkdir()
     status, _, error = run(address)
