@@ -1286,7 +1286,11 @@ ATTENTION = Op(
     tensors=_QKV,
     letters="B H G Q K D",
     make=_heads,
-    configurations={"": {}, "causal": {"is_causal": True}},
+    configurations={
+        "": {},
+        "causal": {"is_causal": True},
+        "causal, atomics": {"is_causal": True, "deterministic": False},
+    },
     variants={
         "causal, small tiles": (
             _QKV, {"is_causal": True, "deterministic": False, "plan": _SMALL}

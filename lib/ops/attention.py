@@ -578,7 +578,7 @@ _FEW = 64  # queries in all heads of a group: as many lie in one tile, and the k
 _DECODING = Tile(16, 64, 2, 2)  # n, warps and stages then; of wide rows or elements n is less
 _RESIDENT = 4  # such programs fit into one SM
 _MOST_PARTS, _LEAST_TILES = 64, 4  # of the keys, and in each
-_IN_ORDER = False  # _attention_bwd_gluon.py also for deterministic=True: off until it is recorded
+_IN_ORDER = True  # _attention_bwd_gluon.py also for deterministic=True: off until it is recorded
 _LONGEST = 256  # D: rows of q, k, v and o lie in the registers and the shared memory of one program
 
 
