@@ -26,7 +26,8 @@ Method    Dao, FlashAttention-2, 2023: a tile of q goes along the keys with the 
           Long sequences in 16 bits on Hopper: FlashAttention-3's roles, in Gluon (_attention_gluon.py).
 Backward  delta = rowsum(do·o), ds = p(do vᵀ - delta), dq = scale·ds k, dk = scale·dsᵀ q, dv = pᵀ do. In 16 bits
           o is rounded: where terms cancel, that stays. Saves q, k, v, o, a number a row. Kernels for delta, dq,
-          and dk with dv: the same bits in every run. deterministic=False: on Hopper one in Gluon, by atomics.
+          and dk with dv: the same bits in every run. On Hopper in 16 bits one in Gluon for all three gradients
+          (_attention_bwd_gluon.py): dq is added up in the order of keys, or by atomics, deterministic=False.
 Copy it   by `make copy OP=attention TO=folder`, or with its imports, which stand beside it. MIT licence.
 """
 
@@ -578,7 +579,6 @@ _FEW = 64  # queries in all heads of a group: as many lie in one tile, and the k
 _DECODING = Tile(16, 64, 2, 2)  # n, warps and stages then; of wide rows or elements n is less
 _RESIDENT = 4  # such programs fit into one SM
 _MOST_PARTS, _LEAST_TILES = 64, 4  # of the keys, and in each
-_IN_ORDER = True  # _attention_bwd_gluon.py also for deterministic=True: off until it is recorded
 _LONGEST = 256  # D: rows of q, k, v and o lie in the registers and the shared memory of one program
 
 
@@ -702,7 +702,7 @@ def _launch_backward(do, q, k, v, o, lse, grads, in_order, plan, lengths, limits
             n_heads, n_queries, *_row_strides(do, o),
             DIM=dim, BLOCK_M=block_m, BLOCK_D=host.power_of_2(dim), num_warps=4,
         )  # fmt: skip
-    if (_IN_ORDER or not in_order) and dim in (64, 128) and all([g is not None for g in grads]):
+    if dim in (64, 128) and all([g is not None for g in grads]):
         how = do, q, k, v, lse, delta, *grads, limits[1] == 0, scale, in_order
         fits = _roles_fit(q, k, v, do, lengths, limits, scale)
         if fits and shared.ran(gluon_backward.launch_backward, *how):

@@ -114,14 +114,14 @@ def test_hidden_keys_pass_no_nan(module):
 
 
 @contextlib.contextmanager
-def calls(module, in_order=False):
+def calls(module):
     """Inside, as on Hopper: the list of (is_causal, scale, deterministic) of all calls of launch_backward."""
     called, kernels = [], getattr(module, "gluon_kernels", module)
     stub = mock.patch.object(
         roles_of(module), "launch_backward", lambda *a: called.append((*a[9:],))
     )
     there = mock.patch.object(kernels, "run_on", return_value=True)
-    with stub, there, mock.patch.object(module, "_IN_ORDER", in_order):
+    with stub, there:
         yield called
 
 
@@ -130,13 +130,12 @@ def small_inputs():
     return [t.to(machine.device()).requires_grad_() for t in tensors]
 
 
-@pytest.mark.parametrize("in_order", [False, True])
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_attention_calls_it_where_it_fits(module, deterministic, in_order):
-    """All gradients, causal or no mask, D of 64 or 128, 16 bits; in the order of keys with _IN_ORDER alone."""
+def test_attention_calls_it_where_it_fits(module, deterministic):
+    """All gradients, causal or no mask, D of 64 or 128, 16 bits."""
     q, k, v = small_inputs()
     call = functools.partial(module.attention_triton, deterministic=deterministic)
-    with calls(module, in_order) as called:
+    with calls(module) as called:
         call(q, k, v.detach(), is_causal=True).sum().backward()
         call(q, k, v, window=(3, 3)).sum().backward()
         call(q, k, v, scale=-0.5).sum().backward()
@@ -146,15 +145,13 @@ def test_attention_calls_it_where_it_fits(module, deterministic, in_order):
         assert called == []
         call(q, k, v, is_causal=True).sum().backward()
         call(q, k, v, scale=0.5).sum().backward()
-        fits = in_order or not deterministic
-        both = [(True, 0.125, deterministic), (False, 0.5, deterministic)]
-        assert called == (both if fits else [])
+        assert called == [(True, 0.125, deterministic), (False, 0.5, deterministic)]
 
 
 def test_sequences_on_end_take_the_kernels_in_triton(module):
     q, k, v = (t[0].transpose(0, 1) for t in small_inputs())
     cu = torch.tensor([0, 7, 16], device=q.device)
-    with calls(module, in_order=True) as called:
+    with calls(module) as called:
         module.attention_varlen_triton(q, k, v, cu).sum().backward()
     assert called == []
 
@@ -169,16 +166,14 @@ def test_atomics_are_for_who_asks_and_for_no_deterministic_mode(module, call):
 
     with calls(module) as called:
         run().sum().backward()
-        assert called == []
         run(deterministic=False).sum().backward()
-        assert called == [(False, 0.125, False)]
         o = run(deterministic=False).sum()
         torch.use_deterministic_algorithms(True)
         try:
             o.backward()
         finally:
             torch.use_deterministic_algorithms(False)
-        assert len(called) == 1
+    assert called == [(False, 0.125, deterministic) for deterministic in (True, False, True)]
 
 
 def test_elsewhere_atomics_are_the_kernels_in_triton(module):
