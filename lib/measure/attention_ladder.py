@@ -7,6 +7,7 @@ atomic_gradients   dq, dk and dv by one kernel: five products where the op's two
            atomic additions, in any order. Not the op's, as dq then differs from run to run.
 """
 
+import contextlib
 import functools
 import math
 import warnings
@@ -51,6 +52,11 @@ def eager(q, k, v):
 def op(q, k, v):
     """attention_triton, causal."""
     return attention.attention_triton(q, k, v, is_causal=True)
+
+
+def op_by_atomics(q, k, v):
+    """attention_triton, causal, dq by atomics where the op has a kernel for it."""
+    return attention.attention_triton(q, k, v, is_causal=True, deterministic=False)
 
 
 def _sdpa(backend, is_causal=True):
@@ -138,9 +144,12 @@ def _calls(runs, tensors, gradients):
     return calls
 
 
-def ladder(b, h, g, s, d):
-    """Rows of {"version", and for forward and both passes µs, TFLOP/s and peak MiB}; none where it refuses."""
-    runs = versions(s)
+def ladder(b, h, g, s, d, more=()):
+    """Rows of {"version", and for forward and both passes µs, TFLOP/s and peak MiB}; none where it refuses.
+
+    more: {name: function of q, k and v}, causal, timed beside `versions`.
+    """
+    runs = versions(s) | dict(more)
     rows = {name: {"version": name} for name in runs}
     for what in ("forward", "both"):
         gradients = what == "both"
@@ -272,7 +281,7 @@ def atomic_gradients(q, k, v, o, lse, do, block_m=None, block_n=None):
 
 
 def backward(b, h, g, s, d):
-    """Rows of {"way", "time, µs", "same dq twice"}: the op's backward pass with and without TMA; by atomics."""
+    """Rows of {"way", "time, µs", "same dq twice"} of backward passes: the op's, by atomics, cuDNN's."""
     q, k, v = draw(b, h, g, s, d, gradients=True)
     o, lse = attention.attention_op(q, k, v, None, True)
     plan = attention._plan(q.dtype, b, h, g, s, s, d, q.device)
@@ -289,6 +298,11 @@ def backward(b, h, g, s, d):
         "the same without TMA": lambda: gradients_of(o_no_tma),
         "one kernel, atomics": lambda: atomic_gradients(*saved, do),
     }
+    rivals = {"the op, deterministic=False": op_by_atomics, "cuDNN": _sdpa("cudnn")}
+    for name, run in rivals.items():
+        with contextlib.suppress(RuntimeError):  # a GPU that cuDNN does not take
+            output = run(q, k, v)
+            calls[name] = functools.partial(gradients_of, output)
     same = {name: str(torch.equal(call()[0], call()[0])) for name, call in calls.items()}
     timed = bench.in_turns_us(calls, n_rounds=3)
     return [{"way": n, "time, µs": us, "same dq twice": same[n]} for n, us in timed.items()]
