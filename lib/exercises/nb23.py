@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 from lib import machine
 from lib.exercises import (
-    SHAPES,
     Skip,
     Wrong,
     attempted,
@@ -20,7 +19,7 @@ from lib.exercises import (
     expect_launches,
     expect_op,
 )
-from lib.exercises.watch import expect_fixed_order, expect_no_pass
+from lib.exercises.watch import expect_no_pass
 from lib.measure.check import check_against_float64
 from lib.nogpu import cuda
 from lib.nogpu.compile_only import compile_for, signature_of
@@ -281,17 +280,79 @@ def check_smooth_source(source):
 # --- 23.4 ------------------------------------------------------------------------------------------------
 
 
-@exercise("23.4", "A sum without a race", minutes=15, level=3)
-def check_column_sum(answer):
-    def inputs(shape, dtype):
-        return (torch.randn(shape, dtype=dtype, device=machine.device()),)
+@triton.jit
+def add_tiles_kernel(x_ptr, total_ptr, BLOCK_SIZE: tl.constexpr):
+    # Every program adds the sum of its tile to one number.
+    x = tl.load(x_ptr + tl.program_id(0) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE))
+    tl.atomic_add(total_ptr, tl.sum(x, axis=0))
 
-    expect_op(answer, lambda x: x.sum(0), inputs, (*SHAPES, (1000, 3)), dtypes=(torch.float32,))
-    (x,) = inputs((129, 70), torch.float32)
-    expect_launches(lambda: answer(x))
-    expect_no_pass(lambda: answer(x), x.nbytes, "at shape (129, 70)")
-    for shape in ((5, 7), (65, 3), (129, 70), (1000, 40)):
-        expect_fixed_order(answer, inputs(shape, torch.float32), f"at {shape[0]}×{shape[1]}")
+
+@triton.jit
+def split_matmul_kernel(a_ptr, b_ptr, c_ptr, K, BLOCK_SIZE: tl.constexpr):
+    # As matmul_kernel, with a program for each BLOCK_SIZE of K; they add to c.
+    rows, cols = tl.arange(0, BLOCK_SIZE), tl.arange(0, BLOCK_SIZE)
+    k = tl.program_id(0) * BLOCK_SIZE
+    a = tl.load(a_ptr + rows[:, None] * K + k + cols[None, :])
+    b = tl.load(b_ptr + (k + rows[:, None]) * BLOCK_SIZE + cols[None, :])
+    tl.atomic_add(c_ptr + rows[:, None] * BLOCK_SIZE + cols[None, :], tl.dot(a, b))
+
+
+def _total(tiles):
+    return (tiles, torch.zeros(1)), {"BLOCK_SIZE": 64}, 1, tiles.sum()[None]
+
+
+def _mirrored():
+    """Eight tiles that are the same from behind."""
+    half = _numbers(4, 64)
+    return torch.cat([half, half.flip(0)])
+
+
+def _split_matmul():
+    (a, b, c, k), _, out, want = _matmul()
+    return (a, b, c.zero_(), k), {"BLOCK_SIZE": 32}, out, want
+
+
+_HIDING = {
+    "matmul_kernel": (SUSPECTS["matmul"], {"tf32"}),
+    "matmul_kernel in ieee": (SUSPECTS["matmul_ieee"], set()),
+    "count_kernel": (SUSPECTS["count"], {"race"}),
+    "count_atomic_kernel": (SUSPECTS["count_atomic"], set()),
+    "shift_kernel": (SUSPECTS["shift"], {"race", "order"}),
+    "relu_kernel, wrong in the interpreter already": (SUSPECTS["relu"], set()),
+    "a sum by atomics": (
+        Suspect(add_tiles_kernel, 8, lambda: _total(_numbers(8, 64))),
+        {"order"},
+    ),
+    "a sum by atomics, of tiles that are the same from behind": (
+        Suspect(add_tiles_kernel, 8, lambda: _total(_mirrored())),
+        {"order"},
+    ),
+    "a sum by atomics, of whole numbers": (
+        Suspect(add_tiles_kernel, 8, lambda: _total(_numbers(8, 64).round())),
+        set(),
+    ),
+    "a product that cuts K up": (Suspect(split_matmul_kernel, 8, _split_matmul), {"order", "tf32"}),
+}
+_SHOWS = {
+    "race": "two programs touch one element, and not atomically",
+    "order": "in some order of the programs the result has other bits",
+    "tf32": "its PTX multiplies in TF32",
+}
+
+
+@exercise("23.4", "Say what hides", minutes=15, level=3)
+def check_what_hides(answer):
+    for name, (suspect, want) in _HIDING.items():
+        with case(name):
+            got = attempted(answer(suspect))
+        expect(
+            isinstance(got, (set, frozenset)) and got <= {*_SHOWS},
+            f"{name}: return a set out of {', '.join(_SHOWS)}, got {got!r}",
+        )
+        for what in sorted(got - want):
+            raise Wrong(f"{name}: {what!r} does not apply; it would if {_SHOWS[what]}")
+        for what in sorted(want - got):
+            raise Wrong(f"{name}: {what!r} is missing; {_SHOWS[what]}")
 
 
 # --- the five mistakes of the notebook ---------------------------------------------------------------

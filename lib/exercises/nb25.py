@@ -1,6 +1,7 @@
 """Exercises of notebook 25, the finished op: what stands around a kernel."""
 
 import math
+import re
 
 from lib import machine
 from lib.exercises import (
@@ -8,13 +9,18 @@ from lib.exercises import (
     case,
     exercise,
     expect,
+    expect_kernel,
     expect_number,
+    expect_op,
     expect_second_derivative,
 )
 from lib.measure.check import check_against_float64
+from lib.nogpu.compile_only import compile_for, signature_of
+from lib.nogpu.interpreter import interpreted_launches
 from lib.nogpu.memory import count_traffic
 
 import torch
+import triton
 
 
 def _empty(*shape, dtype=torch.float32, device=None):
@@ -76,7 +82,57 @@ def check_rows_to_fold(answer):
         expect_number(got, 16 // math.gcd(n_cols, 16), f"{n_cols} columns")
 
 
-@exercise("25.3", "The Function around two kernels", minutes=15, level=3)
+@exercise("25.3", "Fold all the way", minutes=15, level=2)
+def check_fold_kernel(kernel):
+    expect_kernel(kernel)
+
+    def answer(x, scale):
+        y = torch.full_like(x, -1.0)
+        grid = (triton.cdiv(x.numel(), 1024),)
+        kernel[grid](x, scale, y, x.numel(), x.shape[1], BLOCK_SIZE=1024)
+        return y
+
+    def eager(x, scale):
+        return (x * scale[:, None]).to(x.dtype)
+
+    shapes = ((1, 1), (5, 3), (16, 1), (4, 5), (77, 781), (2, 1024))
+    with interpreted_launches():
+        expect_op(answer, eager, _scaled_rows, shapes)
+        for shape in ((5, 3), (77, 781)):
+            _expect_stored_once(answer, *_scaled_rows(shape, torch.float32), f"at shape {shape}")
+    for dtype in (torch.float32, torch.bfloat16):
+        _expect_wide(kernel, *_scaled_rows((77, 781), dtype))
+
+
+def _scaled_rows(shape, dtype):
+    generator = torch.Generator().manual_seed(0)
+    x, scale = torch.randn(shape, generator=generator), torch.randn(shape[0], generator=generator)
+    return x.to(machine.device(), dtype), scale.to(machine.device())
+
+
+def _expect_stored_once(answer, x, scale, at):
+    traffic = count_traffic(lambda: answer(x, scale)).by_argument
+    for name, moved in traffic.items():
+        n_bytes = moved.loaded if name.endswith("x_ptr") else moved.stored
+        expect(
+            n_bytes == (0 if name.endswith("scale_ptr") else x.nbytes),
+            f"{at}: {n_bytes} bytes by {name}, the tensor has {x.nbytes}; move each element once",
+        )
+
+
+def _expect_wide(kernel, x, scale):
+    """All loads of x and stores of y but those of the last few elements have 16 bytes."""
+    y, sizes = torch.empty_like(x), {"n_elements": x.numel(), "n_cols": x.shape[1]}
+    compiled = compile_for(kernel, signature_of(kernel, x, scale, y, **sizes, BLOCK_SIZE=1024))
+    for what, opcode in (("load", "LDG"), ("store", "STG")):
+        expect(
+            re.search(rf"\b{opcode}\.E\.128\b", compiled.sass),
+            f"for sm_90, {x.dtype}, 77 rows of 781: no {what} of 16 bytes; does the compiler see that the mask "
+            "ends at a multiple of 16?",
+        )
+
+
+@exercise("25.4", "The Function around two kernels", minutes=15, level=3)
 def check_function(answer):
     from lib.ops.add_relu import add_relu_eager
 

@@ -23,7 +23,6 @@ from lib.nogpu.compile_only import compile_for, instruction_mix, signature_of
 from lib.nogpu.interpreter import interpreted_launches
 from lib.nogpu.memory import count_traffic
 from lib.ops.gelu import gelu_eager
-from lib.recorded import results
 
 import numpy as np
 import torch
@@ -62,34 +61,14 @@ def per_element(kernel, form, dtype):
 
 
 def small_blocks(cuda_rows):
-    """(what, bytes that a thread block moves, % of a copy's rate) of kernels whose blocks move few bytes.
-
-    cuda_rows: this notebook's measurement of gelu.cu. The others are records of an H200.
-    """
+    """(what, bytes that a thread block moves, % of a copy's rate) of this notebook's measurement of gelu.cu."""
     points = []
     for row in cuda_rows.value or ():
         if row["kernel"].startswith("gelu.cu"):  # 128 threads of one number, or of 16 bytes
             itemsize = 4 if "float32" in row["dtype"] else 2
             n_bytes = 2 * 128 * (itemsize if "scalar" in row["kernel"] else 16)
-            points.append(("31, GELU in CUDA", n_bytes, row["% of ceiling"]))
-    copies = re.findall(
-        r"(128|1024): (\d+) µs", _recorded("23_interpreter_is_not_a_gpu", "time") or ""
-    )
-    for size, time_us in copies:  # 2**25 float32 numbers in tiles of this size
-        n_bytes = 8 * int(size)
-        points.append(("23, a copy", n_bytes, 100 * 2**28 / 4222e9 / (1e-6 * int(time_us))))
-    for row in _recorded("07_softmax", "steps") or ():
-        if row["size"].endswith("×16"):  # a program for a row of 16 float32 numbers
-            points.append(("07, a row of 16", 2 * 16 * 4, row["one row"]))
-    for row in _recorded("35_rope", "steps") or ():  # a program for a head of 128 numbers
-        itemsize = 4 if row["dtype"] == "float32" else 2
-        points.append(("35, one head", 2 * 128 * itemsize, row["one head"]))
+            points.append(("GELU in CUDA", n_bytes, row["% of ceiling"]))
     return points
-
-
-def _recorded(notebook, key):
-    record = results.load(f"notebook_{notebook}")
-    return next((row["value"] for row in record["rows"] if row["key"] == key), None)
 
 
 # --- 31.1 ----------------------------------------------------------------------------------------------

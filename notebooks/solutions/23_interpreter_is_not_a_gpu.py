@@ -1,7 +1,11 @@
 """Solutions to the exercises of notebook 23."""
 
 # %%
+import re
+
 import lib  # noqa: F401  before triton: with no GPU it switches the interpreter on
+from lib.nogpu.interpreter import interpreted_launches
+from lib.nogpu.races import in_order, races
 
 import torch
 import triton
@@ -62,24 +66,18 @@ torch::Tensor smooth(torch::Tensor x) {
 """
 
 
-# %% 23.4 each program owns its columns and walks down all rows: no sharing, and a fixed order
-@triton.jit
-def column_sum_kernel(
-    x_ptr, total_ptr, n_rows, n_cols, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
-):
-    # One program handles a strip of x, (n_rows, BLOCK_N).
-    cols = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    for start in range(0, n_rows, BLOCK_M):
-        rows = start + tl.arange(0, BLOCK_M).to(tl.int64)
-        mask = (rows < n_rows)[:, None] & (cols < n_cols)[None, :]
-        total += tl.load(x_ptr + rows[:, None] * n_cols + cols[None, :], mask=mask, other=0.0)
-    tl.store(total_ptr + cols, tl.sum(total, axis=0), mask=cols < n_cols)
-
-
-def column_sum(x):
-    n_rows, n_cols = x.shape
-    total = torch.empty(n_cols, dtype=x.dtype, device=x.device)
-    grid = (triton.cdiv(n_cols, 32),)
-    column_sum_kernel[grid](x, total, n_rows, n_cols, BLOCK_M=32, BLOCK_N=32)
-    return total
+# %% 23.4 each question to its tool; several orders, because one may give the same bits by chance
+def what_hides(suspect):
+    hides = set()
+    if races(suspect.run):
+        hides.add("race")
+    with interpreted_launches():
+        result, _ = suspect.run()
+        for order in ("reverse", 0, 1, 2, 3):
+            with in_order(order):
+                again, _ = suspect.run()
+            if not torch.equal(again.nan_to_num(), result.nan_to_num()):
+                hides.add("order")
+    if re.search(r"mma\S*tf32", suspect.ptx()):
+        hides.add("tf32")
+    return hides

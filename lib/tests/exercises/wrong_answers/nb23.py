@@ -1,6 +1,6 @@
 """Plausible wrong answers to the exercises of notebook 23, named <answer>__<why>: each must be rejected."""
 
-from lib.tests.exercises.wrong_answers import beside_an_empty_kernel, solution, without_other
+from lib.tests.exercises.wrong_answers import beside_an_empty_kernel, solution
 
 import torch
 import triton
@@ -102,56 +102,32 @@ smooth_source__an_unused_tile = smooth_source__no_shared_memory.replace(
 )
 
 
-@triton.jit
-def _racing_kernel(
-    x_ptr,
-    total_ptr,
-    n_rows,
-    n_cols,
-    HOW: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
-    rows = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
-    cols = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    mask = (rows < n_rows)[:, None] & (cols < n_cols)[None, :]
-    x = tl.load(x_ptr + rows[:, None] * n_cols + cols[None, :], mask=mask, other=0.0)
-    if HOW == "atomic":
-        tl.atomic_add(total_ptr + cols, tl.sum(x, axis=0), mask=cols < n_cols)
-    else:
-        if HOW == "barrier":
-            tl.debug_barrier()
-        total = tl.load(total_ptr + cols, mask=cols < n_cols)
-        tl.store(total_ptr + cols, total + tl.sum(x, axis=0), mask=cols < n_cols)
+def _hides(*changes):
+    return solution("23_interpreter_is_not_a_gpu", *changes).what_hides
 
 
-def _column_sum(x, how):
-    total = torch.zeros(x.shape[1], dtype=x.dtype, device=x.device)
-    grid = (triton.cdiv(x.shape[0], 32), triton.cdiv(x.shape[1], 32))
-    _racing_kernel[grid](x, total, *x.shape, HOW=how, BLOCK_M=32, BLOCK_N=32)
-    return total
+what_hides__reverse_order_alone = _hides('("reverse", 0, 1, 2, 3)', '("reverse",)')
+what_hides__no_other_order = _hides('("reverse", 0, 1, 2, 3)', '("forward",)')
+what_hides__no_races = _hides("races(suspect.run)", "False")
+what_hides__no_products = _hides(r're.search(r"mma\S*tf32", suspect.ptx())', "False")
+what_hides__any_product = _hides(r"mma\S*tf32", "mma|fma")
+what_hides__atomics_in_the_ptx = _hides(
+    "if not torch.equal(again.nan_to_num(), result.nan_to_num())",
+    'if re.search(r"(atom|red)\S*add", suspect.ptx())',
+)
+what_hides__what_is_wrong_here = _hides(
+    "torch.equal(again.nan_to_num(), result.nan_to_num())",
+    "torch.allclose(result.float(), _.float(), atol=1e-4, equal_nan=True)",
+)
+what_hides__the_first_alone = _hides("    return hides", "    return {*sorted(hides)[:1]}")
 
 
-def column_sum__as_it_was(x):
-    return _column_sum(x, "plain")
+def what_hides__all_of_them(suspect):
+    return {"race", "order", "tf32"}
 
 
-def column_sum__a_barrier_within_each_program(x):
-    return _column_sum(x, "barrier")
-
-
-def column_sum__atomics_in_any_order(x):
-    return _column_sum(x, "atomic")
-
-
-def column_sum__first_rows_only(x):
-    return _right.column_sum(x[:32])
-
-
-def column_sum__eager(x):
-    return x.sum(0)
+def what_hides__nothing(suspect):
+    return set()
 
 
 row_range__eager_beside_an_empty_kernel = beside_an_empty_kernel(row_range__eager)
-column_sum__eager_beside_an_empty_kernel = beside_an_empty_kernel(lambda x: x.sum(0))
-column_sum__undefined_lanes = without_other("23_interpreter_is_not_a_gpu").column_sum

@@ -50,6 +50,31 @@ def rows_to_fold__the_divisor(n_cols):
     return math.gcd(n_cols, 16)
 
 
+def _fold(*changes):
+    return solution("25_the_finished_op", *changes).fold_kernel
+
+
+fold_kernel__one_by_one = _fold("n_elements // 16 * 16", "n_elements")
+fold_kernel__of_four = _fold("n_elements // 16 * 16", "n_elements // 4 * 4")
+fold_kernel__past_the_end = _fold(
+    "whole = n_elements // 16 * 16", "whole = (n_elements + 15) // 16 * 16"
+)
+fold_kernel__the_rest_forgotten = _fold("tl.program_id(0) == 0", "tl.program_id(0) < 0")
+fold_kernel__the_rest_by_all = _fold("tl.program_id(0) == 0", "tl.program_id(0) >= 0")
+fold_kernel__the_rest_by_the_second = _fold("tl.program_id(0) == 0", "tl.program_id(0) == 1")
+fold_kernel__a_number_for_each_column = _fold("offsets // n_cols", "offsets % n_cols")
+fold_kernel__a_row_too_early = _fold("last // n_cols", "whole // n_cols + 0 * last")
+fold_kernel__narrow_stores = _fold(
+    "x * scale, mask=mask", "x * scale, mask=offsets < n_elements - n_elements % 16"
+)
+fold_kernel__all_of_it_by_the_first = _fold(
+    "whole + tl.arange(0, 16)",
+    "tl.arange(0, 65536)",
+    "rest = last < n_elements",
+    "rest = last < n_elements + 0 * whole",
+)
+
+
 Mine__twice = _changed("Mine", "    @host.once\n", "")
 Mine__keeps_y_on_ctx = _changed(
     "Mine", "ctx.save_for_backward(y)", "ctx.y = y.detach()", "(y,) = ctx.saved_tensors", "y = ctx.y"
