@@ -1,6 +1,7 @@
 """How the course's tables and plots look: one style, alt text, readable without colour."""
 
 import base64
+import html
 import inspect
 import io
 
@@ -179,9 +180,17 @@ def style_table(table):
     words = list(table.select_dtypes(exclude="number").columns)
     left = {word: [{"selector": "th.col_heading", "props": "text-align: left"}] for word in words}
     style = table.style.format(precision=1, thousands=",", na_rep="–", escape="html").hide()
+    texts = [word for word in words if all(isinstance(v, str) for v in table[word])]
+    style = style.format(_breakable, subset=texts)
     style = style.set_properties(subset=words, **{"text-align": "left"})
     caption = {"selector": "caption", "props": "white-space: nowrap; text-align: left"}
     return style.set_table_styles(left).set_table_styles([caption], overwrite=False)
+
+
+def _breakable(text):
+    """As HTML. cuBLAS's names have 120 characters: they may break, or the columns behind leave the page."""
+    escaped = html.escape(text)
+    return escaped.replace("_", "_<wbr>") if len(text) > 60 else escaped
 
 
 def describe():

@@ -125,6 +125,13 @@ def test_kernel_names_survive_as_html():
     assert "elementwise&lt;Mul&gt;" in html
 
 
+def test_a_long_name_may_break_so_that_its_table_fits_on_the_page():
+    long, short = "sm80_xmma_gemm<f32>" + "_tilesize32x32x8" * 4, "reduce_kernel"
+    html = show.style_table(pd.DataFrame({"kernel": [long, short], "us": [1.2, 3.4]})).to_html()
+    assert "sm80_<wbr>xmma_<wbr>gemm&lt;f32&gt;_<wbr>tilesize" in html
+    assert short in html
+
+
 def test_a_source_is_highlighted_in_a_font_of_one_width_on_a_page_of_nbconvert(displayed):
     show.show_source("def f():\n    return 1\n")
     ((shown, _),) = displayed
