@@ -5,7 +5,6 @@ import lib  # noqa: F401  before triton: with no GPU it switches the interpreter
 
 import torch
 
-
 # %% 60.1 the tests know one dtype, one layout and numbers near zero
 planted = ("x_ptr + row * stride_m + cols * stride_n", "x_ptr + row * stride_m + cols")
 
