@@ -82,8 +82,3 @@ class OuterProductInteraction(nn.Module):
     def forward(self, dense, embeddings):
         flat = torch.cat([dense, embeddings.flatten(1)], dim=1)  # (B, F·D)
         return (flat[:, :, None] * flat[:, None, :]).flatten(1)
-
-
-def accuracy_of_sigmoid_twice(chances, labels):
-    """Wrong: takes chances (B,) for logits; their sigmoid is at least 0.5, so every prediction is positive."""
-    return ((torch.sigmoid(chances) >= 0.5) == labels.bool()).float().mean()

@@ -12,6 +12,9 @@ from lib.exercises import (
     expect,
     expect_module_class,
     first_numbers,
+    left_alone,
+    plain,
+    plural,
 )
 from lib.nogpu import inductor
 from lib.profiling import traffic_table
@@ -24,6 +27,88 @@ _DIM = 16
 
 
 # --- 12.1 ----------------------------------------------------------------------------------------------
+
+
+class Mending(torch.nn.Module):
+    """A DLRM that takes a missing dense number, NaN, for 0, and counts missing tokens, -1."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model, self.n_missing = model, 0
+
+    def forward(self, dense, sparse):
+        if dense.isnan().any():
+            dense = torch.where(dense.isnan(), 0.0, dense)
+        self.n_missing += (sparse < 0).sum().item()
+        return self.model(dense, sparse)
+
+
+def _mending_batches():
+    """{what is special: (dense, sparse)} of one size."""
+    batches = {}
+    for what, value, k in (("nothing", None, 0), ("a NaN", torch.nan, 1), ("an inf", torch.inf, 3)):
+        dense, sparse, _ = _batch(6)
+        if value is not None:
+            dense[2, 5] = value
+        sparse[:k, 0] = -1
+        batches[f"dense with {what} and {plural(k, 'missing token')}"] = dense, sparse
+    return batches
+
+
+@exercise("12.1", "Mend the breaks", minutes=15, level=2)
+def _(answer):
+    expect_module_class(answer)
+    model = _small_model()
+    right = Mending(model)
+    eager, compiled, again = (answer(model).to(machine.device()) for _ in range(3))
+    graphs = []
+
+    def counting(graph, example_inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    torch.compiler.reset()
+    version = torch.compile(compiled, backend=counting, dynamic=False)
+    for at, (dense, sparse) in _mending_batches().items():
+        for how, call in (("", eager), (", compiled", version)):
+            with case(at + how), left_alone(at + how, dense=dense, sparse=sparse):
+                got = attempted(call(dense, sparse))
+                _check_mended(at + how, model, got, dense, sparse)
+        right(dense, sparse)
+        for how, module in (("", eager), (", compiled", compiled)):
+            n = plain(getattr(module, "n_missing", None))
+            message = f"{at}{how}: n_missing is {n} so far, should be {right.n_missing}"
+            expect(n == right.n_missing, message)
+    lines = _lines_that_break(again, dense, sparse)
+    expect(not lines, f"the results are right, but a graph ends at: {', '.join(lines)}")
+    expect(
+        len(graphs) == 1,
+        f"no line breaks the graph, but three batches of one size take {len(graphs)} graphs; what is "
+        "guarded that changes with each call?",
+    )
+
+
+def _check_mended(at, model, got, dense, sparse):
+    parameters = list(model.parameters())
+    want = model(torch.where(dense.isnan(), 0.0, dense), sparse)
+    expect(isinstance(got, torch.Tensor) and got.shape == want.shape, f"{at}: give the logits")
+    close = {"rtol": 1e-5, "atol": 1e-6, "equal_nan": True}
+    expect(torch.allclose(got, want, **close), f"{at}: the logits differ from those of Mending")
+    expect(got.requires_grad, f"{at}: no gradient comes back to the model")
+    pairs = [torch.autograd.grad(t.sum(), parameters, allow_unused=True) for t in (got, want)]
+    for a, b in zip(*pairs):
+        same = (a is None) == (b is None) and (a is None or torch.allclose(a, b, **close))
+        expect(same, f"{at}: gradients differ from those of Mending")
+
+
+def _lines_that_break(module, dense, sparse):
+    torch.compiler.reset()
+    report = torch._dynamo.explain(module)(dense, sparse)
+    lines = [b.user_stack[-1].line.strip() for b in report.break_reasons]
+    return list(dict.fromkeys(lines)) or ["a line"] * (report.graph_count > 1)
+
+
+# --- 12.2 ----------------------------------------------------------------------------------------------
 
 
 class _Watched(torch.nn.Module):
@@ -70,7 +155,7 @@ def _loss_and_gradients(fn, model, batch, size):
     return results | {f"the gradient of {n}": p.grad for n, p in model.model.named_parameters()}
 
 
-@exercise("12.1", "Pad the last batch", minutes=15, level=2)
+@exercise("12.2", "Pad the last batch", minutes=15, level=2)
 def _(padded_loss):
     for n_rows, size in ((8, 8), (1, 8), (3, 8), (7, 8), (3, 5)):
         at = f"real rows: {n_rows}, size: {size}"
@@ -102,7 +187,7 @@ def _expect_same(what, got, want):
         raise Wrong(f"{where} should be {want[at]:.4g}, is {got[at]:.4g}")
 
 
-# --- 12.2 ----------------------------------------------------------------------------------------------
+# --- 12.3 ----------------------------------------------------------------------------------------------
 
 
 def _lookup_kernels(n_tables, options):
@@ -111,7 +196,7 @@ def _lookup_kernels(n_tables, options):
     return inductor.kernels(inductor.output_code(arch, rows, options=options))
 
 
-@exercise("12.2", "Move the limit", minutes=8, level=1)
+@exercise("12.3", "Move the limit", minutes=8, level=1)
 def _(options):
     expect(
         isinstance(options, dict) and options,
@@ -125,7 +210,7 @@ def _(options):
         expect(n_kernels == 1, f"{n_tables} tables: should be 1 kernel, is {n_kernels}")
 
 
-# --- 12.3 ----------------------------------------------------------------------------------------------
+# --- 12.4 ----------------------------------------------------------------------------------------------
 
 
 # On the CPU: on a GPU a row out of range would end the reader's session.
@@ -144,7 +229,7 @@ def _all_tables(parts):
     return torch.cat(list(parts))
 
 
-@exercise("12.3", "One table", minutes=20, level=3)
+@exercise("12.4", "One table", minutes=20, level=3)
 def _(answer):
     expect_module_class(answer)
     for num_rows in ((3,), (3, 2), (1, 5, 1, 4), (7,) * 26):

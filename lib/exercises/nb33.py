@@ -133,7 +133,11 @@ _WRITTEN = {
     "blockIdx is multiplied in 32 bits, whatever type takes the product": lambda code, kernel, _: (
         not _multiplies_in_32_bits(code, kernel)
     ),
+    "an int in the kernel takes a value of 64 bits": lambda code, kernel, _: (
+        not _narrows_to_32_bits(kernel)
+    ),
 }
+_SHORT, _LONG = r"(?:int|int32_t|unsigned|uint32_t)", r"(?:int64_t|uint64_t|long|size_t)"
 
 
 def _asks_all_for_their_device(code):
@@ -157,7 +161,7 @@ def _keeps_a_size_in_32_bits(host):
 
 def _multiplies_in_32_bits(code, kernel):
     """Whether blockIdx is the first factor beside one of 32 bits, or an int takes a product of it."""
-    short = r"\b(?:int|int32_t|unsigned|uint32_t)"
+    short = rf"\b{_SHORT}"
     if re.search(rf"{short} \w+ = [^;]*blockIdx[^;]*\*", " ".join(kernel.split())):
         return True
     # A cast ends in ")", and after a "*" stands what a factor before it made of the product.
@@ -166,6 +170,18 @@ def _multiplies_in_32_bits(code, kernel):
         re.fullmatch(r"blockDim\.\w|blockIdx\.\w|\d+", factor)
         or re.search(rf"{short}\s+{re.escape(factor)}\b", code)
         for factor in re.findall(products, kernel)
+    )
+
+
+def _narrows_to_32_bits(kernel):
+    """Whether 32 bits take what is made of a name of 64; a quotient or a remainder of it may fit."""
+    longs = "|".join(re.findall(rf"\b{_LONG}\s+(\w+)\s*[=,)]", kernel)) or "(?!)"
+    shorts = "|".join(re.findall(rf"(?<!long )\b{_SHORT}\s+(\w+)\s*[=,;]", kernel)) or "(?!)"
+    taken = re.findall(rf"\b(?:{shorts})\s*[+*]?=(?!=)([^;]*);", kernel)
+    cast = rf"(?:static_cast<{_SHORT}>|\({_SHORT}\)|\b{_SHORT})\s*\(([^()]*)\)"
+    return any(
+        re.search(rf"\b(?:{longs})\b", value) and ("*" in value or not re.search(r"[/%]", value))
+        for value in taken + re.findall(cast, kernel)
     )
 
 

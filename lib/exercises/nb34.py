@@ -176,7 +176,7 @@ def _expect_gradients(answer):
     for p, seed in itertools.product((0.5, 0.25, 0.0), _SEEDS):
 
         def eager(dy, x, gate, p=p, seed=seed):
-            dz = torch.where(keep_mask(x.shape, p, seed, x.device), dy, 0) / (1 - p)
+            dz = dy * keep_mask(x.shape, p, seed, x.device) / (1 - p)  # as autograd: 0 · NaN is NaN
             return dz * gate, dz * x
 
         def version(dy, x, gate, p=p, seed=seed):
@@ -190,11 +190,18 @@ def _expect_gradients(answer):
             dy, x, gate = _three(shape, dtype)
             return dy.t().contiguous().t(), x, gate
 
+        def of_nan(shape, dtype):
+            dy, x, gate = _three(shape, dtype)
+            dy[0] = float("nan")
+            return dy, x, gate
+
         expect_op(version, eager, _three, shapes=shapes if p else shapes[:3])
         small = {"shapes": ((2, 3), (17, 33)), "dtypes": (torch.float32,)}
         expect_op(version, eager, transposed, **small, what=", dy transposed in memory")
         with hinting("; dy has strides (0, 0) here, as y.sum().backward() sends it"):
             expect_op(version, eager, of_a_sum, shapes=((2, 3), (17, 33)))
+        with hinting("; autograd multiplies by keep, and 0 · NaN is NaN: a choice loses it"):
+            expect_op(version, eager, of_nan, **small, what=", the first row of dy NaN")
 
 
 def _cause_of_gradients(answer, shape=(8, 8), p=0.25, seed=2**40 + 7):

@@ -80,25 +80,6 @@ def _refuses(tests, op):
 # --- 60.1 ------------------------------------------------------------------------------------------------
 
 
-def killed_by(tests):
-    """{hint: does `tests` find this mistake?} for each of the mistakes."""
-    return {hint: _refuses(tests, _op(mutant)) is not None for hint, mutant in MUTANTS.items()}
-
-
-@exercise("60.1", "Tests that find them", minutes=20, level=2)
-def check_tests(tests):
-    for op in (row_softmax.row_softmax, row_softmax.row_softmax_eager):
-        why = _refuses(tests, op)
-        expect(why is None, f"your tests refuse {op.__name__}, which is right: {why}")
-    killed = killed_by(tests)
-    alive = [hint for hint, dead in killed.items() if not dead]
-    rate = f"{len(killed) - len(alive)} of {len(killed)} mistakes found"
-    expect(not alive, f"{rate}; one that got away has to do with {(alive or [''])[0]}")
-
-
-# --- 60.2 ------------------------------------------------------------------------------------------------
-
-
 def ordinary_tests(op):
     """The tests that one writes first."""
     torch.manual_seed(0)
@@ -156,7 +137,7 @@ def _strict_tests(op):
             torch.testing.assert_close(first, other, rtol=0, atol=0, equal_nan=True)
 
 
-@exercise("60.2", "A mistake that they do not find", minutes=15, level=2)
+@exercise("60.1", "A mistake that they do not find", minutes=15, level=2)
 def check_planted(edit):
     pair = (
         isinstance(edit, (tuple, list)) and len(edit) == 2 and all(isinstance(t, str) for t in edit)
@@ -174,6 +155,25 @@ def check_planted(edit):
         " of x and dy, 16 bits, large numbers, NaN, rows of -inf, scales of 0 and below, rows far apart, and"
         " two kinds of second backward pass: plant one that shows there",
     )
+
+
+# --- 60.2 ------------------------------------------------------------------------------------------------
+
+
+def killed_by(tests):
+    """{hint: does `tests` find this mistake?} for each of the mistakes."""
+    return {hint: _refuses(tests, _op(mutant)) is not None for hint, mutant in MUTANTS.items()}
+
+
+@exercise("60.2", "Tests that find them", minutes=20, level=2)
+def check_tests(tests):
+    for op in (row_softmax.row_softmax, row_softmax.row_softmax_eager):
+        why = _refuses(tests, op)
+        expect(why is None, f"your tests refuse {op.__name__}, which is right: {why}")
+    killed = killed_by(tests)
+    alive = [hint for hint, dead in killed.items() if not dead]
+    rate = f"{len(killed) - len(alive)} of {len(killed)} mistakes found"
+    expect(not alive, f"{rate}; one that got away has to do with {(alive or [''])[0]}")
 
 
 # --- 60.3 ------------------------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ def dropped_gate_backward_kernel(
     words = tl.join(tl.join(a, c), tl.join(b, d))
     bits = tl.reshape(tl.join(words & 0xFFFF, words >> 16), (BLOCK_SIZE,))
     dy = tl.load(dy_ptr + offsets, mask=mask).to(tl.float32)
-    dz = tl.where(bits >= threshold, dy * scale, 0.0)
+    dz = dy * tl.where(bits >= threshold, scale, 0.0)  # a product: the NaN of a dropped dy stays
     x = tl.load(x_ptr + offsets, mask=mask).to(tl.float32)
     gate = tl.load(gate_ptr + offsets, mask=mask).to(tl.float32)
     tl.store(dx_ptr + offsets, dz * gate, mask=mask)

@@ -5,8 +5,11 @@ import lib  # noqa: F401  before triton: with no GPU it switches the interpreter
 
 import torch
 
+# %% 60.1 the tests know one dtype, one layout and numbers near zero
+planted = ("x_ptr + row * stride_m + cols * stride_n", "x_ptr + row * stride_m + cols")
 
-# %% 60.1 each line is there for a room of the museum
+
+# %% 60.2 each line is there for a room of the museum
 def tests(op):
     torch.manual_seed(0)
     wide = torch.randn(6, 40)
@@ -39,10 +42,6 @@ def compare(op, x, scale):
         (dx_right,) = torch.autograd.grad(right, x, dy.double(), retain_graph=True)
         torch.testing.assert_close(dx, dx_right, **close | {"atol": tolerance * abs(scale)})
         assert torch.equal(dy, before), "the incoming gradient was changed"
-
-
-# %% 60.2 the tests know one dtype, one layout and numbers near zero
-planted = ("x_ptr + row * stride_m + cols * stride_n", "x_ptr + row * stride_m + cols")
 
 
 # %% 60.3 halve while that fails, then take one away at a time

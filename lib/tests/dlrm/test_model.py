@@ -377,10 +377,3 @@ def test_the_wrong_interaction_has_432_by_432_features():
     with torch.device("meta"):
         wrong = dlrm.DLRM(dlrm.ModulusHash(), dlrm.LARGE, dlrm_naive.OuterProductInteraction)
     assert wrong.prediction.mlp[0].weight.numel() == 186_624 * 512  # 95.6 million
-
-
-def test_sigmoid_twice_calls_everything_positive():
-    labels = torch.tensor([1.0, 0, 0, 0])
-    chances = torch.tensor([0.9, 0.1, 0.2, 0.0])
-    assert dlrm_naive.accuracy_of_sigmoid_twice(chances, labels) == 0.25  # the share of positives
-    assert ((chances >= 0.5) == labels.bool()).float().mean() == 1

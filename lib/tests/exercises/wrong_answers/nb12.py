@@ -1,9 +1,94 @@
 """Plausible wrong answers to the exercises of notebook 12: <answer>__<what is wrong>."""
 
+from lib.exercises.nb12 import Mending
+
 import torch
 import torch.nn.functional as F
 
-# --- 12.1 padded_loss
+# --- 12.1 Mended
+
+Mended__as_it_was = Mending
+
+
+class _Mended(torch.nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+        self.register_buffer("n_missing", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, dense, sparse):
+        self.n_missing += (sparse < 0).sum()
+        return self.model(self.mended(dense), sparse)
+
+    def mended(self, dense):
+        return torch.where(dense.isnan(), 0.0, dense)
+
+
+class Mended__still_branches(_Mended):
+    def mended(self, dense):
+        return torch.where(dense.isnan(), 0.0, dense) if dense.isnan().any() else dense
+
+
+class Mended__infinity_is_mended_too(_Mended):
+    def mended(self, dense):
+        return dense.nan_to_num(0.0)
+
+
+class Mended__a_product_keeps_nan(_Mended):
+    def mended(self, dense):
+        return dense * ~dense.isnan()
+
+
+class Mended__in_place(_Mended):
+    def mended(self, dense):
+        return dense.masked_fill_(dense.isnan(), 0.0)
+
+
+class Mended__nothing_mended(_Mended):
+    def mended(self, dense):
+        return dense
+
+
+class Mended__the_break_is_hidden(_Mended):
+    @torch.compiler.disable
+    def mended(self, dense):
+        return torch.where(dense.isnan(), 0.0, dense) if dense.isnan().any() else dense
+
+
+class Mended__not_counted(_Mended):
+    def forward(self, dense, sparse):
+        return self.model(self.mended(dense), sparse)
+
+
+class Mended__not_counted_when_compiled(_Mended):
+    def forward(self, dense, sparse):
+        if torch.compiler.is_compiling():
+            return self.model(self.mended(dense), sparse)
+        return super().forward(dense, sparse)
+
+
+class Mended__the_last_call_alone_is_counted(_Mended):
+    def forward(self, dense, sparse):
+        self.n_missing.zero_()
+        return super().forward(dense, sparse)
+
+
+class Mended__a_guard_on_the_number_of_calls(_Mended):
+    def __init__(self, model):
+        super().__init__(model)
+        self.calls = 0
+
+    def forward(self, dense, sparse):
+        self.calls += 1
+        return super().forward(dense + 0 * self.calls, sparse)
+
+
+class Mended__no_gradient(_Mended):
+    def forward(self, dense, sparse):
+        return super().forward(dense, sparse).detach()
+
+
+# --- 12.2 padded_loss
 
 
 def _pad(dense, sparse, labels, size):
@@ -74,7 +159,7 @@ def padded_loss__to_eight_rows(model, dense, sparse, labels, size):
     return F.binary_cross_entropy_with_logits(model(dense, sparse)[:n_rows], labels)
 
 
-# --- 12.2 options
+# --- 12.3 options
 
 options__another_kind_of_fusion = {"combo_kernels": True}
 options__one_too_few = {"max_pointwise_cat_inputs": 25}
@@ -83,7 +168,7 @@ options__another_limit = {"max_fusion_size": 1000}
 options__no_such_option = {"max_stack_inputs": 26}
 options__the_name_alone = "max_pointwise_cat_inputs"
 
-# --- 12.3 OneTable
+# --- 12.4 OneTable
 
 
 class _Base(torch.nn.Module):

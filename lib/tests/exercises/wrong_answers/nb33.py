@@ -118,6 +118,10 @@ mended_source__int_index = _mended.replace(
 ).replace("const int64_t row", "const int row").replace(
     "const int64_t col = int64_t(blockIdx.x % n_col_tiles)", "const int col = blockIdx.x % n_col_tiles"
 ).replace("const int64_t i =", "const int i =")  # fmt: skip
+mended_source__int_takes_an_index_of_64_bits = _mended.replace("const int64_t i =", "int i =")
+mended_source__int_takes_it_later = _mended.replace("const int64_t i =", "int i;\n  i =")
+mended_source__index_cast_to_int = _mended.replace("x[i]", "x[(int)(row * n_cols + col)]")
+mended_source__int_takes_a_column = _mended.replace("const int64_t col =", "const int col =")
 _flat_kernel = """__global__ void lora_epilogue_kernel(const float* x, const float* delta, const float* bias,
                                      float* y, float scale, int64_t n_elements, int64_t n_cols) {
   const int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;

@@ -158,7 +158,11 @@ dropped_gate_backward__gradients_in_dy_s_layout = _dropped_gate(
 dropped_gate_backward__gradients_swapped = _dropped_gate("return dx, dgate", "return dgate, dx")
 dropped_gate_backward__dgate_not_dropped = _dropped_gate("dz * x, mask", "dy * scale * x, mask")
 dropped_gate_backward__mask_turned_round = _dropped_gate(
-    "dz = tl.where(bits >= threshold", "dz = tl.where(bits < threshold"
+    "dz = dy * tl.where(bits >= threshold", "dz = dy * tl.where(bits < threshold"
+)
+dropped_gate_backward__nan_of_a_dropped_dy_is_lost = _dropped_gate(
+    "dz = dy * tl.where(bits >= threshold, scale, 0.0)",
+    "dz = tl.where(bits >= threshold, dy * scale, 0.0)",
 )
 dropped_gate_backward__swapped_and_no_scale = _dropped_gate(
     "dx_ptr + offsets, dz * gate, mask=mask)\n    tl.store(dgate_ptr + offsets, dz * x",
