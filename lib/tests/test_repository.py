@@ -261,7 +261,10 @@ def test_the_times_of_the_page_on_ops_are_the_recorded_ones():
         }
 
     mlp = us("fused_mlp", 65536, 512, 256, 1)
-    assert f"65,536 rows of 512-256-1 take {mlp['triton']} µs against {mlp['eager']}," in page
+    mlp_line = (
+        f"65,536 rows of 512-256-1 take {mlp['triton']} µs against {mlp['eager']}, and against"
+    )
+    assert f"{mlp_line} {mlp['compiled']} of torch.compile," in page
     tables = us("embedding_hash", 65536, 26, 2600000, 128)
     words = f"D = 128 take {tables['triton']} µs against {tables['compiled']} of torch.compile."
     assert f"65,536 × 26 lookups with {words}" in page
