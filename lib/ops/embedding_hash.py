@@ -181,7 +181,7 @@ def _take_step(
     rate = tl.cast(lr, grad.dtype)
     if state_ptr is not None:
         # state += mean(g²); columns past DIM hold zeros
-        state = tl.load(state_ptr + row, mask=is_mine, other=0.0)
+        state = tl.load(state_ptr + row, mask=is_mine, other=1.0)  # else 0/0 where nothing is
         state += tl.sum(grad * grad, axis=1, keep_dims=True) / DIM
         tl.store(state_ptr + row, state, mask=is_mine)
         rate = rate / (tl.sqrt(state) + tl.cast(eps, grad.dtype))
@@ -324,9 +324,8 @@ def _launch_update(plan, dy, ids, num_rows, weight, update):
         _embedding_hash_rows_kernel, (host.cdiv(n_lookups, 1024),), (ids, tables, rows),
         n_lookups, *ids.stride(), TABLES=len(num_rows), BLOCK_L=1024, num_warps=4,
     )  # fmt: skip
-    rows, order = rows.sort(
-        stable=True
-    )  # stable: else the order of a row's lookups might differ from run to run
+    # stable: else the lookups of a row might be added up in another order in each run
+    rows, order = rows.sort(stable=True)
     n_walks = host.cdiv(n_lookups, plan.length)
     parts = dy.new_empty((2, n_walks, dim), dtype=host.sum_dtype(dy.dtype))
     sizes = n_lookups, float(update.lr), float(update.eps)
@@ -340,6 +339,7 @@ def _launch_update(plan, dy, ids, num_rows, weight, update):
         **dict(zip(("STRIDE_YB", "STRIDE_YT", "STRIDE_YD"), dy.stride())), TABLES=len(num_rows),
         WALKS=plan.walks, **options,
     )  # fmt: skip
+    # 8 walks a program: most have nothing to add up, and a GPU starts so many programs a second and no more
     host.run(
         _embedding_hash_parts_kernel, (host.cdiv(n_walks, 8),),
         (rows, parts, weight, update.state), *sizes, WALKS=8, BLOCK_P=plan.walks, **options,
@@ -471,7 +471,9 @@ def _check_update(name, weight, update, sparse):
 @torch.compiler.disable(
     reason="torch.compile knows no backward pass that changes weight; leave out update"
 )
-def _with_update(ids, weight, *how):
+def _with_update(ids, weight, num_rows, sparse, deterministic, plan, update):
+    _check_update("embedding_hash_triton", weight, update, sparse)
+    how = num_rows, sparse, deterministic, plan, update
     return _EmbeddingHash.apply(host.in_memory(ids), weight, *how)
 
 
@@ -504,11 +506,11 @@ def embedding_hash_triton(
         num_rows = tuple(num_rows)  # a list is not remembered
     goes_by_op = _check(name, ids, weight, num_rows)
     how = num_rows, sparse, deterministic, plan, update
-    if update is not None:
+    if update is not None and not host.is_compiling():
         _check_update(name, weight, update, sparse)
     if goes_by_op:
         if torch.is_grad_enabled() and weight.requires_grad and (sparse or update is not None):
-            return (_between_graphs if sparse else _with_update)(ids, weight, *how)
+            return (_between_graphs if update is None else _with_update)(ids, weight, *how)
         return embedding_hash_op(ids, weight, num_rows, deterministic)
     return host.call(name, "embedding_hash_eager", _EmbeddingHash, _forward, (ids, weight), *how)
 
