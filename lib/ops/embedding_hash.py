@@ -495,7 +495,7 @@ def embedding_hash_triton(
     deterministic: a dense gradient of the same bits in every run; False: by atomic additions.
     plan: a Plan in place of the one chosen, for tuning; torch.compile leaves it out.
     update: an Update, the step that each backward pass takes with weight, a leaf, which then gets no gradient.
-    Two lookups of one weight take two steps. torch.compile breaks the graph here.
+    Two lookups of one weight take two steps. torch.compile breaks the graph here; a CUDA graph keeps its lr.
     Works under torch.compile (as the op fused_kernels::embedding_hash), autocast, checkpointing and CUDA graphs
     (a call before the capture has to have had the same num_rows); not under torch.func, torch.vmap or
     forward-mode AD, nor twice differentiable: these raise.

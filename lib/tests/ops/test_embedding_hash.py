@@ -427,6 +427,15 @@ def test_a_step_is_that_of_plain_pytorch(module, n_batch, num_rows, dim, ids_dty
         torch.testing.assert_close(got, want)
 
 
+@pytest.mark.gpu
+def test_an_update_has_the_same_bits_in_every_run():
+    """In the interpreter programs run one by one, so it would have them anyway."""
+    ids, weight, num_rows = inputs(20_000, 16, (3, 5000, 100_000))
+    dy = torch.randn(*ids.shape, 16, device=ids.device)
+    runs = [updated(embedding_hash, ids, weight, num_rows, dy, state_of(weight)) for _ in range(4)]
+    assert all(torch.equal(a, b) for run in runs[1:] for a, b in zip(run, runs[0]))
+
+
 def test_no_lookups_are_no_step(module):
     ids, weight, num_rows = inputs()
     state, none = state_of(weight), torch.empty(0, 5, 6, device=weight.device)
