@@ -183,6 +183,7 @@ def _take_step(
         # state += mean(g²); columns past DIM hold zeros
         state = tl.load(state_ptr + row, mask=is_mine, other=1.0)  # else 0/0 where nothing is
         state += tl.sum(grad * grad, axis=1, keep_dims=True) / DIM
+        tl.debug_barrier()  # else a thread with a copy of this row may read what is stored here
         tl.store(state_ptr + row, state, mask=is_mine)
         rate = rate / (tl.sqrt(state) + tl.cast(eps, grad.dtype))
     tl.store(ptrs, weight - rate * grad, mask=mask)

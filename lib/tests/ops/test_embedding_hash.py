@@ -11,6 +11,7 @@ from lib.tests.ops import battery
 
 import pytest
 import torch
+import triton.language as tl
 
 OP = registry.find("embedding_hash")
 UNEVEN = (5, 1, 40, 2, 1)
@@ -542,6 +543,30 @@ def test_an_update_is_three_launches(module):
     ids, weight, num_rows = inputs()
     y = module.embedding_hash_triton(ids, weight, num_rows, update=module.Update(0.1))
     assert count_traffic(lambda: y.backward(torch.randn_like(y))).launches == 3
+
+
+@pytest.mark.parametrize(
+    ("dtype", "dim"), [(torch.float32, 16), (torch.float32, 128), (torch.bfloat16, 16)], ids=str
+)
+def test_walks_move_rows_of_16_bytes_by_16_bytes_at_a_time(module, dtype, dim):
+    weight, dy = torch.empty(2600, dim, dtype=dtype), torch.empty(64, 26, dim, dtype=dtype)
+    rows, order = torch.empty(1664, dtype=torch.int32), torch.empty(1664, dtype=torch.int64)
+    parts, state, plan = (
+        torch.empty(2, 208, dim),
+        torch.empty(2600),
+        module._plan_update(2**20, dim, dtype.itemsize),
+    )
+    signature = signature_of(
+        module._embedding_hash_walk_kernel, dy, rows, order, parts, weight, state, 1664, 0.1, 1e-8,
+        STRIDE_YB=26 * dim, STRIDE_YT=dim, STRIDE_YD=1, STRIDE_WR=dim, STRIDE_WD=1, TABLES=26, DIM=dim,
+        COMPUTE=tl.float32, LENGTH=plan.length, WALKS=plan.walks, BLOCK_D=dim,
+    )  # fmt: skip
+    kernel = module._embedding_hash_walk_kernel
+    compiled = compile_for(kernel, signature, arch=90, num_warps=plan.num_warps)
+    assert compiled.spills == 0
+    mix = instruction_mix(compiled)
+    for what, least in (("LDG", 2), ("STG", 2)):  # dy and weight; weight and parts
+        assert sum(n for name, n in mix.items() if what in name and "128" in name) >= least
 
 
 @pytest.mark.parametrize(
