@@ -57,8 +57,13 @@ MUTANTS = mutants_in("""
 - sample * stride_ib + table * stride_it
 + sample * stride_ib + table
 # the column stride of weight forgotten
-- cols * STRIDE_WD
-+ cols
+- STRIDE_WR + cols * STRIDE_WD, mask
++ STRIDE_WR + cols, mask
+# the column stride of weight forgotten in a step
+- STRIDE_WR + cols * STRIDE_WD
+-     weight
++ STRIDE_WR + cols
++     weight
 # dy read as if contiguous: a gradient of strides 0
 - sample * STRIDE_YB + table * STRIDE_YT
 + sample * TABLES * DIM + table * DIM
@@ -69,8 +74,8 @@ MUTANTS = mutants_in("""
 - dweight = dy.new_zeros(size, dtype
 + dweight = dy.new_empty(size, dtype
 # sums of 16 bits in 16 bits
-- dtype=host.sum_dtype(dy.dtype))
-+ dtype=dy.dtype)
+- new_zeros(size, dtype=host.sum_dtype(dy.dtype))
++ new_zeros(size, dtype=dy.dtype)
 # floor where ceil was meant: the last columns forgotten
 - grid = host.cdiv(n_lookups, plan.block_l), host.cdiv(dim, plan.block_d)
 + grid = host.cdiv(n_lookups, plan.block_l), dim // plan.block_d
