@@ -17,6 +17,11 @@ Backward  Of weight alone: dweight[r] is the sum of dy over the lookups of row r
           deterministic=False  one launch of atomic additions to zeros, in float32 for 16 bits: no sort, but
                                the order, and with it the last bits, differs from run to run.
           sparse=True          no sum: a COO tensor of dy, an entry for each lookup, as nn.Embedding's.
+Update    With update= the backward pass takes the optimizer's step itself, of SGD or of row-wise Adagrad
+          (Mudigere et al., arXiv:2104.05158), and makes no gradient of weight. Lookups are sorted by row; each
+          row's gradient is added up in a fixed order, in float32 for 16 bits, and each row that was looked up
+          is read and written once. The same bits in every run. A gradient that is not there cannot be clipped,
+          scaled, or added up over batches or GPUs.
 Copy it   by `make copy OP=embedding_hash TO=folder`, or take _host.py and _device.py along. MIT licence.
 """
 
@@ -41,6 +46,26 @@ class Plan(NamedTuple):
 
     block_l: int
     block_d: int
+    num_warps: int
+
+
+class Update(NamedTuple):
+    """The step that the backward pass takes with the rows that were looked up, in place of a gradient.
+
+    Without state SGD: row -= lr·g, where g is the sum of dy over the lookups of the row. With state, (R,),
+    float32, zeros at first, row-wise Adagrad: state += mean(g²), then row -= lr·g / (√state + eps).
+    """
+
+    lr: float
+    state: torch.Tensor | None = None
+    eps: float = 1e-8
+
+
+class WalkPlan(NamedTuple):
+    """How an update is launched: the lookups on end that one walk adds up, walks of a program, its warps."""
+
+    length: int
+    walks: int
     num_warps: int
 
 
@@ -131,6 +156,113 @@ def _embedding_hash_bwd_kernel(
     tl.atomic_add(dweight_ptr + row[:, None] * DIM + cols, dy, mask=mask, sem="relaxed")
 
 
+@triton.jit(do_not_specialize=["n_lookups"])
+def _embedding_hash_rows_kernel(
+    ids_ptr, tables_ptr, rows_ptr, n_lookups, stride_ib, stride_it,
+    TABLES: tl.constexpr, BLOCK_L: tl.constexpr,
+):  # fmt: skip
+    # One program writes the rows' numbers of BLOCK_L lookups, which are sorted next.
+    lookup, _, _, row, is_there = _lookups(
+        ids_ptr, tables_ptr, n_lookups, stride_ib, stride_it, TABLES, BLOCK_L
+    )
+    tl.store(rows_ptr + lookup, row, mask=is_there)
+
+
+@triton.jit
+def _take_step(
+    weight_ptr, state_ptr, row, grad, lr, eps, cols, is_mine, STRIDE_WR: tl.constexpr,
+    STRIDE_WD: tl.constexpr, DIM: tl.constexpr,
+):  # fmt: skip
+    # The optimizer's step of rows (M, 1) where is_mine: there grad, (M, BLOCK_D), is their whole gradient.
+    row = row.to(tl.int64)  # int64: row * stride passes 2**31 from 8 GiB of float32 on
+    mask = is_mine & (cols < DIM)
+    ptrs = weight_ptr + row * STRIDE_WR + cols * STRIDE_WD
+    weight = tl.load(ptrs, mask=mask, other=0.0).to(grad.dtype)
+    rate = tl.cast(lr, grad.dtype)
+    if state_ptr is not None:
+        # state += mean(g²); columns past DIM hold zeros
+        state = tl.load(state_ptr + row, mask=is_mine, other=1.0)  # else 0/0 where nothing is
+        state += tl.sum(grad * grad, axis=1, keep_dims=True) / DIM
+        tl.debug_barrier()  # else a thread with a copy of this row may read what is stored here
+        tl.store(state_ptr + row, state, mask=is_mine)
+        rate = rate / (tl.sqrt(state) + tl.cast(eps, grad.dtype))
+    tl.store(ptrs, weight - rate * grad, mask=mask)
+
+
+# Sorted by row, the lookups of a row lie on end. A walk adds up LENGTH of them, and takes the step of each row
+# whose lookups all lie in it. What it has of a row that began before it, or that goes on after it, is a part:
+# of each kind there is one at most. The next kernel adds those up, in the walk where their row begins.
+@triton.jit(do_not_specialize=["n_lookups"])
+def _embedding_hash_walk_kernel(
+    dy_ptr, rows_ptr, order_ptr, parts_ptr, weight_ptr, state_ptr, n_lookups, lr: tl.float64, eps: tl.float64,
+    STRIDE_YB: tl.constexpr, STRIDE_YT: tl.constexpr, STRIDE_YD: tl.constexpr, STRIDE_WR: tl.constexpr,
+    STRIDE_WD: tl.constexpr, TABLES: tl.constexpr, DIM: tl.constexpr, COMPUTE: tl.constexpr,
+    LENGTH: tl.constexpr, WALKS: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    # One program goes WALKS walks side by side, a lookup of each at a time.
+    walk = (tl.program_id(0).to(tl.int64) * WALKS + tl.arange(0, WALKS))[:, None]
+    cols = tl.arange(0, BLOCK_D).to(tl.int64)[None, :]
+    place, n_walks = walk * LENGTH, tl.cdiv(n_lookups, LENGTH)
+    first_row = tl.load(rows_ptr + place, mask=place < n_lookups, other=-1)
+    before = tl.load(rows_ptr + place - 1, mask=(place > 0) & (place <= n_lookups), other=-1)
+    row, grad = first_row, tl.zeros((WALKS, BLOCK_D), COMPUTE)
+    for step in range(0, LENGTH):
+        is_there, is_last = place < n_lookups, step == LENGTH - 1
+        lookup = tl.load(order_ptr + place, mask=is_there, other=0)
+        next_row = tl.load(rows_ptr + place + 1, mask=place + 1 < n_lookups, other=-1)
+        offsets = lookup // TABLES * STRIDE_YB + lookup % TABLES * STRIDE_YT
+        dy_ptrs = dy_ptr + offsets + cols * STRIDE_YD
+        grad += tl.load(dy_ptrs, mask=is_there & (cols < DIM), other=0.0).to(COMPUTE)
+        began_here = (row != first_row) | (before != first_row)
+        ends = next_row != row
+        _take_step(
+            weight_ptr, state_ptr, row, grad, lr, eps, cols, is_there & ends & began_here,
+            STRIDE_WR, STRIDE_WD, DIM,
+        )  # fmt: skip
+        is_part = is_there & ((ends & ~began_here) | (~ends & is_last))
+        part = tl.where(began_here, walk + n_walks, walk)
+        tl.store(parts_ptr + part * DIM + cols, grad, mask=is_part & (cols < DIM))
+        grad = tl.where(ends, 0.0, grad)
+        place, row = place + 1, next_row
+
+
+@triton.jit(do_not_specialize=["n_lookups"])
+def _embedding_hash_parts_kernel(
+    rows_ptr, parts_ptr, weight_ptr, state_ptr, n_lookups, lr: tl.float64, eps: tl.float64,
+    STRIDE_WR: tl.constexpr, STRIDE_WD: tl.constexpr, DIM: tl.constexpr, COMPUTE: tl.constexpr,
+    LENGTH: tl.constexpr, WALKS: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    # One program looks at the ends of WALKS walks, one by one: of a row that goes on there, and began in that
+    # walk, it adds up the parts, BLOCK_P at a time, and takes the step.
+    cols = tl.arange(0, BLOCK_D).to(tl.int64)[None, :]
+    n_walks = tl.cdiv(n_lookups, LENGTH)
+    for k in range(0, WALKS):
+        walk = tl.program_id(0).to(tl.int64) * WALKS + k
+        first, end = walk * LENGTH, (walk + 1) * LENGTH
+        goes_on = end < n_lookups
+        row = tl.load(rows_ptr + end, mask=goes_on, other=-1)
+        goes_on = goes_on & (tl.load(rows_ptr + end - 1, mask=goes_on, other=-2) == row)
+        before = tl.load(rows_ptr + first - 1, mask=goes_on & (first > 0), other=-1)
+        if goes_on & ((tl.load(rows_ptr + first, mask=goes_on, other=-1) != row) | (before != row)):
+            part = walk + 1 + tl.arange(0, BLOCK_P).to(tl.int64)[:, None]
+            total = tl.zeros((BLOCK_P, BLOCK_D), COMPUTE)
+            more = 1
+            while more > 0:
+                place = part * LENGTH
+                there = tl.load(rows_ptr + place, mask=place < n_lookups, other=-1) == row
+                mask = there & (cols < DIM)
+                total += tl.load(parts_ptr + part * DIM + cols, mask=mask, other=0.0)
+                more = tl.min(there.to(tl.int32))  # else the row ended in between
+                part += BLOCK_P
+            own_ptrs = parts_ptr + (n_walks + walk) * DIM + cols
+            grad = tl.load(own_ptrs, mask=cols < DIM, other=0.0)
+            grad += tl.sum(total, axis=0, keep_dims=True)
+            _take_step(
+                weight_ptr, state_ptr, tl.full((1, 1), 0, tl.int64) + row, grad, lr, eps, cols,
+                tl.full((1, 1), True, tl.int1), STRIDE_WR, STRIDE_WD, DIM,
+            )  # fmt: skip
+
+
 # --- plan (the dispatch heuristic) and launch ----------------------------------------------------------------
 
 
@@ -173,6 +305,48 @@ def _launch_backward(plan, dy, ids, num_rows, dweight):
     )  # fmt: skip
 
 
+@functools.cache
+def _plan_update(n_lookups, dim, itemsize):
+    """A thread holds 16 bytes of dy, of long rows more; few lookups take short walks, which end sooner."""
+    per_thread = max(1, 16 // itemsize) if dim * itemsize % 16 == 0 else 1
+    block_d = host.power_of_2(dim)
+    num_warps = 4 if block_d <= 2048 else 16
+    length = 32 if n_lookups >= 2**19 else 8
+    return WalkPlan(length, max(1, 32 * num_warps * per_thread // block_d), num_warps)
+
+
+def _launch_update(plan, dy, ids, num_rows, weight, update):
+    """The rows' numbers, their sort, and the two kernels that add up and take the step."""
+    n_lookups, dim = ids.numel(), dy.shape[2]
+    plan = plan or _plan_update(n_lookups, dim, dy.itemsize)
+    rows = ids.new_empty(n_lookups, dtype=torch.int32 if len(weight) < 2**31 else torch.int64)
+    tables = _tables(num_rows, ids.device)
+    host.run(
+        _embedding_hash_rows_kernel, (host.cdiv(n_lookups, 1024),), (ids, tables, rows),
+        n_lookups, *ids.stride(), TABLES=len(num_rows), BLOCK_L=1024, num_warps=4,
+    )  # fmt: skip
+    # stable: else the lookups of a row might be added up in another order in each run
+    rows, order = rows.sort(stable=True)
+    n_walks = host.cdiv(n_lookups, plan.length)
+    parts = dy.new_empty((2, n_walks, dim), dtype=host.sum_dtype(dy.dtype))
+    sizes = n_lookups, float(update.lr), float(update.eps)
+    options = dict(zip(("STRIDE_WR", "STRIDE_WD"), weight.stride())) | {
+        "DIM": dim, "COMPUTE": host.compute_dtype(dy.dtype), "LENGTH": plan.length,
+        "BLOCK_D": host.power_of_2(dim), "num_warps": plan.num_warps,
+    }  # fmt: skip
+    host.run(
+        _embedding_hash_walk_kernel, (host.cdiv(n_walks, plan.walks),),
+        (dy, rows, order, parts, weight, update.state), *sizes,
+        **dict(zip(("STRIDE_YB", "STRIDE_YT", "STRIDE_YD"), dy.stride())), TABLES=len(num_rows),
+        WALKS=plan.walks, **options,
+    )  # fmt: skip
+    # 8 walks a program: most have nothing to add up, and a GPU starts so many programs a second and no more
+    host.run(
+        _embedding_hash_parts_kernel, (host.cdiv(n_walks, 8),),
+        (rows, parts, weight, update.state), *sizes, WALKS=8, BLOCK_P=plan.walks, **options,
+    )  # fmt: skip
+
+
 # --- forward and backward ------------------------------------------------------------------------------------
 
 
@@ -181,8 +355,8 @@ def _empty(ids, weight, *_):
     return weight.new_empty((*ids.shape, weight.shape[1]))
 
 
-def _forward(ids, weight, num_rows, sparse=False, deterministic=True, plan=None):
-    """sparse, deterministic: for the backward pass."""
+def _forward(ids, weight, num_rows, sparse=False, deterministic=True, plan=None, update=None):
+    """sparse, deterministic, update: for the backward pass."""
     y = _empty(ids, weight)
     if y.numel() > 0:
         _launch(plan, ids, weight, tuple(num_rows), y)
@@ -208,16 +382,28 @@ def _backward(dy, ids, num_rows, sparse=False, deterministic=True, plan=None):
     return dweight.to(dy.dtype)
 
 
+def _update(dy, ids, num_rows, weight, update, plan=None):
+    """weight, and update.state, after the step; autograd is told that weight has changed."""
+    if dy.numel() > 0:
+        _launch_update(plan, dy, ids, tuple(num_rows), weight.detach(), update)
+        torch.autograd.graph.increment_version(weight)
+
+
 class _EmbeddingHash(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, ids, weight, num_rows, *how):
-        _save(ctx, ids, num_rows, *how)
-        return _forward(ids, weight, num_rows, *how)
+    def forward(ctx, ids, weight, num_rows, sparse, deterministic, plan, update):
+        _save(ctx, ids, num_rows, sparse, deterministic, plan)
+        # not saved for the backward pass, which may change weight while another lookup of it waits for its own
+        ctx.update = None if update is None else (weight, update)
+        return _forward(ids, weight, num_rows, plan=plan)
 
     @staticmethod
     @host.once
     def backward(ctx, dy):
-        return None, _backward(dy, *ctx.saved_tensors, *ctx.how), None, None, None, None
+        if ctx.update is None:
+            return None, _backward(dy, *ctx.saved_tensors, *ctx.how), *[None] * 5
+        _update(dy, *ctx.saved_tensors, ctx.how[0], *ctx.update)
+        return (None,) * 7
 
 
 # --- the calls -----------------------------------------------------------------------------------------------
@@ -256,6 +442,42 @@ def _check(name, ids, weight, num_rows):
     host.check_tensors(name, "embedding_hash_eager", weight=(weight, "R D"))
 
 
+def _check_update(name, weight, update, sparse):
+    """Raise an error unless the backward pass can take this step."""
+    if not isinstance(update, Update):
+        wrong = f"update must be an Update, got {type(update).__name__}"
+        raise TypeError(f"{name}: {wrong}; use Update(lr=0.01)")
+    for label in ("lr", "eps"):
+        if not isinstance(number := getattr(update, label), (int, float)):
+            raise TypeError(f"{name}: update.{label} must be a Python number, got {number!r}")
+    if sparse:
+        raise ValueError(f"{name}: with update there is no gradient; use sparse=False")
+    if not weight.is_leaf or type(weight) not in host.PLAIN or weight.is_neg():
+        use = "pass the parameter itself, or leave out update"
+        raise ValueError(f"{name}: update writes into weight, which is computed from others; {use}")
+    if host.overlaps_itself(host.steps_of(weight)):
+        got = (
+            f"weight has strides {weight.stride()}, and update needs memory of its own for each row"
+        )
+        raise ValueError(f"{name}: {got}; pass a contiguous copy")
+    if (state := update.state) is None:
+        return
+    want = weight.shape[:1], host.sum_dtype(weight.dtype), weight.device, True
+    is_tensor = isinstance(state, torch.Tensor)
+    if not is_tensor or (state.shape, state.dtype, state.device, state.is_contiguous()) != want:
+        make = f"torch.zeros({len(weight)}, dtype={want[1]}, device={str(weight.device)!r})"
+        raise ValueError(f"{name}: update.state must be a number for each row; use {make}")
+
+
+@torch.compiler.disable(
+    reason="torch.compile knows no backward pass that changes weight; leave out update"
+)
+def _with_update(ids, weight, num_rows, sparse, deterministic, plan, update):
+    _check_update("embedding_hash_triton", weight, update, sparse)
+    how = num_rows, sparse, deterministic, plan, update
+    return _EmbeddingHash.apply(host.in_memory(ids), weight, *how)
+
+
 @torch.compiler.disable(reason="torch.compile has no sparse gradients; use sparse=False")
 def _between_graphs(ids, weight, *how):
     return _EmbeddingHash.apply(host.in_memory(ids), host.in_memory(weight), *how)
@@ -263,7 +485,7 @@ def _between_graphs(ids, weight, *how):
 
 def embedding_hash_triton(
     ids: torch.Tensor, weight: torch.Tensor, num_rows: Sequence[int], *, sparse: bool = False,
-    deterministic: bool = True, plan: Plan | None = None,
+    deterministic: bool = True, plan: Plan | None = None, update: Update | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """The rows of all tables for the tokens of a batch in one Triton kernel, with a gradient for weight.
 
@@ -273,6 +495,8 @@ def embedding_hash_triton(
     breaks the graph here.
     deterministic: a dense gradient of the same bits in every run; False: by atomic additions.
     plan: a Plan in place of the one chosen, for tuning; torch.compile leaves it out.
+    update: an Update, the step that each backward pass takes with weight, a leaf, which then gets no gradient.
+    Two lookups of one weight take two steps. torch.compile breaks the graph here; a CUDA graph keeps its lr.
     Works under torch.compile (as the op fused_kernels::embedding_hash), autocast, checkpointing and CUDA graphs
     (a call before the capture has to have had the same num_rows); not under torch.func, torch.vmap or
     forward-mode AD, nor twice differentiable: these raise.
@@ -282,10 +506,12 @@ def embedding_hash_triton(
     if isinstance(num_rows, list) and _are_sizes(num_rows):
         num_rows = tuple(num_rows)  # a list is not remembered
     goes_by_op = _check(name, ids, weight, num_rows)
-    how = num_rows, sparse, deterministic, plan
+    how = num_rows, sparse, deterministic, plan, update
+    if update is not None and not host.is_compiling():
+        _check_update(name, weight, update, sparse)
     if goes_by_op:
-        if sparse and torch.is_grad_enabled() and weight.requires_grad:
-            return _between_graphs(ids, weight, *how)
+        if torch.is_grad_enabled() and weight.requires_grad and (sparse or update is not None):
+            return (_between_graphs if update is None else _with_update)(ids, weight, *how)
         return embedding_hash_op(ids, weight, num_rows, deterministic)
     return host.call(name, "embedding_hash_eager", _EmbeddingHash, _forward, (ids, weight), *how)
 
@@ -337,12 +563,30 @@ class EmbeddingHash(torch.nn.Module):
             _refuse_sizes("EmbeddingHash", num_rows)
         self.num_rows, self.sparse, self.deterministic = tuple(num_rows), sparse, deterministic
         weight = torch.empty(sum(num_rows), embedding_dim, device=device, dtype=dtype)
-        self.weight = torch.nn.Parameter(weight)
+        self.weight, self.lr, self.eps = torch.nn.Parameter(weight), None, None
+        self.register_buffer("state", None)
         self.reset_parameters()
+
+    def step_in_backward(
+        self, lr: float, rowwise_adagrad: bool = False, eps: float = 1e-8
+    ) -> "EmbeddingHash":
+        """From now on each backward pass takes a step of SGD or row-wise Adagrad: no optimizer is needed.
+
+        Call it again for another lr. Adagrad's state, zeros at first, is a buffer, saved with the weight.
+        """
+        self.lr, self.eps = lr, eps
+        if not rowwise_adagrad:
+            self.state = None
+        elif self.state is None:
+            dtype = host.sum_dtype(self.weight.dtype)
+            self.state = self.weight.new_zeros(len(self.weight), dtype=dtype)
+        return self
 
     def reset_parameters(self) -> None:
         for table in self.weight.detach().split(self.num_rows):
             torch.nn.init.uniform_(table, -(len(table) ** -0.5), len(table) ** -0.5)
+        if self.state is not None:
+            self.state.zero_()
 
     @classmethod
     def from_tables(
@@ -371,5 +615,6 @@ class EmbeddingHash(torch.nn.Module):
         return f"{len(self.num_rows)} tables, {n_rows} rows, embedding_dim={dim}"
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        how = {"sparse": self.sparse, "deterministic": self.deterministic}
+        update = None if self.lr is None else Update(self.lr, self.state, self.eps)
+        how = {"sparse": self.sparse, "deterministic": self.deterministic, "update": update}
         return embedding_hash_triton(ids, self.weight, self.num_rows, **how)

@@ -57,8 +57,13 @@ MUTANTS = mutants_in("""
 - sample * stride_ib + table * stride_it
 + sample * stride_ib + table
 # the column stride of weight forgotten
-- cols * STRIDE_WD
-+ cols
+- STRIDE_WR + cols * STRIDE_WD, mask
++ STRIDE_WR + cols, mask
+# the column stride of weight forgotten in a step
+- STRIDE_WR + cols * STRIDE_WD
+-     weight
++ STRIDE_WR + cols
++     weight
 # dy read as if contiguous: a gradient of strides 0
 - sample * STRIDE_YB + table * STRIDE_YT
 + sample * TABLES * DIM + table * DIM
@@ -69,8 +74,8 @@ MUTANTS = mutants_in("""
 - dweight = dy.new_zeros(size, dtype
 + dweight = dy.new_empty(size, dtype
 # sums of 16 bits in 16 bits
-- dtype=host.sum_dtype(dy.dtype))
-+ dtype=dy.dtype)
+- new_zeros(size, dtype=host.sum_dtype(dy.dtype))
++ new_zeros(size, dtype=dy.dtype)
 # floor where ceil was meant: the last columns forgotten
 - grid = host.cdiv(n_lookups, plan.block_l), host.cdiv(dim, plan.block_d)
 + grid = host.cdiv(n_lookups, plan.block_l), dim // plan.block_d
@@ -96,4 +101,84 @@ MUTANTS = mutants_in("""
 # a frozen table is trained
 - torch.nn.Parameter(weight, requires_grad=trained.pop())
 + torch.nn.Parameter(weight)
+# Adagrad's step by the gradient's square alone
+-         state += tl.sum(grad * grad, axis=1, keep_dims=True) / DIM
++         state = tl.sum(grad * grad, axis=1, keep_dims=True) / DIM
+# a mean over padded columns
+- keep_dims=True) / DIM
++ keep_dims=True) / grad.shape[1]
+# Adagrad's state never written
+-         tl.store(state_ptr + row, state, mask=is_mine)
+-
++
+# eps under the root
+- (tl.sqrt(state) + tl.cast(eps, grad.dtype))
++ tl.sqrt(state + tl.cast(eps, grad.dtype))
+# int32 offsets of rows that take a step
+- row = row.to(tl.int64)  # int64: row * stride passes 2**31 from 8 GiB of float32 on
++ row = row.to(tl.int32)
+# a step for each lookup, with what there is of the sum
+- cols, is_there & ends & began_here,
++ cols, is_there & began_here,
+# a step of a row that began before the walk
+- cols, is_there & ends & began_here,
++ cols, is_there & ends,
+# a row that fills a walk from its first lookup on is taken for one that began before
+- began_here = (row != first_row) | (before != first_row)
++ began_here = row != first_row
+# the sum of one row goes on into the next
+- grad = tl.where(ends, 0.0, grad)
++ grad = grad
+# the sum is cleared by a product: NaN goes on into the next row
+- grad = tl.where(ends, 0.0, grad)
++ grad *= 1.0 - ends.to(grad.dtype)
+# the last lookup counts as going on
+- next_row = tl.load(rows_ptr + place + 1, mask=place + 1 < n_lookups, other=-1)
++ next_row = tl.load(rows_ptr + place + 1, mask=place + 1 < n_lookups, other=0)
+# what a walk has of a row that goes on is lost
+- is_part = is_there & ((ends & ~began_here) | (~ends & is_last))
++ is_part = is_there & (ends & ~began_here)
+# what a walk has of a row that ends in it is lost
+- is_part = is_there & ((ends & ~began_here) | (~ends & is_last))
++ is_part = is_there & (~ends & is_last)
+# both parts of a walk in one place
+- part = tl.where(began_here, walk + n_walks, walk)
++ part = walk
+# the part of the walk where a row began is forgotten
+- grad += tl.sum(total, axis=0, keep_dims=True)
++ grad = tl.sum(total, axis=0, keep_dims=True)
+# the parts of the first walks alone
+- more = tl.min(there.to(tl.int32))
++ more = 0
+# each walk that a row goes on from takes its step
+- if goes_on & ((tl.load(rows_ptr + first, mask=goes_on, other=-1) != row) | (before != row)):
++ if goes_on:
+# the ends of the first walk of each program alone
+- walk = tl.program_id(0).to(tl.int64) * WALKS + k
++ walk = tl.program_id(0).to(tl.int64) * WALKS
+# dy read as if contiguous in a step
+- lookup // TABLES * STRIDE_YB + lookup % TABLES * STRIDE_YT
++ lookup * DIM
+# lookups in the order of the sort that is not undone
+- rows, order = rows.sort(stable=True)
++ rows, order = rows.sort(stable=True)[0], torch.arange(n_lookups, device=ids.device)
+# parts of 16 bits
+- parts = dy.new_empty((2, n_walks, dim), dtype=host.sum_dtype(dy.dtype))
++ parts = dy.new_empty((2, n_walks, dim))
+# an update that autograd does not know of
+-         torch.autograd.graph.increment_version(weight)
+-
++
+# a step with a weight that was computed is allowed
+- if not weight.is_leaf or type
++ if type
+# one state for all rows
+- want = weight.shape[:1], host
++ want = (1,), host
+# Adagrad's state outlives new tables
+-             self.state.zero_()
++             pass
+# a second lr begins a new state
+-         elif self.state is None:
++         else:
 """)
