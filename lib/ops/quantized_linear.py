@@ -289,6 +289,7 @@ def quantize(
     steps = torch.where(scales == 0, 1, scales).to(wide.dtype)
     zeros = torch.round(-low / steps) if zero_points else None
     numbers = wide / steps if kind == "fp8" else torch.round(wide / steps)
+    # also for fp8, of which torch 2.11 makes NaN where a number is past the largest
     numbers = (numbers + (zeros if zero_points else 0)).clamp(0 if zero_points else -most, most)
     scales = scales[..., 0].t().contiguous()
     if kind != "int4":

@@ -168,6 +168,8 @@ def test_numbers_are_the_nearest_of_the_scales_that_are_stored(module, kind):
     differ = module.dequantize(ones) != want
     # with zero points the ends are cut, to which a group's largest and smallest number go
     assert differ.sum() <= (2 * q.scales.numel() if "zero" in kind else 0)
+    if "zero" not in kind:
+        assert want.abs().max() == most, "and the largest number has the largest size"
 
 
 @kinds
@@ -216,6 +218,19 @@ def test_integers_times_a_step_come_back_whole(module):
         assert (module.dequantize(ones) == 0).all(), (
             "its integers are 0, and not what is left of a NaN"
         )
+
+
+@kinds
+def test_numbers_past_the_largest_are_cut(module, kind):
+    """In float16 a scale below 6e-5 has few digits: of one rounded down by a third the largest would be 671."""
+    most, device = {"int8": 127, "fp8": 448}.get(kind, 7), machine.device()
+    weight = torch.full((2, 256), 1.45 * most * 2**-24, dtype=torch.float16, device=device)
+    weight[1] *= -1
+    q = module.quantize(weight, **KINDS[kind])
+    if "zero" not in kind:
+        assert (q.scales == 2**-24).all()
+        assert torch.equal(module.dequantize(q) * 2.0**24, weight.sign() * most)
+    assert torch.equal(module.dequantize(q).sign(), weight.sign())
 
 
 def test_a_weight_of_no_rows(module):
