@@ -108,7 +108,7 @@ def _numbers(words, zeros_ptr, at, mask, DTYPE: tl.constexpr):
     if words.dtype == tl.uint8:
         # to bfloat16 by float32: the unit that would take it there at once is slow
         words = words.to(tl.float8e4nv, bitcast=True)
-        words = words.to(tl.float16 if DTYPE == tl.float16 else tl.float32)
+        words = words.to(tl.float16 if tl.float16 == DTYPE else tl.float32)
     if words.dtype != tl.int32:
         # Triton's interpreter makes of an int8 the bfloat16 that has its bits
         numbers = (words.to(tl.float32) if device.INTERPRETED else words).to(DTYPE)
@@ -419,9 +419,16 @@ def _has_fp8(gpu):
     return host.ON_CPU or torch.cuda.get_device_capability(gpu) >= (8, 9)
 
 
-def _stored(packed, scales, zeros):
-    """The weight as kernels read it: fp8 made float16 first for GPUs before Ada, which have no fp8."""
-    if packed.dtype == torch.uint8 and not _has_fp8(packed.device):
+# Triton 3.6's compiler fails on float64 that is made of anything narrower
+_MAKES_DOUBLES = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9)
+
+
+def _stored(packed, scales, zeros, dtype):
+    """The weight as kernels read it: float64 may have to be made before, and fp8 on GPUs older than Ada."""
+    if dtype == torch.float64 and not _MAKES_DOUBLES:
+        packed = dequantize(QuantizedWeight(packed, scales, zeros))
+        scales, zeros = scales.new_ones(1, len(packed)), None
+    elif packed.dtype == torch.uint8 and not _has_fp8(packed.device):
         packed = packed.view(_E4M3).to(torch.float16)
     scales, zeros = (t if t is None else t.contiguous() for t in (scales, zeros))
     return QuantizedWeight(_in_rows(packed), scales, zeros)
@@ -432,7 +439,7 @@ def _forward(x, packed, scales, zeros, bias, activation, plan=None, save_z=False
     if y.numel() > 0:
         rows = _in_rows(x.reshape(math.prod(x.shape[:-1]), x.shape[-1]))
         out, bias = y.view(-1, y.shape[-1]), None if bias is None else bias.contiguous()
-        _launch(plan, out, z, rows, _stored(packed, scales, zeros), bias, activation)
+        _launch(plan, out, z, rows, _stored(packed, scales, zeros, x.dtype), bias, activation)
     return y, z
 
 
@@ -460,7 +467,7 @@ def _backward(dy, packed, scales, zeros, saved, activation, needs_grad, plan=Non
     saved = None if saved is None else saved.reshape(dy_rows.shape)
     dz, dbias = host.dz_of(dy_rows, saved, activation, has_dx, has_dbias)
     if has_dx:
-        weight = _stored(packed, scales, zeros)
+        weight = _stored(packed, scales, zeros, dy.dtype)
         dx = dz.new_empty(dz.shape[0], weight.shape[1])
         if dx.numel() > 0:
             _launch_dx(plan, dx, dz, weight)

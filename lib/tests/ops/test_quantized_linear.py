@@ -567,10 +567,11 @@ def code_of(n_rows, kind, dtype=torch.bfloat16, shape=(4096, 14336), activation=
     of_scales = (n_in // group, n_out)
     packed = (n_out, n_in // 8) if "int4" in kind else (n_out, n_in)
     integers = {"int8": torch.int8, "fp8": torch.uint8}.get(kind, torch.int32)
-    weight = op_file.QuantizedWeight(
+    weight = op_file._stored(
         torch.empty(packed, dtype=integers, device=device),
         torch.empty(of_scales, dtype=dtype, device=device),
         torch.empty(of_scales, dtype=torch.int8, device=device) if "zero" in kind else None,
+        dtype,
     )
     x, bias = torch.empty(n_rows, n_in, dtype=dtype, device=device), weight.scales[0]
     y, launches = torch.empty(n_rows, n_out, dtype=dtype, device=device), []
@@ -632,6 +633,28 @@ def test_fp8_takes_no_more_instructions_than_int8(n_rows):
         fp8, int8 = (code_of(n_rows, kind, dtype)[0][0] for kind in ("fp8", "int8"))
         assert any(op.startswith("F2FP.F16.E4M3") for op in loop_mix(fp8))
         assert loop_mix(fp8).total() <= share * loop_mix(int8).total()
+
+
+@kinds
+@pytest.mark.parametrize("n_rows", [16, 17])
+def test_float64_compiles(kind, n_rows):
+    """For Triton 3.6 of a float64 that is made before."""
+    for kernel in code_of(n_rows, kind, torch.float64, (256, 40))[0]:
+        assert kernel.shared_bytes <= 227 * 1024
+
+
+@kinds
+def test_float64_made_before_is_the_same(module, kind):
+    q = module.quantize(normal(24, 256, dtype=torch.float64), **KINDS[kind])
+    x = normal(5, 256, dtype=torch.float64, seed=1).requires_grad_()
+    for makes in (False, True):
+        with mock.patch.object(module, "_MAKES_DOUBLES", makes):
+            check_against_float64(
+                module.quantized_linear_triton, op_file.quantized_linear_eager, x, *q
+            )
+    assert {t.dtype for t in module._stored(*q, torch.float32) if t is not None} == {
+        t.dtype for t in q if t is not None
+    }
 
 
 def test_float32_is_three_products():
