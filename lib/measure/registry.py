@@ -1017,6 +1017,7 @@ _INT4 = {
 _INT4_BY_64 = _INT4 | {"scales": "K/64 N frozen", "zeros": "K/64 N int8"}
 _SYMMETRIC = {k: spec for k, spec in _INT4.items() if k != "zeros"}
 _INT8 = _SYMMETRIC | {"packed": "N K int8", "scales": "1 N frozen"}
+_FP8 = _INT8 | {"packed": "N K fp8"}
 
 
 def _quantized(op, shape, dtype, device, draw):
@@ -1028,6 +1029,9 @@ def _quantized(op, shape, dtype, device, draw):
     of_scales = n_groups, n_out
     if group == 1:
         packed = _integers((n_out, n_inner), torch.int64, device).to(torch.int8)
+        if op.tensors["packed"].endswith("fp8"):  # any but NaN, which quantize makes of nothing
+            packed = packed.view(torch.uint8)
+            packed = torch.where(packed % 128 == 127, 0, packed)
     else:
         packed = _integers((n_out, n_inner // 8), torch.int64, device).to(torch.int32)
     # W's numbers are near 1 / √K, as a layer's
@@ -1076,6 +1080,7 @@ QUANTIZED_LINEAR = Op(
     variants={
         "int8": (_INT8, {}),
         "int8, relu": (_INT8, {"activation": "relu"}),
+        "fp8, silu": (_FP8, {"activation": "silu"}),
         "groups of 64, silu": (_INT4_BY_64, {"activation": "silu"}),
         "symmetric, gelu": (_SYMMETRIC, {"activation": "gelu"}),
         "symmetric, no bias": ({k: _SYMMETRIC[k] for k in ("x", "packed", "scales")}, {}),

@@ -2,7 +2,7 @@
 
 Step      one more token for each text: every weight is read once, and each text's keys and values. As a CUDA
           graph: a step of few rows is a hundred launches, each shorter than the host takes to make it.
-Kinds     bfloat16; int8 by row; int4 in groups of 128. Embedding, norms and the cache keep 16 bits.
+Kinds     bfloat16; int8 and fp8 by row; int4 in groups of 128. Embedding, norms and the cache keep 16 bits.
 Promise   those bytes at the rate of a copy, half of which is reading; reading alone may be a little faster.
 
     python -m lib.models.generate       on a GPU; saves data/results/<gpu>/generation.json
@@ -22,7 +22,7 @@ from torch import nn
 from tqdm import tqdm
 
 SOURCES = tuple(f"lib/models/{name}.py" for name in ("llama", "generate"))
-KINDS = ("bfloat16", "int8", "int4")
+KINDS = ("bfloat16", "int8", "fp8", "int4")
 BATCHES = (1, 16)
 LENGTH = 1024  # of each text, in the cache
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: MIT
 # Copyright (c) 2026 The Fused Kernels authors; Fused Kernels 0.1.0, lib/ops/quantized_linear.py
-"""quantized_linear: y = act(x Wᵀ + b), W stored as integers of 8 or 4 bits that become numbers on the way.
+"""quantized_linear: y = act(x Wᵀ + b), W stored in 8 or 4 bits that become numbers on the way.
 
 Shapes    x: (..., K), any strides; b: (N,) or None; y: (..., N), contiguous; W: (N, K), frozen, stored as
-          int8: packed (N, K) of int8, and scales (1, N), one for each row of W; or as
+          int8: packed (N, K) of int8, and scales (1, N), one for each row of W;
+          fp8: the same, but packed has the bits of float8_e4m3fn as uint8; or as
           int4: packed (N, K/8) of int32, eight numbers in each, and scales (K/G, N), one for G = 64 or 128
           numbers of a row. zeros: int8 of the same shape, 0 to 15; None: 8 for all.
 Act       identity, relu, gelu (erf), gelu_tanh, silu or sigmoid, of the sum before it is rounded.
@@ -55,6 +56,9 @@ class Plan(NamedTuple):
     backward: Tile | None = None
 
 
+_KINDS = {torch.int8: "int8", torch.uint8: "fp8", torch.int32: "int4"}  # by packed's dtype
+
+
 class QuantizedWeight(NamedTuple):
     """A weight, (N, K), as `quantize` makes it and calls take it: quantized_linear_triton(x, *weight)."""
 
@@ -62,8 +66,8 @@ class QuantizedWeight(NamedTuple):
     scales: torch.Tensor
     zeros: torch.Tensor | None = None
 
-    kind = property(lambda self: "int8" if self.packed.dtype == torch.int8 else "int4")
-    per_word = property(lambda self: 1 if self.packed.dtype == torch.int8 else 8)
+    kind = property(lambda self: _KINDS.get(self.packed.dtype, "fp8"))
+    per_word = property(lambda self: 8 if self.kind == "int4" else 1)
     shape = property(lambda self: (self.packed.shape[0], self.packed.shape[1] * self.per_word))
     group = property(lambda self: self.shape[1] // max(1, self.scales.shape[0]))
 
@@ -100,8 +104,12 @@ def _quarter(words, i: tl.constexpr, zero, DTYPE: tl.constexpr):
 
 @triton.jit
 def _numbers(words, zeros_ptr, at, mask, DTYPE: tl.constexpr):
-    # The integers of a tile of packed, in DTYPE, which holds them exactly; not yet scaled.
-    if words.dtype == tl.int8:
+    # The numbers of a tile of packed, in DTYPE, which holds them exactly; not yet scaled.
+    if words.dtype == tl.uint8:
+        # to bfloat16 by float32: the unit that would take it there at once is slow
+        words = words.to(tl.float8e4nv, bitcast=True)
+        words = words.to(tl.float16 if tl.float16 == DTYPE else tl.float32)
+    if words.dtype != tl.int32:
         # Triton's interpreter makes of an int8 the bfloat16 that has its bits
         numbers = (words.to(tl.float32) if device.INTERPRETED else words).to(DTYPE)
     else:
@@ -229,6 +237,10 @@ def _dx_kernel(
 # --- quantizing ----------------------------------------------------------------------------------------------
 
 
+_MOST = {"int4": 7, "int8": 127, "fp8": 448}  # what a group's largest number becomes
+_E4M3 = torch.float8_e4m3fn
+
+
 def _shifts(device):
     """Where in a word its eight numbers begin: (quarter, 1, which of two)."""
     quarters = 4 * torch.arange(4, dtype=torch.int32, device=device)
@@ -256,7 +268,8 @@ def quantize(
 ) -> QuantizedWeight:
     """The weight of a linear layer, (N, K), as integers and scales: of each row, or of each group of a row.
 
-    kind: "int4", in groups of 64 or 128 along K, or "int8", by row, where `group` counts for nothing.
+    kind: "int4", in groups of 64 or 128 along K, or "int8" or "fp8", by row, where `group` counts for nothing.
+    fp8 has float8_e4m3fn in the integers' place: 3 bits after the point of any number, and 448 for the largest.
     zero_points: whether the 16 integers lie from the smallest to the largest number of a group (0 among them)
     and not evenly around 0; for int4 alone. Numbers go to the nearest integer; scales have weight's dtype.
     Raises ValueError for NaN and infinities, and for a K that groups do not divide.
@@ -266,20 +279,24 @@ def quantize(
     if not torch.isfinite(wide).all():
         what = "weight has NaN or infinities, for which there is no scale"
         raise ValueError(f"quantize: {what}; look for what made them before you quantize")
-    (n_rows, n_inner), is_int8 = weight.shape, kind == "int8"
-    group = n_inner if is_int8 else group
+    n_rows, n_inner = weight.shape
+    group = group if kind == "int4" else n_inner
     wide = wide.reshape(n_rows, n_inner // group, group)
     low, high = wide.amin(-1, True).clamp(max=0), wide.amax(-1, True).clamp(min=0)
-    least, most = (0, 15) if zero_points else (-127, 127) if is_int8 else (-7, 7)
+    most = 15 if zero_points else _MOST[kind]
     # as it is stored; a group of zeros has none, and neither has one too small for the dtype
     scales = ((high - low if zero_points else torch.maximum(high, -low)) / most).to(weight.dtype)
     steps = torch.where(scales == 0, 1, scales).to(wide.dtype)
     zeros = torch.round(-low / steps) if zero_points else None
-    numbers = torch.round(wide / steps) + (zeros if zero_points else 0)
-    numbers = numbers.clamp(least, most)
+    numbers = wide / steps if kind == "fp8" else torch.round(wide / steps)
+    # also for fp8, of which torch 2.11 makes NaN where a number is past the largest
+    numbers = (numbers + (zeros if zero_points else 0)).clamp(0 if zero_points else -most, most)
     scales = scales[..., 0].t().contiguous()
-    if is_int8:
-        return QuantizedWeight(numbers.view(n_rows, n_inner).to(torch.int8), scales)
+    if kind != "int4":
+        numbers = numbers.view(n_rows, n_inner)
+        is_int8 = kind == "int8"
+        packed = numbers.to(torch.int8) if is_int8 else numbers.to(_E4M3).view(torch.uint8)
+        return QuantizedWeight(packed, scales)
     zeros = zeros[..., 0].t().to(torch.int8).contiguous() if zero_points else None
     return QuantizedWeight(_pack(numbers if zero_points else numbers + 8), scales, zeros)
 
@@ -287,7 +304,8 @@ def quantize(
 def dequantize(weight: QuantizedWeight) -> torch.Tensor:
     """(N, K): each integer less its zero point, times its scale, in the dtype of scales."""
     packed, scales, zeros = weight
-    if weight.kind == "int8":
+    if weight.kind != "int4":
+        packed = packed if weight.kind == "int8" else packed.view(_E4M3)
         return packed.to(scales.dtype) * scales.t()
     words = packed.reshape(*scales.t().shape, 1, weight.group // 8, 1)  # (N, groups, 1, words, 1)
     numbers = ((words >> _shifts(packed.device)) & 15).flatten(2)  # (N, groups, group)
@@ -306,7 +324,7 @@ _TILES = {
     "elsewhere": (Tile(64, 64, 4, 2), Tile(16, 64, 4, 2)),
     "turing": (Tile(64, 32, 4, 1), Tile(16, 32, 4, 1)),
 }
-_STEP = 64  # along K, of int8: a row of W has one scale, and any K
+_STEP = 64  # along K, of 8 bits: a row of W has one scale, and any K
 _GROUP = 8  # rows of tiles that programs go down together
 _FEW_ROWS = 64  # up to which reading W takes the time, and programs share K
 _RESIDENT = 4  # programs on an SM that keep its memory busy
@@ -329,7 +347,7 @@ def _plan(n_rows, n_cols, n_steps, dtype, gpu):
 
 def _constants(x, weight):
     """(steps of BLOCK_K along K, constants) of both kernels."""
-    block_k = _STEP if weight.kind == "int8" else weight.group
+    block_k = _STEP if weight.per_word == 1 else weight.group
     constants = {
         "PRECISION": "ieee" if host.generation(x.device) < 8 else "tf32x3",
         "COMPUTE": host.compute_dtype(x.dtype), "PER_WORD": weight.per_word, "GROUP": _GROUP,
@@ -396,8 +414,22 @@ def _in_rows(t):
     return t if t.stride(1) == 1 else t.contiguous()
 
 
-def _stored(packed, scales, zeros):
-    """The weight as kernels read it."""
+@functools.cache
+def _has_fp8(gpu):
+    return host.ON_CPU or torch.cuda.get_device_capability(gpu) >= (8, 9)
+
+
+# Triton 3.6's compiler fails on float64 that is made of anything narrower
+_MAKES_DOUBLES = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9)
+
+
+def _stored(packed, scales, zeros, dtype):
+    """The weight as kernels read it: float64 may have to be made before, and fp8 on GPUs older than Ada."""
+    if dtype == torch.float64 and not _MAKES_DOUBLES:
+        packed = dequantize(QuantizedWeight(packed, scales, zeros))
+        scales, zeros = scales.new_ones(1, len(packed)), None
+    elif packed.dtype == torch.uint8 and not _has_fp8(packed.device):
+        packed = packed.view(_E4M3).to(torch.float16)
     scales, zeros = (t if t is None else t.contiguous() for t in (scales, zeros))
     return QuantizedWeight(_in_rows(packed), scales, zeros)
 
@@ -407,7 +439,7 @@ def _forward(x, packed, scales, zeros, bias, activation, plan=None, save_z=False
     if y.numel() > 0:
         rows = _in_rows(x.reshape(math.prod(x.shape[:-1]), x.shape[-1]))
         out, bias = y.view(-1, y.shape[-1]), None if bias is None else bias.contiguous()
-        _launch(plan, out, z, rows, _stored(packed, scales, zeros), bias, activation)
+        _launch(plan, out, z, rows, _stored(packed, scales, zeros, x.dtype), bias, activation)
     return y, z
 
 
@@ -435,7 +467,7 @@ def _backward(dy, packed, scales, zeros, saved, activation, needs_grad, plan=Non
     saved = None if saved is None else saved.reshape(dy_rows.shape)
     dz, dbias = host.dz_of(dy_rows, saved, activation, has_dx, has_dbias)
     if has_dx:
-        weight = _stored(packed, scales, zeros)
+        weight = _stored(packed, scales, zeros, dy.dtype)
         dx = dz.new_empty(dz.shape[0], weight.shape[1])
         if dx.numel() > 0:
             _launch_dx(plan, dx, dz, weight)
@@ -467,22 +499,24 @@ class _QuantizedLinear(torch.autograd.Function):
 
 
 def _check_kind(name, weight, kind, group, zero_points):
-    if kind not in ("int4", "int8"):
-        raise ValueError(f"{name}: kind must be int4 or int8, got {kind!r}")
+    if kind not in _MOST:
+        raise ValueError(f"{name}: kind must be int4, int8 or fp8, got {kind!r}")
     if not isinstance(weight, torch.Tensor) or weight.dtype not in host.DTYPES:
         got = getattr(weight, "dtype", type(weight).__name__)
         raise TypeError(f"{name}: weight must be a floating-point tensor, got {got}")
     if weight.dim() != 2:
         got = tuple(weight.shape)
         raise ValueError(f"{name}: weight must be (N, K), got {got}; use weight.flatten(1)")
-    if kind == "int8" and zero_points:
-        raise ValueError(f"{name}: int8 has no zero points; take them with int4, or leave them out")
+    if kind != "int4" and zero_points:
+        raise ValueError(
+            f"{name}: {kind} has no zero points; take them with int4, or leave them out"
+        )
     if kind == "int4" and group not in (64, 128):
         raise ValueError(f"{name}: group must be 64 or 128, got {group!r}")
     if weight.shape[1] == 0 or kind == "int4" and weight.shape[1] % group:
         wrong = f"K = {weight.shape[1]} is no multiple of the group, {group}"
         smaller = "a group of 64, or " if group == 128 and weight.shape[1] % 64 == 0 else ""
-        raise ValueError(f"{name}: {wrong}; take {smaller}int8, which takes any K but 0")
+        raise ValueError(f"{name}: {wrong}; take {smaller}int8 or fp8, which take any K but 0")
 
 
 @host.remembered
@@ -496,21 +530,21 @@ def _check(name, x, packed, scales, zeros, bias, activation):
     host.check_tensors(name, "quantized_linear_eager", host.MIXED, **tensors)
     made, integers = (
         "pass what quantize(weight) makes",
-        {"packed": (packed, "int8, or int32 of int4")},
+        {"packed": (packed, "int8, uint8 of fp8, or int32 of int4")},
     )
     for label, (t, kinds) in (
         integers | ({} if zeros is None else {"zeros": (zeros, "int8")})
     ).items():
         dtype = getattr(t, "dtype", type(t).__name__)
-        if dtype != torch.int8 and (label, dtype) != ("packed", torch.int32):
+        if dtype not in (_KINDS if label == "packed" else (torch.int8,)):
             raise TypeError(f"{name}: {label} must be a tensor of {kinds}, got {dtype}; {made}")
         if t.device != x.device:
             where = f"x is on {x.device} and {label} on {t.device}"
             raise ValueError(f"{name}: {where}; move both to one device")
     (n_scales, n_cols), n_inner, of = scales.shape, x.shape[-1], (packed, scales, zeros)
-    if packed.dtype == torch.int8:
+    if packed.dtype != torch.int32:
         fits = packed.shape == (n_cols, n_inner) and n_scales == 1 and zeros is None
-        want = "int8 is (N, K), its scales (1, N), and zeros None"
+        want = "int8 or fp8 is (N, K), its scales (1, N), and zeros None"
     else:
         fits = n_inner in (64 * n_scales, 128 * n_scales) and packed.shape == (n_cols, n_inner // 8)
         fits = fits and n_inner > 0 and (zeros is None or zeros.shape == scales.shape)

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import math
 from unittest import mock
 
 from lib import machine
@@ -20,6 +21,7 @@ import triton
 
 KINDS = {
     "int8": {"kind": "int8"},
+    "fp8": {"kind": "fp8"},
     "int4": {},
     "int4 by 64": {"group": 64},
     "int4 by 64, zero points": {"group": 64, "zero_points": True},
@@ -99,6 +101,39 @@ def test_every_int8_is_exact(module, dtype):
     assert torch.equal(y[:, 0], packed[0].to(dtype))
 
 
+@dtypes
+@pytest.mark.parametrize(
+    "has_fp8", [True, False], ids=["converted in the kernel", "converted before"]
+)
+def test_every_fp8_is_exact(module, dtype, has_fp8):
+    """All 254 numbers, subnormal ones and both zeros too, in either product, and as on GPUs before Ada."""
+    bits = torch.arange(256, device=machine.device()).to(torch.uint8)
+    packed = bits[bits % 128 < 127].repeat(17, 1)
+    want = packed[0].view(torch.float8_e4m3fn).to(dtype)
+    scales = torch.ones(1, 17, dtype=dtype, device=packed.device)
+    eye = torch.eye(254, dtype=dtype, device=packed.device, requires_grad=True)
+    with mock.patch.object(module, "_has_fp8", return_value=has_fp8):
+        for plan in (None, FEW._replace(scales_sums=False), MANY):
+            y = module.quantized_linear_triton(eye, packed, scales, plan=plan)
+            assert torch.equal(y, want[:, None].expand(254, 17))
+            (dx,) = torch.autograd.grad(y, eye, torch.eye(254, 17, dtype=dtype, device=y.device))
+            assert torch.equal(dx[:17], want.expand(17, 254))
+    assert (want[:127].diff() > 0).all(), "which float8_e4m3fn orders by its bits"
+
+
+def test_fp8_that_is_nan_stays_nan(module):
+    """`quantize` makes none; a weight from elsewhere shows it, in its row of W alone."""
+    packed = torch.zeros(5, 40, dtype=torch.uint8, device=machine.device())
+    packed[1, 3], packed[4, 39] = 0x7F, 0xFF
+    scales = torch.ones(1, 5, device=packed.device)
+    x = torch.ones(3, 40, device=packed.device)
+    want = op_file.quantized_linear_eager(x, packed, scales)
+    assert want[0].isnan().tolist() == [False, True, False, False, True]
+    for plan in (None, FEW._replace(scales_sums=False), MANY):
+        y = module.quantized_linear_triton(x, packed, scales, plan=plan)
+        assert torch.equal(y.isnan(), want.isnan())
+
+
 # --- quantizing ----------------------------------------------------------------------------------------------
 
 
@@ -113,6 +148,9 @@ def test_each_weight_is_half_a_step_off_at_most(module, kind, dtype):
     error = (module.dequantize(q).double() - weight.double()).abs()
     # and where a scale of few digits is rounded down, the largest number is cut by so much
     slack = 128 * torch.finfo(dtype).eps if "int8" in kind else 16 * torch.finfo(dtype).eps
+    if kind == "fp8":  # of each number's own step: 3 bits after the point, and 2**-9 for the least
+        slack = 448 * torch.finfo(dtype).eps
+        scales = torch.maximum(weight.double().abs() / 8, scales / 512)
     assert (error <= (0.5 + slack) * scales).all()
 
 
@@ -123,12 +161,15 @@ def test_numbers_are_the_nearest_of_the_scales_that_are_stored(module, kind):
     q = module.quantize(weight, **KINDS[kind])
     ones = q._replace(scales=torch.ones_like(q.scales, dtype=torch.float32))
     scales = q.scales.float().T.repeat_interleave(q.group, 1)
-    most = 127 if kind == "int8" else 7
-    want = torch.round(weight.float() / scales)
+    most = {"int8": 127, "fp8": 448}.get(kind, 7)
+    want = weight.float() / scales
     want = want if "zero" in kind else want.clamp(-most, most)
+    want = want.to(torch.float8_e4m3fn).float() if kind == "fp8" else torch.round(want)
     differ = module.dequantize(ones) != want
     # with zero points the ends are cut, to which a group's largest and smallest number go
     assert differ.sum() <= (2 * q.scales.numel() if "zero" in kind else 0)
+    if "zero" not in kind:
+        assert want.abs().max() == most, "and the largest number has the largest size"
 
 
 @kinds
@@ -179,6 +220,19 @@ def test_integers_times_a_step_come_back_whole(module):
         )
 
 
+@kinds
+def test_numbers_past_the_largest_are_cut(module, kind):
+    """In float16 a scale below 6e-5 has few digits: of one rounded down by a third the largest would be 671."""
+    most, device = {"int8": 127, "fp8": 448}.get(kind, 7), machine.device()
+    weight = torch.full((2, 256), 1.45 * most * 2**-24, dtype=torch.float16, device=device)
+    weight[1] *= -1
+    q = module.quantize(weight, **KINDS[kind])
+    if "zero" not in kind:
+        assert (q.scales == 2**-24).all()
+        assert torch.equal(module.dequantize(q) * 2.0**24, weight.sign() * most)
+    assert torch.equal(module.dequantize(q).sign(), weight.sign())
+
+
 def test_a_weight_of_no_rows(module):
     for how in KINDS.values():
         assert tuple(module.dequantize(module.quantize(normal(0, 256), **how)).shape) == (0, 256)
@@ -193,11 +247,17 @@ def test_a_weight_of_any_strides(module):
 
 @kinds
 def test_error_against_the_full_weight(module, kind):
-    """That of rounding to a step: the root of the mean square of a step / √12 for each of K numbers."""
+    """That of rounding to a step: the root of the mean square of a step / √12 for each of K numbers.
+
+    In fp8 a number from 1 to 2 has a step of 1/8; as often of any size, its square is 1.5 / log(2) on average.
+    """
     x, weight = normal(64, 256, seed=1), normal(48, 256) / 16
     q = module.quantize(weight, **KINDS[kind])
     error = (module.quantized_linear_triton(x, *q) - x @ weight.T).square().mean().sqrt()
-    expected = (256 * q.scales.square().mean() / 12).sqrt()
+    steps = q.scales.square().mean()
+    if kind == "fp8":
+        steps = weight.square().mean() / 64 / (1.5 / math.log(2))
+    expected = (256 * steps / 12).sqrt()
     assert 0.7 * expected < error < 1.2 * expected
 
 
@@ -244,9 +304,10 @@ def test_parts_of_k_are_finished_once(module, activation):
     check_against_float64(call, eager, x, *q, bias, slack=1e-5)
 
 
-def test_int8_of_any_k(module):
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
+def test_eight_bits_of_any_k(module, kind):
     for n_inner in (1, 33, 64, 65, 200):
-        q = module.quantize(normal(9, n_inner), "int8")
+        q = module.quantize(normal(9, n_inner), kind)
         x = normal(7, n_inner, seed=1).requires_grad_()
         eager = op_file.quantized_linear_eager
         check_against_float64(module.quantized_linear_triton, eager, x, *q, slack=1e-5)
@@ -360,13 +421,15 @@ def test_the_module_is_near_the_layer_and_says_what_it_is(module):
     assert "in_features=256, out_features=24, kind='int4', group=64, zero_points=True" in text
 
 
-def test_the_module_changes_dtype_and_not_its_integers(module):
-    _, m = layer(module, zero_points=True)
-    x, before = normal(3, 256), [m.packed.clone(), m.zeros.clone()]
+@pytest.mark.parametrize("kind", ["int4, zero points", "fp8"])
+def test_the_module_changes_dtype_and_not_its_integers(module, kind):
+    _, m = layer(module, **KINDS[kind])
+    x, before = normal(3, 256), [m.packed.clone(), m.zeros]
     want = m(x)
     m.bfloat16()
     assert m.scales.dtype == m.bias.dtype == torch.bfloat16
-    assert [torch.equal(*pair) for pair in zip(before, (m.packed, m.zeros))] == [True, True]
+    assert torch.equal(m.packed, before[0])
+    assert before[1] is None or torch.equal(m.zeros, before[1])
     assert_close(m(x.bfloat16()).float(), want, torch.bfloat16)
 
 
@@ -401,6 +464,12 @@ def test_a_wrong_weight_is_refused_in_a_sentence(module):
         "int4 with scales of int8": ((x, packed, by_row.scales), ValueError, "K/128"),
         "int8 with scales of int4": ((x, by_row.packed, scales), ValueError, r"scales \(1, N\)"),
         "groups of 32": ((x, packed, scales.repeat(4, 1)), ValueError, "K/64"),
+        "fp8 with scales of int4": (
+            (x, by_row.packed.view(torch.uint8), scales), ValueError, r"fp8 is \(N, K\)",
+        ),
+        "float8 as such": (
+            (x, by_row.packed.view(torch.float8_e4m3fn), by_row.scales), TypeError, "uint8 of fp8",
+        ),
         "int8 with zero points": (
             (x, *by_row[:2], by_row.scales.to(torch.int8)), ValueError, "zeros None",
         ),
@@ -432,14 +501,15 @@ def test_a_wrong_weight_is_refused_in_a_sentence(module):
 def test_what_cannot_be_quantized_is_refused_in_a_sentence(module):
     weight = normal(5, 256)
     wrong = {
-        "another kind": ((weight, "int3"), ValueError, "int4 or int8"),
+        "another kind": ((weight, "int3"), ValueError, "int4, int8 or fp8"),
         "integers": ((weight.int(),), TypeError, "floating-point"),
         "a layer": ((torch.nn.Linear(4, 4),), TypeError, "floating-point tensor, got Linear"),
         "a vector": ((weight[0],), ValueError, "flatten"),
         "groups of 32": ((weight, "int4", 32), ValueError, "64 or 128"),
         "K = 192 by 128": ((weight[:, :192],), ValueError, "group of 64"),
         "no K": ((weight[:, :0], "int8"), ValueError, "any K but 0"),
-        "zero points of int8": ((weight, "int8", 128, True), ValueError, "no zero points"),
+        "zero points of int8": ((weight, "int8", 128, True), ValueError, "int8 has no zero points"),
+        "zero points of fp8": ((weight, "fp8", 128, True), ValueError, "fp8 has no zero points"),
     }
     for what, (arguments, kind, message) in wrong.items():
         with pytest.raises(kind, match=f"quantize: .*{message}"):
@@ -448,14 +518,15 @@ def test_what_cannot_be_quantized_is_refused_in_a_sentence(module):
     for value in (float("nan"), float("inf"), -float("inf")):
         other = weight.clone()
         other[3, 200] = value
-        with pytest.raises(ValueError, match="NaN or infinities"):
-            module.quantize(other)
+        for how in KINDS.values():
+            with pytest.raises(ValueError, match="NaN or infinities"):
+                module.quantize(other, **how)
     with pytest.raises(TypeError, match="must be a torch.nn.Linear"):
         module.QuantizedLinear.from_linear(weight)
     with pytest.raises(TypeError, match=r"got int; use QuantizedLinear.from_linear\(linear\)"):
         module.QuantizedLinear(128, 96)
     with pytest.raises(
-        ValueError, match="K = 100 is no multiple of the group, 64; take int8, which"
+        ValueError, match="K = 100 is no multiple of the group, 64; take int8 or fp8"
     ):
         module.quantize(torch.randn(4, 100), group=64)
     with pytest.raises(ValueError, match="activation must be one of"):
@@ -492,13 +563,15 @@ def code_of(n_rows, kind, dtype=torch.bfloat16, shape=(4096, 14336), activation=
     """(n_rows, 4096) by (14336, 4096): what the launches of forward and dx compile to, and their plan."""
     n_in, n_out = shape
     how, device = KINDS[kind], machine.device()
-    group = n_in if kind == "int8" else how.get("group", 128)
+    group = how.get("group", 128) if "int4" in kind else n_in
     of_scales = (n_in // group, n_out)
-    packed = (n_out, n_in) if kind == "int8" else (n_out, n_in // 8)
-    weight = op_file.QuantizedWeight(
-        torch.empty(packed, dtype=torch.int8 if kind == "int8" else torch.int32, device=device),
+    packed = (n_out, n_in // 8) if "int4" in kind else (n_out, n_in)
+    integers = {"int8": torch.int8, "fp8": torch.uint8}.get(kind, torch.int32)
+    weight = op_file._stored(
+        torch.empty(packed, dtype=integers, device=device),
         torch.empty(of_scales, dtype=dtype, device=device),
         torch.empty(of_scales, dtype=torch.int8, device=device) if "zero" in kind else None,
+        dtype,
     )
     x, bias = torch.empty(n_rows, n_in, dtype=dtype, device=device), weight.scales[0]
     y, launches = torch.empty(n_rows, n_out, dtype=dtype, device=device), []
@@ -525,8 +598,8 @@ def test_sixteen_bytes_at_a_time_and_no_spills(kind, n_rows):
         mix = instruction_mix(kernel)
         assert kernel.spills == 0
         assert kernel.shared_bytes <= 227 * 1024
-        step = 64 if kind == "int8" or "64" in kind else 128
-        n_bytes = 2 * plan.tile.m * step + plan.tile.n * step // (1 if kind == "int8" else 2)
+        step = 128 if kind.startswith("int4") and "64" not in kind else 64
+        n_bytes = 2 * plan.tile.m * step + plan.tile.n * step // (2 if "int4" in kind else 1)
         if kernel is dx:
             n_bytes += 2 * plan.tile.m * (plan.tile.n - step)  # dz in place of x
         copies = n_bytes // (16 * 32 * kernel.num_warps)
@@ -534,7 +607,8 @@ def test_sixteen_bytes_at_a_time_and_no_spills(kind, n_rows):
             "x or dz, and W; scales may come in smaller pieces"
         )
         assert [op for op in mix if op.startswith(("HGMMA", "HMMA"))]
-        assert not [op for op in mix if op.startswith(("I2F.BF16", "I2F.F16"))], "slow conversions"
+        slow = "I2F.BF16", "I2F.F16", "F2F."
+        assert not [op for op in mix if op.startswith(slow)], "slow conversions"
     assert plan.tile.m == min(n_rows, 128)
 
 
@@ -550,6 +624,37 @@ def test_two_numbers_take_a_shift_an_and_and_a_subtraction(dtype):
     assert pairs <= mix["LOP3.LUT"] <= pairs * (1 if merged else 2) + 4
     assert pairs <= subtractions <= pairs + 8
     assert mix["SHF.R.U32.HI"] == pairs * 3 // 4, "the first of four quarters needs no shift"
+
+
+@pytest.mark.parametrize("n_rows", [16, 64])
+def test_fp8_takes_no_more_instructions_than_int8(n_rows):
+    """Two numbers become float16 in one, and three more make bfloat16 of them."""
+    for dtype, share in ((torch.float16, 0.6), (torch.bfloat16, 1.15)):
+        fp8, int8 = (code_of(n_rows, kind, dtype)[0][0] for kind in ("fp8", "int8"))
+        assert any(op.startswith("F2FP.F16.E4M3") for op in loop_mix(fp8))
+        assert loop_mix(fp8).total() <= share * loop_mix(int8).total()
+
+
+@kinds
+@pytest.mark.parametrize("n_rows", [16, 17])
+def test_float64_compiles(kind, n_rows):
+    """For Triton 3.6 of a float64 that is made before."""
+    for kernel in code_of(n_rows, kind, torch.float64, (256, 40))[0]:
+        assert kernel.shared_bytes <= 227 * 1024
+
+
+@kinds
+def test_float64_made_before_is_the_same(module, kind):
+    q = module.quantize(normal(24, 256, dtype=torch.float64), **KINDS[kind])
+    x = normal(5, 256, dtype=torch.float64, seed=1).requires_grad_()
+    for makes in (False, True):
+        with mock.patch.object(module, "_MAKES_DOUBLES", makes):
+            check_against_float64(
+                module.quantized_linear_triton, op_file.quantized_linear_eager, x, *q
+            )
+    assert {t.dtype for t in module._stored(*q, torch.float32) if t is not None} == {
+        t.dtype for t in q if t is not None
+    }
 
 
 def test_float32_is_three_products():

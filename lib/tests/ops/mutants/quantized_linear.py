@@ -164,8 +164,8 @@ MUTANTS = mutants_in("""
 - steps = torch.where(scales == 0, 1, scales).to(wide.dtype)
 + steps = scales.to(wide.dtype)
 # quantize: cut, not rounded
-- numbers = torch.round(wide / steps)
-+ numbers = torch.floor(wide / steps)
+- else torch.round(wide / steps)
++ else torch.floor(wide / steps)
 # quantize: zero is no integer
 - wide.amin(-1, True).clamp(max=0)
 + wide.amin(-1, True)
@@ -178,6 +178,40 @@ MUTANTS = mutants_in("""
 # quantize: groups that do not divide K named late
 - kind == "int4" and weight.shape[1] % group:
 + False:
+# fp8 read as integers
+- words = words.to(tl.float8e4nv, bitcast=True)
++ pass
+# fp8 read as e5m2
+- words.to(tl.float8e4nv, bitcast=True)
++ words.to(tl.float8e5, bitcast=True)
+# fp8: the conversion of GPUs before Ada forgotten
+- packed = packed.view(_E4M3).to(torch.float16)
++ packed = packed.to(torch.float16)
+# fp8 not scaled
+- if PER_WORD == 1:
+-         total *=
++ if packed_ptr.dtype.element_ty == tl.int8:
++         total *=
+# quantize: fp8 from whole numbers
+- numbers = wide / steps if kind == "fp8" else torch.round(wide / steps)
++ numbers = torch.round(wide / steps)
+# quantize: fp8 up to 240, as of another float8
+- "fp8": 448}
++ "fp8": 240}
+# quantize: numbers past the largest, of a scale rounded down, are not cut
+- .clamp(0 if zero_points else -most, most)
++ .clamp(0 if zero_points else -2 * most, 2 * most)
+# dequantize: fp8 read as integers
+- packed if weight.kind == "int8" else packed.view(_E4M3)
++ packed
+# fp8 with scales of int4 taken
+- if packed.dtype != torch.int32:
+-         fits
++ if packed.dtype == torch.int8:
++         fits
+# float8 taken for words
+- if dtype not in (_KINDS if label == "packed" else (torch.int8,)):
++ if dtype not in (torch.float8_e4m3fn, *(_KINDS if label == "packed" else (torch.int8,))):
 # dequantize: always around 8
 - numbers - (8 if zeros is None else zeros.t()[..., None])
 + numbers - 8
