@@ -182,13 +182,13 @@ def _plan(n_cols, dtype, fold=1):
 
 
 @functools.cache
-def _plan_backward(n_cols, dtype, fold=1, activation="identity"):
+def _plan_backward(n_cols, dtype, fold=1, of_z=False):
     """(BLOCK_M, BLOCK_N, strips): eight 16-byte loads of each tensor in each of 128 threads.
 
-    Four where the slope is computed, as that takes registers; that of identity and relu is 1 or 0.
+    of_z: four, as the slope of an activation takes registers.
     """
     block_n, strips = host.summed_tile(n_cols, fold)
-    block_m = (16384 if activation in ("identity", "relu") else 8192) // dtype.itemsize // block_n
+    block_m = (8192 if of_z else 16384) // dtype.itemsize // block_n
     return block_m, block_n, strips
 
 
@@ -219,8 +219,9 @@ def _launch_backward(plan, dy, saved, delta, dx, ddelta, bias, scale, activation
     """
     read, fold = (dy, saved, delta), host.fold_of(dy, saved, delta, dx, ddelta)
     n_cols = dy.shape[1] * fold
+    of_z = activation in host.OF_Z
     block_m, block_n, strips = (
-        plan and plan.backward or _plan_backward(n_cols, dy.dtype, fold, activation)
+        plan and plan.backward or _plan_backward(n_cols, dy.dtype, fold, of_z)
     )
     rows_per_program, strips, partial = host.strips_of(dy, fold, block_m, strips, dtype)
     strides = [(0, 0) if m is None else m.stride() if fold == 1 else (n_cols, 1) for m in read]
