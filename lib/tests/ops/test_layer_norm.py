@@ -90,6 +90,17 @@ def test_sums_of_the_longest_rows(module, n_cols, trained):
     check_against_float64(module.layer_norm_triton, OP.eager, *given)
 
 
+@pytest.mark.parametrize("n_cols", [12292, 16388])
+def test_gradients_of_strides_0_of_the_longest_rows(module, n_cols):
+    """y.sum() + h.sum() sends one number each for all elements."""
+    eager, ours = inputs((3, n_cols)), inputs((3, n_cols))
+    grads = []
+    for run, given in ((layer_norm_eager, eager), (module.layer_norm_triton, ours)):
+        y, h = run(*given)
+        grads.append(torch.autograd.grad(y.sum() + h.sum(), given))
+    torch.testing.assert_close(*grads, rtol=1e-5, atol=1e-4)
+
+
 def test_a_strip_of_wide_rows_ends_with_the_last_row(module):
     tiles = host.RowTiles(4, 2048, 5, 32, 4)  # four rows in the strip, of which three are there
     plan = module.Plan(host.row_tiles(8193, 4), module.Backward(tiles, 1))
