@@ -243,8 +243,8 @@ def test_wide_accesses_and_little_in_local_memory(n_cols, dtype):
         # one address
         times = 2 if cases.release(triton) < (3, 9) else 1
         assert n_cols == 8191 or narrow <= (2 * times if "fwd" in name else 0), (name, mix)
-        # of 12,288 columns two rows and two sums take all the registers of a thread, and at times some more
-        most = 8 if "fwd" in name else 16 if n_cols == 12288 else 0
+        # the longest held rows take all the registers of a thread, and of Triton 3.9 some more
+        most = 8 if "fwd" in name else 16 if 10240 < n_cols <= 16384 else 0
         assert compiled.spills <= most, (name, compiled.spills)
         assert compiled.shared_bytes <= 99 * 1024, name
 
