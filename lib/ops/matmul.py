@@ -12,8 +12,7 @@ Work      2MNK FLOPs forward, 4MNK backward. Traffic: at least (MK + KN + MN)s b
           with tiles of BM x BN the SMs ask L2 for MNK(1/BM + 1/BN) elements of a and b.
 Ways      tiles: one program for each tile of y; cp.async brings the next pieces of a and b meanwhile.
           split-K: few tiles and a long K, which programs share; a second kernel sums their parts in order.
-          cublas: a product of 16 bits that is neither large nor followed by an activation: nothing to fuse;
-          and one of float32 at odd rows, unless torch.backends.cuda.matmul would round it to TF32.
+          cublas: a product of 16 bits that is neither large nor followed by an activation: nothing to fuse.
           tma: a large product of 16 bits on Hopper; one program for each SM goes from tile to tile.
 Backward  dz = dy·act'(z), z = a b + bias, in one kernel that sums dbias by strips; da = dz bᵀ, db = aᵀ dz by
           the kernels above, which read through strides. Saves a, b, and y (relu, sigmoid) or z (others).
@@ -256,13 +255,9 @@ def _plan(a, b, kind, activation="identity"):
     (m, k), n = a.shape, b.shape[1]
     large = m * n * k >= _LARGE
     aligned = _is_aligned(a) and _is_aligned(b)
-    bare = activation == "identity" and not host.ON_CPU
-    # 16 bits: it is slow at odd rows. float32: there it loads as our tiles do, and multiplies once, not thrice
-    if bare and kind == "half" and aligned and m * n * k < _CUBLAS_UP_TO:
+    bare = kind == "half" and activation == "identity" and not host.ON_CPU
+    if bare and aligned and m * n * k < _CUBLAS_UP_TO:  # it is slow at odd rows
         return Plan(_TILES["half"][0], "cublas")
-    odd = kind == "tf32x3" and not (aligned or large)
-    if bare and odd and torch.backends.cuda.matmul.fp32_precision != "tf32":
-        return Plan(_TILES["tf32x3"][0], "cublas")
     aligned = large or aligned
     tile, n_parts = _choose(m, n, k, kind, a.device, aligned)
     by_tma = large and n_parts == 1 and tile.m >= 64 and tile.n >= 64
