@@ -26,7 +26,7 @@ Method    Dao, FlashAttention-2, 2023: a tile of q goes along the keys with the 
           Long sequences in 16 bits on Hopper: FlashAttention-3's roles, in Gluon (_attention_gluon.py).
 Backward  delta = rowsum(do·o), ds = p(do vᵀ - delta), dq = scale·ds k, dk = scale·dsᵀ q, dv = pᵀ do. In 16 bits
           o is rounded: where terms cancel, that stays. Saves q, k, v, o, a number a row. Kernels for delta, dq,
-          and dk with dv (Hopper, 16 bits: _attention_bwd_gluon.py for all), the same bits every time, or atomics.
+          and dk with dv (Hopper, 16 bits: _attention_bwd_gluon.py does all); the same bits, or atomics.
 Copy it   by `make copy OP=attention TO=folder`, or with its imports, which stand beside it. MIT licence.
 """
 
