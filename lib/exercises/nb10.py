@@ -186,7 +186,7 @@ def _backward_by_autograd(dpairs, vectors):
 
 
 class _Backward(TorchDispatchMode):
-    """Records whether an op ran in a backward pass of autograd, or of torch.func, which uses the same engine."""
+    """Records whether an op ran in a backward pass of autograd, whose engine torch.func uses too."""
 
     ran = False
 
