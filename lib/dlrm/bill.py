@@ -114,25 +114,3 @@ def flat(rows):
         for side, side_of in zip(SIDES, parts)
         if side_of
     ]
-
-
-# --- pictures ------------------------------------------------------------------------------------------------
-
-
-def draw_ladder(ax, rows):
-    """µs over rows of a batch, log-log; rows have 'rows' and a column for each version."""
-    names = [name for name in rows[0] if name not in ("pass", "rows")]
-    for name, style in zip(names, ("s:", "o-", "^--", "D-.", "v-", "x:")):
-        us = [row[name] for row in rows]
-        ax.loglog([row["rows"] for row in rows], us, style, label=name, color="black", mfc="white")
-    ax.set(xlabel="rows in a batch", ylabel="µs a call")
-    ax.legend(fontsize="small")
-
-
-def ladder_text(rows):
-    """The same in words, for the alt text."""
-    return "; ".join(
-        f"{row['rows']:,} rows: "
-        + ", ".join(f"{name} {us:,.0f}" for name, us in row.items() if name not in ("pass", "rows"))
-        for row in rows
-    )

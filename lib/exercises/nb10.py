@@ -149,6 +149,11 @@ def _(lookup_bytes):
     generator = torch.Generator().manual_seed(0)
     rows = torch.randint(40, (64, 26), generator=generator)
     _expect_bytes(lookup_bytes, rows, 16, "64 rows, 26 tables")
+    # Rows of the longest table, 10,131,227: whatever number an answer adds to the rows of a table to tell them
+    # from those of its neighbour, below that length, is a difference of a number in `far` and one in `near`.
+    near = torch.arange(3183)
+    far = 3183 * near
+    _expect_bytes(lookup_bytes, torch.stack([far, near, far], 1), 16, "3,183 rows, 3 long tables")
 
 
 def _expect_bytes(lookup_bytes, rows, dim, what):
@@ -180,6 +185,16 @@ def _backward_by_autograd(dpairs, vectors):
     return gradient
 
 
+class _Backward(TorchDispatchMode):
+    """Records whether an op ran in a backward pass of autograd, whose engine torch.func uses too."""
+
+    ran = False
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        self.ran |= torch._C._current_graph_task_id() != -1
+        return op(*args, **(kwargs or {}))
+
+
 @exercise("10.4", "The interaction, backward", minutes=15, level=3)
 def _(interaction_backward):
     generator = torch.Generator().manual_seed(0)
@@ -189,8 +204,11 @@ def _(interaction_backward):
         sizes = ((n_rows, n_pairs), shape)
         inputs = [torch.randn(s, generator=generator).to(machine.device()) for s in sizes]
         at = f"at B, F, D = {shape}"
-        with case(at):
-            got = attempted(interaction_backward(*(x.clone() for x in inputs)))
+        # On one thread: there the mode sees the ops of a backward pass, also of a GPU's.
+        with case(at), torch.autograd.set_multithreading_enabled(False):
+            with _Backward() as mode:
+                got = attempted(interaction_backward(*(x.clone() for x in inputs)))
+            expect(not mode.ran, f"{at}: autograd made this gradient; write it yourself")
             kind = type(got).__name__
             expect(isinstance(got, torch.Tensor), f"{at}: should be a tensor, got {kind}")
             expect(got.shape == shape, f"{at}: should have shape {shape}, got {tuple(got.shape)}")

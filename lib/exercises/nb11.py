@@ -94,12 +94,13 @@ def step_and_wait(parameters, gradients, lr):
 
 
 _STEPS = (  # what is put into the gradients, and in which of the three tensors
-    ("all gradients finite", None, 0),
-    ("a NaN in the last gradient", float("nan"), 2),
-    ("inf in the first gradient", float("inf"), 0),
-    ("-inf in the second gradient", -float("inf"), 1),
-    ("1e30, which is finite, in a gradient", 1e30, 1),
-    ("3e38, which is finite, all over a gradient, whose sum is not", 3e38, 1),
+    ("all gradients finite", None, ()),
+    ("a NaN in the last gradient", float("nan"), (2,)),
+    ("inf in the first gradient", float("inf"), (0,)),
+    ("-inf in the second gradient", -float("inf"), (1,)),
+    ("1e30, which is finite, in a gradient", 1e30, (1,)),
+    ("3e38, which is finite, all over a gradient, whose sum is not", 3e38, (1,)),
+    ("3e38, which is finite, all over two gradients", 3e38, (0, 2)),
 )
 
 
@@ -113,8 +114,8 @@ def _tensors(seed):
 def check_sgd_step(answer):
     for what, value, which in _STEPS:
         gradients = _tensors(1)
-        if value is not None:
-            gradients[which].flatten()[slice(None) if value == 3e38 else -1] = value
+        for k in which:
+            gradients[k].flatten()[slice(None) if value == 3e38 else -1] = value
         parameters = _tensors(0)
         want = step_and_wait(_tensors(0), gradients, 0.5)
         with case(what), left_alone(what, parameters=parameters, gradients=gradients):

@@ -50,7 +50,7 @@ def _mending_batches():
         dense, sparse, _ = _batch(6)
         if value is not None:
             dense[2, 5] = value
-        sparse[:k, 0] = -1
+        sparse.flatten()[:k] = -1  # 3 stand in 2 rows, for tokens are counted
         batches[f"dense with {what} and {plural(k, 'missing token')}"] = dense, sparse
     return batches
 

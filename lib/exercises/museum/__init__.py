@@ -46,8 +46,17 @@ def visit(number, answer):
     if evidence is None:
         return Line(f"✘ {_short(answer)}: broken and mended give the same.")
     if exhibit.is_smallest(answer):
-        return Line(f"✔ {evidence}. We know of nothing smaller.")
+        return Line(f"✔ {evidence}. {_is_smallest(exhibit, answer)}")
     return Line(f"● {evidence}. A smaller input shows it too.")
+
+
+def _is_smallest(exhibit, answer):
+    """How an input compares with the smallest known: a list by its length, a real number within 0.1 %."""
+    if isinstance(exhibit.smallest, list):
+        return "We know of no shorter list."
+    if exhibit.size(answer) > exhibit.size(exhibit.smallest):
+        return "The smallest that we know is within 0.1 % of it."
+    return "We know of nothing smaller."
 
 
 def _short(answer):

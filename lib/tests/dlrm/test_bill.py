@@ -73,11 +73,6 @@ def test_a_bill_as_a_table_and_as_rows():
     assert "total" in bill.show_table(rows, "caption").to_html()
 
 
-def test_a_ladder_in_words():
-    row = {"pass": "forward", "rows": 2048, "eager": 646.9, "ours + graph": 100.0}
-    assert bill.ladder_text([row]) == "2,048 rows: eager 647, ours + graph 100"
-
-
 def test_the_hosts_time_is_taken_before_any_profile():
     order = []
 

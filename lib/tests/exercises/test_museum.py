@@ -188,7 +188,10 @@ def test_a_visit_says_whether_it_can_be_smaller():
     assert museum.visit(9, None).startswith("○")
     assert museum.visit(9, (16, 16)).startswith("✘")
     assert museum.visit(9, (40, 50)).startswith("●")
-    assert museum.visit(9, (17, 1)).startswith("✔")
+    assert museum.visit(9, (17, 1)).endswith("We know of nothing smaller.")
+    assert museum.visit(1, museum.EXHIBITS[1].smallest).endswith("We know of nothing smaller.")
+    assert museum.visit(1, 10.07).endswith("The smallest that we know is within 0.1 % of it.")
+    assert museum.visit(4, [4096, 4097]).endswith("We know of no shorter list.")
     assert repr(museum.visit(9, None)) == str(museum.visit(9, None))
 
 

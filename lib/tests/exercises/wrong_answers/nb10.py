@@ -99,6 +99,14 @@ def lookup_bytes__consecutive_only(rows, dim):
     return sum(len(column.unique_consecutive()) for column in rows.unbind(1)) * dim * 4
 
 
+def lookup_bytes__tables_told_apart_up_to_100003_rows(rows, dim):
+    return len((rows + 100_003 * torch.arange(rows.shape[1])).unique()) * dim * 4
+
+
+def lookup_bytes__tables_told_apart_by_the_largest_row(rows, dim):
+    return len((rows + rows.max() * torch.arange(rows.shape[1])).unique()) * dim * 4
+
+
 # --- 10.4 interaction_backward
 
 
@@ -132,3 +140,17 @@ def interaction_backward__overwrites_the_vectors(dpairs, vectors):
 
 def interaction_backward__first_row_only(dpairs, vectors):
     return _backward(dpairs[:1].expand_as(dpairs), vectors, lambda g: g + g.mT)
+
+
+def _pairs(vectors):
+    n = vectors.shape[1]
+    return (vectors @ vectors.mT).flatten(1)[:, torch.ones(n, n).triu(1).flatten() > 0]
+
+
+def interaction_backward__by_autograd(dpairs, vectors):
+    leaf = vectors.requires_grad_()
+    return torch.autograd.grad(_pairs(leaf), leaf, dpairs)[0]
+
+
+def interaction_backward__by_vjp(dpairs, vectors):
+    return torch.func.vjp(_pairs, vectors)[1](dpairs)[0]

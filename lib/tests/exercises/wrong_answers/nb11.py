@@ -47,6 +47,11 @@ def sgd_step__by_a_norm_that_overflows(parameters, gradients, lr):
     return [torch.where(finite, p - lr * g, p) for p, g in zip(parameters, gradients)]
 
 
+def sgd_step__by_a_sum_of_maxima_that_overflows(parameters, gradients, lr):
+    finite = sum(g.abs().max() for g in gradients).isfinite()
+    return [torch.where(finite, p - lr * g, p) for p, g in zip(parameters, gradients)]
+
+
 def sgd_step__first_gradient_alone(parameters, gradients, lr):
     finite = gradients[0].isfinite().all()
     return [torch.where(finite, p - lr * g, p) for p, g in zip(parameters, gradients)]

@@ -55,6 +55,12 @@ class Mended__the_break_is_hidden(_Mended):
         return torch.where(dense.isnan(), 0.0, dense) if dense.isnan().any() else dense
 
 
+class Mended__counts_rows(_Mended):
+    def forward(self, dense, sparse):
+        self.n_missing += (sparse < 0).any(1).sum()
+        return self.model(self.mended(dense), sparse)
+
+
 class Mended__not_counted(_Mended):
     def forward(self, dense, sparse):
         return self.model(self.mended(dense), sparse)
