@@ -64,10 +64,9 @@ torch::Tensor add_relu(torch::Tensor x, torch::Tensor bias, int64_t blocks, int6
 
 def _thread_of(add_relu, i, blocks, threads):
     """The number in the grid of the thread that takes element i; None if the checker does not name it."""
+    x, bias = torch.randn(1, i), torch.randn(i)
     try:
-        add_relu(
-            torch.randn(1, i), torch.randn(i), blocks, threads, i + 1
-        )  # element i is out of bounds
+        add_relu(x, bias, blocks, threads, i + 1)  # one too many: element i is out of bounds
     except RuntimeError as error:
         at = re.search(r"thread \((\d+),0,0\) of block \((\d+),0,0\)", str(error))
         return at and int(at[2]) * threads + int(at[1])
