@@ -32,6 +32,12 @@ _PAIRS = (
         False,
     ),
     ("the same runs twice", _STEADY, _STEADY, False),
+    (
+        "the 80th percentile of B equal to the 20th of A, not below",
+        [100.0] * 6 + [110.0] * 6,
+        [90.0] * 6 + [100.0] * 6,
+        False,
+    ),
     ("A with one run of 900 µs, B without", [*_STEADY[:9], 900.0], list(_STEADY), False),
     ("B with one run of 900 µs, its others shorter", _STEADY, [80.0] * 11 + [900.0], True),
     ("B with one lucky run of 20 µs", _STEADY, [*_STEADY[:9], 20.0], False),

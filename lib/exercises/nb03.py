@@ -12,7 +12,12 @@ from lib.exercises import (
     expect_rounded_once,
     hinting,
 )
-from lib.exercises.watch import FILLS, expect_fixed_order, expect_no_pass
+from lib.exercises.watch import (
+    FILLS,
+    expect_fixed_order,
+    expect_kernels_alone_calculate,
+    expect_no_pass,
+)
 from lib.measure import registry
 from lib.nogpu.memory import count_traffic
 
@@ -128,6 +133,8 @@ def check_leaky_gradients(answer):
     with case("at shape (5, 7)"):
         attempted(answer(dy, y))
     _expect_launches_up_to(2, lambda: answer(dy, y))
+    with case("at shape (5, 7)"):
+        expect_kernels_alone_calculate(lambda: answer(dy, y))
     large = inputs((4096, 64), torch.float32)
     with case("at shape (4096, 64)"):
         traffic = count_traffic(lambda: answer(*large))

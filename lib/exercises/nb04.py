@@ -52,14 +52,35 @@ def expect_equal(got, want, at, what):
 # --- 04.1 ----------------------------------------------------------------------------------------------------
 
 _STRIDE_HOST = """
-torch::Tensor add_relu(torch::Tensor x, torch::Tensor bias, int64_t blocks, int64_t threads) {
+torch::Tensor add_relu(torch::Tensor x, torch::Tensor bias, int64_t blocks, int64_t threads, int64_t n) {
   auto y = torch::empty_like(x);
   add_relu_kernel<<<blocks, threads, 0, c10::cuda::getCurrentCUDAStream()>>>(
-      x.data_ptr<float>(), bias.data_ptr<float>(), y.data_ptr<float>(), x.numel(), x.size(1));
+      x.data_ptr<float>(), bias.data_ptr<float>(), y.data_ptr<float>(), n, x.size(1));
   C10_CUDA_KERNEL_LAUNCH_CHECK();
   return y;
 }
 """
+
+
+def _thread_of(add_relu, i, blocks, threads):
+    """The number in the grid of the thread that takes element i; None if the checker does not name it."""
+    x, bias = torch.randn(1, i), torch.randn(i)
+    try:
+        add_relu(x, bias, blocks, threads, i + 1)  # one too many: element i is out of bounds
+    except RuntimeError as error:
+        at = re.search(r"thread \((\d+),0,0\) of block \((\d+),0,0\)", str(error))
+        return at and int(at[2]) * threads + int(at[1])
+
+
+def _expect_neighbours(add_relu, blocks=2, threads=4):
+    """Wrong unless neighbouring threads take neighbouring elements, as the drawing has them."""
+    for i in range(24, 32):
+        thread = _thread_of(add_relu, i, blocks, threads)
+        expect(
+            thread is None or thread == i % (blocks * threads),
+            f"in a grid of {blocks} thread blocks of {threads}: element {i} should be thread "
+            f"{i % (blocks * threads)}'s, and thread {thread} takes it; do neighbours take neighbours?",
+        )
 
 
 @exercise("04.1", "A grid that is too small", minutes=10, level=1)
@@ -79,13 +100,14 @@ def check_stride_kernel(kernel):
         x[-1, -1] = NAN
         with case(at):
             cuda.memory_traffic(yours)
-            y = attempted(yours.add_relu(x, bias, blocks, threads))
+            y = attempted(yours.add_relu(x, bias, blocks, threads, x.numel()))
         expect_equal(y, torch.relu(x + bias), at, "y")
         written = cuda.memory_traffic(yours).bytes_written
         expect(
             written == y.nbytes,
             f"{at}: {written // 4} numbers are written, and y has {y.numel()}; how far does a thread move on?",
         )
+    _expect_neighbours(yours.add_relu)
 
 
 # --- 04.2 ----------------------------------------------------------------------------------------------------

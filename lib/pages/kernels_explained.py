@@ -29,7 +29,7 @@ _WRAPPER = {
 _DECORATOR = {
     r"@triton_heuristics\.\w+": "the kind of loop nest; pointwise: each element by itself",
     r"size_hints=\{.*?\}": "sizes, rounded up to a power of two; they suggest which tile lengths to try",
-    r"\(0,\): \[\['tt\.divisibility', 16\]\]": "argument 0 is a multiple of 16, so wide loads are allowed",
+    r"\(0,\): \[\['tt\.divisibility', 16\]\]": "argument 0's address is a multiple of 16: loads may be wide",
     r"'grid_type': '\w+'": "one-dimensional: as many programs as tiles of XBLOCK cover the elements",
     r"'kernel_name': '\w+'": "poi: pointwise (red, per: reductions); then the fused ops; then a number",
 }

@@ -99,6 +99,23 @@ _RIGHT = {
     "quantiles of NumPy": ("02.1", _faster_by_numpy),
     "tables told apart by 2³²": ("10.3", _bytes_by_one_unique),
     "pair by pair": ("10.4", _backward_pair_by_pair),
+    "a bias gradient rounded by PyTorch": (
+        "03.4",
+        solution(
+            "03_add_relu",
+            "torch.empty(n_cols, dtype=y.dtype",
+            "torch.empty(n_cols, dtype=torch.float32",
+            "return dx, dbias",
+            "return dx, dbias.to(y.dtype)",
+        ).leaky_gradients,
+    ),
+    "rounds of the grid, counted": (
+        "04.1",
+        solution("04_cuda_by_load_inline").stride_kernel.replace(
+            "for (int64_t i = first; i < n; i += n_threads) {",
+            "for (size_t k = 0; k * n_threads + first < n; ++k) {\n    const auto i = k * n_threads + first;",
+        ),
+    ),
     "the largest gradient": ("11.2", _step_by_the_largest),
     "where, with a norm above 0": ("05.3", _clip_by_where),
     "a new tensor in each call": ("12.1", _MaskedFill),

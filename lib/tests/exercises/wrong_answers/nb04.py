@@ -29,6 +29,18 @@ stride_kernel__every_block_does_all = changed(_stride, "int64_t(blockIdx.x) * bl
 stride_kernel__one_too_many = changed(_stride, "i < n;", "i <= n;")
 stride_kernel__blocks_for_threads = changed(_stride, "int64_t(gridDim.x) * blockDim.x", "gridDim.x")
 stride_kernel__fmaxf_drops_nan = changed(_stride, "z < 0.f ? 0.f : z", "fmaxf(z, 0.f)")
+_EACH = "each = (n + int64_t(gridDim.x) * blockDim.x - 1) / (int64_t(gridDim.x) * blockDim.x)"
+stride_kernel__a_piece_for_each_thread = changed(
+    _stride,
+    "for (int64_t i = first; i < n; i += n_threads)",
+    f"const int64_t {_EACH};\n  for (int64_t i = first * each; i < min(n, (first + 1) * each); ++i)",
+)
+stride_kernel__a_piece_for_each_block = changed(
+    _stride,
+    "for (int64_t i = first; i < n; i += n_threads)",
+    f"const int64_t {_EACH}, piece = each * blockDim.x, start = int64_t(blockIdx.x) * piece;\n"
+    "  for (int64_t i = start + threadIdx.x; i < min(n, start + piece); i += blockDim.x)",
+)
 stride_kernel__another_name = changed(_stride, "add_relu_kernel", "my_kernel")
 
 _fixed = _right.fixed_source
