@@ -1085,6 +1085,8 @@ QUANTIZED_LINEAR = Op(
         "symmetric, gelu": (_SYMMETRIC, {"activation": "gelu"}),
         "symmetric, no bias": ({k: _SYMMETRIC[k] for k in ("x", "packed", "scales")}, {}),
     },
+    # 3xTF32 takes 21 bits of x, and eager 24: where the terms of a sum cancel, that is seen.
+    slack=2e-6,
     plans=_QUANTIZED_PLANS,
     empty_shapes=((0, 128, 5), (5, 128, 0)),
     host_shape=(16, 128, 64),
