@@ -35,6 +35,18 @@ lora_leaky_relu__scale_alone_is_cast = solution(
 lora_leaky_relu__cast_behind_the_product = solution(
     "33_lora_epilogue", f"x + {_CAST} * delta", "x + (scale * delta).to(tl.float32)"
 ).lora_leaky_relu
+lora_leaky_relu__scale_in_x_s_dtype = solution(
+    "33_lora_epilogue", f"z = x + {_CAST} * delta + bias\n    tl.store(y_ptr + offsets, tl.where(z < 0, tl.cast(slope",
+    f"z = x + tl.cast(scale, y_ptr.dtype.element_ty).to(tl.float32) * delta + bias\n"
+    "    tl.store(y_ptr + offsets, tl.where(z < 0, tl.cast(slope",
+).lora_leaky_relu  # fmt: skip
+lora_leaky_relu__each_step_in_x_s_dtype = solution(
+    "33_lora_epilogue", f"    z = x + {_CAST} * delta + bias\n    tl.store(y_ptr + offsets, tl.where(z < 0, tl.cast(slope",
+    f"    z = ({_CAST} * delta).to(y_ptr.dtype.element_ty).to(tl.float32)\n"
+    "    z = (x + z).to(y_ptr.dtype.element_ty).to(tl.float32)\n"
+    "    z = (z + bias).to(y_ptr.dtype.element_ty).to(tl.float32)\n"
+    "    tl.store(y_ptr + offsets, tl.where(z < 0, tl.cast(slope",
+).lora_leaky_relu  # fmt: skip
 lora_squared_relu__no_cast = solution("33_lora_epilogue", _CAST, "scale").lora_squared_relu
 lora_squared_relu__no_cast_backward = solution(
     "33_lora_epilogue", f"{_CAST} * dx", "scale * dx"
@@ -153,6 +165,17 @@ mended_source__any_strides = _mended.replace("x.is_contiguous() && delta.is_cont
 mended_source__any_device = _mended.replace("x.is_cuda() && ", "")
 mended_source__asks_x_alone = _mended.replace(
     "x.is_cuda() && delta.device() == x.device() && bias.device() == x.device()", "x.is_cuda()"
+)
+_DEVICES = "x.is_cuda() && delta.device() == x.device() && bias.device() == x.device()"
+mended_source__any_gpus = _mended.replace(
+    _DEVICES, "x.is_cuda() && delta.is_cuda() && bias.is_cuda()"
+)
+mended_source__devices_of_a_type = _mended.replace(
+    _DEVICES, "x.device().is_cuda() && delta.device().is_cuda() && bias.device().is_cuda()"
+)
+mended_source__loop_over_any_gpus = _mended.replace(
+    f"  TORCH_CHECK_VALUE({_DEVICES},",
+    "  for (const torch::Tensor& t : {x, delta, bias}) TORCH_CHECK_VALUE(t.is_cuda(),",
 )
 mended_source__host_counts_in_an_int = _flat.replace(
     "constexpr int64_t threads", "const int n = x.numel();\n  constexpr int64_t threads"
