@@ -291,6 +291,7 @@ def check_squared_relu(answer):
             expect_op(version, eager, _tensors, dtypes=(torch.float32,))
             expect_op(version, eager, _detached, dtypes=(torch.bfloat16,))
             expect_op(version, eager, _with_nan, shapes=((2, 3),))
+            _expect_float32_inside(version, eager, scale, steepest=20)  # 2z
     for dtype in (torch.float32, torch.bfloat16):
         _expect_gradients_of_a_sum(answer, dtype)
     _expect_traffic(answer)

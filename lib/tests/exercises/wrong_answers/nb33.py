@@ -35,18 +35,17 @@ lora_leaky_relu__scale_alone_is_cast = solution(
 lora_leaky_relu__cast_behind_the_product = solution(
     "33_lora_epilogue", f"x + {_CAST} * delta", "x + (scale * delta).to(tl.float32)"
 ).lora_leaky_relu
+_ROUND = ".to(y_ptr.dtype.element_ty).to(tl.float32)"
 lora_leaky_relu__scale_in_x_s_dtype = solution(
-    "33_lora_epilogue", f"z = x + {_CAST} * delta + bias\n    tl.store(y_ptr + offsets, tl.where(z < 0, tl.cast(slope",
-    f"z = x + tl.cast(scale, y_ptr.dtype.element_ty).to(tl.float32) * delta + bias\n"
-    "    tl.store(y_ptr + offsets, tl.where(z < 0, tl.cast(slope",
-).lora_leaky_relu  # fmt: skip
-lora_leaky_relu__each_step_in_x_s_dtype = solution(
-    "33_lora_epilogue", f"    z = x + {_CAST} * delta + bias\n    tl.store(y_ptr + offsets, tl.where(z < 0, tl.cast(slope",
-    f"    z = ({_CAST} * delta).to(y_ptr.dtype.element_ty).to(tl.float32)\n"
-    "    z = (x + z).to(y_ptr.dtype.element_ty).to(tl.float32)\n"
-    "    z = (z + bias).to(y_ptr.dtype.element_ty).to(tl.float32)\n"
-    "    tl.store(y_ptr + offsets, tl.where(z < 0, tl.cast(slope",
-).lora_leaky_relu  # fmt: skip
+    "33_lora_epilogue", _CAST, f"{_CAST}{_ROUND}"
+).lora_leaky_relu
+_rounds_each_step = solution(
+    "33_lora_epilogue",
+    f"x + {_CAST} * delta + bias",
+    f"((x + ({_CAST} * delta){_ROUND}){_ROUND} + bias){_ROUND}",
+)
+lora_leaky_relu__each_step_in_x_s_dtype = _rounds_each_step.lora_leaky_relu
+lora_squared_relu__each_step_in_x_s_dtype = _rounds_each_step.lora_squared_relu
 lora_squared_relu__no_cast = solution("33_lora_epilogue", _CAST, "scale").lora_squared_relu
 lora_squared_relu__no_cast_backward = solution(
     "33_lora_epilogue", f"{_CAST} * dx", "scale * dx"
