@@ -14,6 +14,7 @@ from lib.exercises import (
     expect_any_dy,
     expect_launches,
     expect_op,
+    expect_rounded_once,
     hinting,
 )
 from lib.exercises.watch import expect_no_float64_tiles, expect_no_pass, expect_no_race
@@ -46,7 +47,7 @@ def _with_nan(shape, dtype):
 
 @exercise("33.1", "Change a line: leaky ReLU", minutes=8, level=1)
 def check_leaky_relu(answer):
-    for scale, slope in ((0.5, 0.1), (1, 0), (-2.0, 1.5)):
+    for scale, slope in ((0.7, 0.1), (1, 0), (-2.0, 1.5)):  # 0.7 is no number of 16 bits
 
         def eager(x, delta, bias, scale=scale, slope=slope):
             return F.leaky_relu(x + scale * delta + bias, slope)
@@ -61,7 +62,16 @@ def check_leaky_relu(answer):
             launch = functools.partial(version, x, delta, bias)
             expect_launches(launch, exactly=1)
             expect_no_pass(launch, x.nbytes, "at shape (17, 33)")
+            _expect_float32_inside(version, eager, scale, max(1, slope))
     expect_no_float64_tiles(lambda: answer(x, delta, bias, 0.5, 0.1), "at shape (17, 33)")
+
+
+def _expect_float32_inside(version, eager, scale, steepest):
+    """Wrong unless y in bfloat16 is rounded once; steepest: the largest slope of y over z."""
+    inputs = _detached((17, 33), torch.bfloat16)
+    x, delta, bias = (t.double() for t in inputs)
+    terms = steepest * (x.abs() + (scale * delta).abs() + bias.abs())
+    expect_rounded_once(version(*inputs), eager(x, delta, bias), "at shape (17, 33)", terms=terms)
 
 
 def _computed(rows, cols):
@@ -118,6 +128,9 @@ _WRITTEN = {
     "x, delta and bias must be on one GPU, and not all of them are asked": lambda code, *_: (
         _asks_all_for_their_device(code)
     ),
+    "all tensors may be on GPUs, and still not on one: compare their devices": lambda code, *_: (
+        _asks_which_device(code)
+    ),
     "a size is kept in 32 bits on the host": lambda code, kernel, _: (
         not _keeps_a_size_in_32_bits(code.replace(kernel, ""))
     ),
@@ -142,12 +155,21 @@ _SHORT, _LONG = r"(?:int|int32_t|unsigned|uint32_t)", r"(?:int64_t|uint64_t|long
 
 def _asks_all_for_their_device(code):
     """Whether x, delta and bias are asked by name; what asks under another name, as in a loop, may ask all."""
-    if re.search(r"checkAll\w*GPU", code):
+    return _all_or_by_another_name(code, "is_cuda|device|get_device")
+
+
+def _asks_which_device(code):
+    """The same, of what tells one GPU from another: is_cuda and device().is_cuda() do not."""
+    return _all_or_by_another_name(code, r"get_device|device(?!\(\)\s*\.\s*(?:is_|type))")
+
+
+def _all_or_by_another_name(code, methods):
+    if re.search(r"check(All)?SameGPU", code):
         return True
     unguarded = re.sub(r"\w*Guard\b[^;]*;", "", code)
-    asked = re.findall(r"(\w+)\s*\.\s*(?:options\(\)\.)?(?:is_cuda|device|get_device)\(", unguarded)
+    asked = set(re.findall(rf"(\w+)\s*\.\s*(?:options\(\)\.)?(?:{methods})\(", unguarded))
     names = {"x", "delta", "bias"}
-    return names <= set(asked) or not set(asked) <= names
+    return names <= asked or not asked <= names
 
 
 def _keeps_a_size_in_32_bits(host):
@@ -269,6 +291,7 @@ def check_squared_relu(answer):
             expect_op(version, eager, _tensors, dtypes=(torch.float32,))
             expect_op(version, eager, _detached, dtypes=(torch.bfloat16,))
             expect_op(version, eager, _with_nan, shapes=((2, 3),))
+            _expect_float32_inside(version, eager, scale, steepest=20)  # 2z
     for dtype in (torch.float32, torch.bfloat16):
         _expect_gradients_of_a_sum(answer, dtype)
     _expect_traffic(answer)

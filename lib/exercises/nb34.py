@@ -28,6 +28,12 @@ _SEEDS = (26, 2**40 + 7)
 # (p, seed) where 65536 p is no whole number and an element below 8 has the whole number below it as its bits:
 # 6553 at p = 0.1, which rounds up to 6554, and 13107 at p = 0.2, which rounds down to 13107
 _ROUNDED = ((0.1, 1113), (0.2, 3176))
+_NOT_FINITE = (
+    ("dy", float("nan")),
+    ("x", float("nan")),
+    ("gate", float("nan")),
+    ("dy", float("inf")),
+)
 
 
 @exercise("34.1", "The smallest size that shows it", minutes=7, level=1)
@@ -190,18 +196,21 @@ def _expect_gradients(answer):
             dy, x, gate = _three(shape, dtype)
             return dy.t().contiguous().t(), x, gate
 
-        def of_nan(shape, dtype):
-            dy, x, gate = _three(shape, dtype)
-            dy[0] = float("nan")
-            return dy, x, gate
-
         expect_op(version, eager, _three, shapes=shapes if p else shapes[:3])
         small = {"shapes": ((2, 3), (17, 33)), "dtypes": (torch.float32,)}
         expect_op(version, eager, transposed, **small, what=", dy transposed in memory")
         with hinting("; dy has strides (0, 0) here, as y.sum().backward() sends it"):
             expect_op(version, eager, of_a_sum, shapes=((2, 3), (17, 33)))
         with hinting("; autograd multiplies by keep, and 0 · NaN is NaN: a choice loses it"):
-            expect_op(version, eager, of_nan, **small, what=", the first row of dy NaN")
+            for name, number in _NOT_FINITE:
+
+                def spoilt(shape, dtype, name=name, number=number):
+                    tensors = _three(shape, dtype)
+                    tensors[("dy", "x", "gate").index(name)][0] = number
+                    return tensors
+
+                what = f", the first row of {name} {number}"
+                expect_op(version, eager, spoilt, **small, what=what)
 
 
 def _cause_of_gradients(answer, shape=(8, 8), p=0.25, seed=2**40 + 7):

@@ -46,7 +46,7 @@ def check_place(answer):
                 ("the slot", "full's phase", "empty's phase"),
                 got, (slot, turn % 2, 1 - turn % 2), ideas,
             ):  # fmt: skip
-                whole = isinstance(g, int) and not isinstance(g, bool)
+                whole = isinstance(g, int) and not (what == "the slot" and isinstance(g, bool))
                 bit = what == "the slot" or g in (0, 1)
                 expect(
                     bit, f"{at}: {what} is not {g!r}; a phase is the lowest bit of a count, 0 or 1"

@@ -92,6 +92,18 @@ class _MaskedFill(nn.Module):
         return self.model(dense.masked_fill(dense.isnan(), 0.0), sparse)
 
 
+_gate_by_a_product_of_the_mask = solution(
+    "34_bias_gelu_dropout_add",
+    "dz = dy * tl.where(bits >= threshold, scale, 0.0)",
+    "dz = dy * (bits >= threshold).to(tl.float32) * scale",
+).dropped_gate_backward
+
+
+def _place_in_bools(step, n_slots):
+    turn, slot = divmod(2 * step + 1, n_slots)
+    return slot, turn % 2 == 1, turn % 2 == 0
+
+
 _RIGHT = {
     # an optimizer skips what has no gradient
     "parameters that need no gradient": ("11.4", _FrozenParameters),
@@ -123,6 +135,16 @@ _RIGHT = {
         "33.3",
         solution("33_lora_epilogue").mended_source.replace("const int64_t row", "const int row"),
     ),
+    "a loop that asks each for its device": (
+        "33.3",
+        solution("33_lora_epilogue").mended_source.replace(
+            "TORCH_CHECK_VALUE(x.is_cuda() && delta.device() == x.device() && bias.device() == x.device(),",
+            "for (const torch::Tensor& t : {x, delta, bias})\n"
+            "    TORCH_CHECK_VALUE(t.is_cuda() && t.device() == x.device(),",
+        ),
+    ),
+    "a product with the mask, step by step": ("34.3", _gate_by_a_product_of_the_mask),
+    "phases as bools": ("44.1", _place_in_bools),
 }
 
 

@@ -35,6 +35,17 @@ lora_leaky_relu__scale_alone_is_cast = solution(
 lora_leaky_relu__cast_behind_the_product = solution(
     "33_lora_epilogue", f"x + {_CAST} * delta", "x + (scale * delta).to(tl.float32)"
 ).lora_leaky_relu
+_ROUND = ".to(y_ptr.dtype.element_ty).to(tl.float32)"
+lora_leaky_relu__scale_in_x_s_dtype = solution(
+    "33_lora_epilogue", _CAST, f"{_CAST}{_ROUND}"
+).lora_leaky_relu
+_rounds_each_step = solution(
+    "33_lora_epilogue",
+    f"x + {_CAST} * delta + bias",
+    f"((x + ({_CAST} * delta){_ROUND}){_ROUND} + bias){_ROUND}",
+)
+lora_leaky_relu__each_step_in_x_s_dtype = _rounds_each_step.lora_leaky_relu
+lora_squared_relu__each_step_in_x_s_dtype = _rounds_each_step.lora_squared_relu
 lora_squared_relu__no_cast = solution("33_lora_epilogue", _CAST, "scale").lora_squared_relu
 lora_squared_relu__no_cast_backward = solution(
     "33_lora_epilogue", f"{_CAST} * dx", "scale * dx"
@@ -153,6 +164,17 @@ mended_source__any_strides = _mended.replace("x.is_contiguous() && delta.is_cont
 mended_source__any_device = _mended.replace("x.is_cuda() && ", "")
 mended_source__asks_x_alone = _mended.replace(
     "x.is_cuda() && delta.device() == x.device() && bias.device() == x.device()", "x.is_cuda()"
+)
+_DEVICES = "x.is_cuda() && delta.device() == x.device() && bias.device() == x.device()"
+mended_source__any_gpus = _mended.replace(
+    _DEVICES, "x.is_cuda() && delta.is_cuda() && bias.is_cuda()"
+)
+mended_source__devices_of_a_type = _mended.replace(
+    _DEVICES, "x.device().is_cuda() && delta.device().is_cuda() && bias.device().is_cuda()"
+)
+mended_source__loop_over_any_gpus = _mended.replace(
+    f"  TORCH_CHECK_VALUE({_DEVICES},",
+    "  for (const torch::Tensor& t : {x, delta, bias}) TORCH_CHECK_VALUE(t.is_cuda(),",
 )
 mended_source__host_counts_in_an_int = _flat.replace(
     "constexpr int64_t threads", "const int n = x.numel();\n  constexpr int64_t threads"

@@ -164,6 +164,16 @@ dropped_gate_backward__nan_of_a_dropped_dy_is_lost = _dropped_gate(
     "dz = dy * tl.where(bits >= threshold, scale, 0.0)",
     "dz = tl.where(bits >= threshold, dy * scale, 0.0)",
 )
+_OF_A_DROPPED_DY = "tl.where(bits >= threshold, dz * {}, tl.where(dy != dy, dy, 0.0)), mask"
+dropped_gate_backward__nan_of_dy_alone_is_kept = solution(
+    "34_bias_gelu_dropout_add",
+    "dz * gate, mask", _OF_A_DROPPED_DY.format("gate"),
+    "dz * x, mask", _OF_A_DROPPED_DY.format("x"),
+).dropped_gate_backward  # fmt: skip
+dropped_gate_backward__infinity_of_a_dropped_dy_is_lost = _dropped_gate(
+    "dz = dy * tl.where(bits >= threshold, scale, 0.0)",
+    "dz = tl.where(bits >= threshold, dy * scale, tl.where(dy != dy, dy, 0.0))",
+)
 dropped_gate_backward__swapped_and_no_scale = _dropped_gate(
     "dx_ptr + offsets, dz * gate, mask=mask)\n    tl.store(dgate_ptr + offsets, dz * x",
     "dx_ptr + offsets, dz / scale * x, mask=mask)\n    tl.store(dgate_ptr + offsets, dz / scale * gate",
