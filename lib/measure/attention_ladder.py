@@ -3,8 +3,8 @@
 versions   eager, compiled, PyTorch's scaled_dot_product_attention, three of its back ends, flex_attention and
            the op; fused: without the first two
 refusals   which calls each back end takes; ladder, peers, memory: times and peaks on this GPU, rows for a table
-atomic_gradients   dq, dk and dv by one kernel: five products where the op's two kernels have seven, and dq by
-           atomic additions, in any order. Not the op's, as dq then differs from run to run.
+atomic_gradients   dq, dk and dv by one kernel: five products where two kernels have seven, and dq by atomic
+           additions, in any order, so that it differs from run to run. Nobody tuned its tiles.
 """
 
 import contextlib
