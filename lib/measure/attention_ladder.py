@@ -3,8 +3,8 @@
 versions   eager, compiled, PyTorch's scaled_dot_product_attention, three of its back ends, flex_attention and
            the op; fused: without the first two
 refusals   which calls each back end takes; ladder, peers, memory: times and peaks on this GPU, rows for a table
-atomic_gradients   dq, dk and dv by one kernel: five products where the op's two kernels have seven, and dq by
-           atomic additions, in any order. Not the op's, as dq then differs from run to run.
+atomic_gradients   dq, dk and dv by one kernel: five products where two kernels have seven, and dq by atomic
+           additions, in any order, so that it differs from run to run. Nobody tuned its tiles.
 """
 
 import contextlib
@@ -272,7 +272,11 @@ def atomic_gradients(q, k, v, o, lse, do, block_m=None, block_n=None):
         hopper = machine.HAS_GPU and torch.cuda.get_device_capability()[0] in (9, 10)
         block_m, block_n = (64, 128) if hopper else (32, 32)
     (b, h, s, d), g, scale = q.shape, k.shape[1], q.shape[-1] ** -0.5
-    delta = (do.float() * o.float()).sum(-1)
+    delta, rows = torch.empty_like(lse), max(16, 8192 // d)
+    host.run(  # the op's kernel, so that the ways differ behind it alone
+        attention._delta_kernel, (b * h * triton.cdiv(s, rows),), (do, o, delta),
+        h, s, *do.stride()[:3], *o.stride()[:3], DIM=d, BLOCK_M=rows, BLOCK_D=d, num_warps=4,
+    )  # fmt: skip
     dq, dk, dv = torch.zeros_like(q, dtype=torch.float32), torch.empty_like(k), torch.empty_like(v)
     atomic_bwd_kernel[(triton.cdiv(s, block_n), b * g)](
         q, k, v, do, lse, delta, dq, dk, dv, s, scale, scale / math.log(2),

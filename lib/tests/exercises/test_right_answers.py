@@ -104,6 +104,16 @@ def _place_in_bools(step, n_slots):
     return slot, turn % 2 == 1, turn % 2 == 0
 
 
+def _capped_dq_one_key_at_a_time(q, k, v, o, lse, do, cap):
+    scale = q.shape[-1] ** -0.5
+    dq = torch.zeros_like(q)
+    for key, value in zip(k, v):
+        t = torch.tanh(scale * (q @ key) / cap)
+        slope = torch.exp(cap * t - lse[:, 0]) * (1 - t * t)
+        dq += scale * (slope * (do * (value - o)).sum(1))[:, None] * key
+    return dq
+
+
 _RIGHT = {
     # an optimizer skips what has no gradient
     "parameters that need no gradient": ("11.4", _FrozenParameters),
@@ -131,6 +141,17 @@ _RIGHT = {
     "the largest gradient": ("11.2", _step_by_the_largest),
     "where, with a norm above 0": ("05.3", _clip_by_where),
     "a new tensor in each call": ("12.1", _MaskedFill),
+    "key after key": ("48.1", _capped_dq_one_key_at_a_time),
+    "a page's number by a masked load": (
+        "48.3",
+        solution(
+            "48_attention_backward",
+            "tl.cdiv(length, PAGE)",
+            "length // PAGE + 1",
+            "tl.load(table_ptr + text * n_slots + slot)",
+            "tl.load(table_ptr + text * n_slots + slot, mask=slot * PAGE < length, other=0)",
+        ).attend_pages,
+    ),
     "a row of 32 bits, which the grid bounds": (
         "33.3",
         solution("33_lora_epilogue").mended_source.replace("const int64_t row", "const int row"),

@@ -86,6 +86,21 @@ def capped_dq__by_autograd(q, k, v, o, lse, do, cap):
     return torch.autograd.grad(torch.softmax(scores, 1) @ v, q, do)[0]
 
 
+def capped_dq__softmax_of_the_tile(q, k, v, o, lse, do, cap):
+    c = cap * torch.tanh(q @ k.T * q.shape[-1] ** -0.5 / cap)
+    return _right.capped_dq(q, k, v, torch.softmax(c, 1) @ v, c.logsumexp(1, keepdim=True), do, cap)
+
+
+def capped_dq__delta_of_the_tile(q, k, v, o, lse, do, cap):
+    p = torch.exp(cap * torch.tanh(q @ k.T * q.shape[-1] ** -0.5 / cap) - lse)
+    return _right.capped_dq(q, k, v, p @ v, lse, do, cap)
+
+
+def capped_dq__lse_of_the_tile(q, k, v, o, lse, do, cap):
+    c = cap * torch.tanh(q @ k.T * q.shape[-1] ** -0.5 / cap)
+    return _right.capped_dq(q, k, v, o, c.logsumexp(1, keepdim=True), do, cap)
+
+
 def join__overwrites_o(o_a, lse_a, o_b, lse_b):
     o, lse = _right.join(o_a, lse_a, o_b, lse_b)
     return o_a.copy_(o), lse
@@ -117,6 +132,7 @@ attend_pages__table_of_the_first_text = _pages(
     "table_ptr + text * n_slots + slot", "table_ptr + slot"
 )
 attend_pages__scores_not_masked = _pages('tl.where(seen[None, :], s, -float("inf"))', "s")
+attend_pages__one_entry_too_many = _pages("tl.cdiv(length, PAGE)", "length // PAGE + 1")
 attend_pages__natural_exponent = _pages("d**-0.5 * 1.4426950408889634", "d**-0.5")
 attend_pages__tf32 = _pages('input_precision="ieee"', 'input_precision="tf32"')
 attend_pages__no_maximum = _pages("tl.maximum(top, tl.max(s, axis=1))", "tl.maximum(top, 0.0)")
