@@ -102,7 +102,7 @@ def _expect_rows_shared(yours):
     most = cuda.memory_traffic(yours).most_read_by_a_thread // 8  # bytes of dy and y for a row
     expect(
         most <= 16,
-        f"the sums are right, but a thread has {most} of 128 rows; let the eight threads of a column share them",
+        f"the sums are right, but a thread has {most} of 128 rows; let a column's eight share them",
     )
 
 
@@ -189,5 +189,5 @@ def check_normalize_kernel(kernel):
     n_shared = cuda.memory_traffic(yours).shared_bytes // 4
     expect(
         n_shared < 1024,  # 32 warps, and room for two sums and what is sent back
-        f"the numbers are right, with {n_shared} of them in shared memory; a warp that shuffles first leaves one",
+        f"the numbers are right, with {n_shared} in shared memory; a warp that shuffles first leaves one there",
     )
