@@ -367,7 +367,8 @@ def test_traffic_is_counted_to_the_byte(checked, rand):
     cuda.memory_traffic(checked)
     checked.add_relu(x, y)
     n_bytes = 1003 * 4
-    assert cuda.memory_traffic(checked) == (1, 1, 256, 2 * n_bytes, n_bytes, 32, 0)
+    of_a_thread = 4 * (4 + 1) * 2  # a float4 and one number behind the last, of x and of y
+    assert cuda.memory_traffic(checked) == (1, 1, 256, 2 * n_bytes, n_bytes, of_a_thread, 0)
     assert cuda.memory_traffic(checked) == (0,) * 7
     checked.softmax(rand(4, 256))  # reads its row three times
     assert cuda.memory_traffic(checked)[3:5] == (3 * 4 * 256 * 4, 4 * 256 * 4)
