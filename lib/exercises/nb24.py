@@ -84,6 +84,7 @@ def check_dbias_kernel(kernel):
         expect(
             read <= 2 * y.nbytes, f"{at}: {read} bytes are read, and dy and y have {2 * y.nbytes}"
         )
+    _expect_rows_shared(yours)
     dy, y = torch.tensor([[torch.inf], [1.0]]), torch.tensor([[0.0], [1.0]])
     with case("with an inf in dy where y is 0"):
         got = yours.dbias(dy, y)
@@ -91,6 +92,17 @@ def check_dbias_kernel(kernel):
     expect(
         "__shared__" in code and "threadIdx.y" in code,
         "the sums are right; let the eight threads of a column share the rows, and add up in shared memory",
+    )
+
+
+def _expect_rows_shared(yours):
+    dy, y = torch.ones(2, 128, 32)
+    cuda.memory_traffic(yours)
+    yours.dbias(dy, y)
+    most = cuda.memory_traffic(yours).most_read_by_a_thread // 8  # bytes of dy and y for a row
+    expect(
+        most <= 16,
+        f"the sums are right, but a thread has {most} of 128 rows; let a column's eight share them",
     )
 
 
@@ -173,4 +185,9 @@ def check_normalize_kernel(kernel):
     expect(
         "__shfl" in code and "__shared__" in code,
         "the numbers are right; let the warps shuffle first, and then go through shared memory",
+    )
+    n_shared = cuda.memory_traffic(yours).shared_bytes // 4
+    expect(
+        n_shared < 1024,  # 32 warps, and room for two sums and what is sent back
+        f"the numbers are right, with {n_shared} in shared memory; a warp that shuffles first leaves one there",
     )

@@ -41,13 +41,15 @@ def check_arguments(answer):
     }
     for what, (x, bias) in right.items():
         with case(what):
-            answer(x, bias)
+            got = answer(x, bias)
+        expect(got is None, f"{what}: a right call returns nothing, this returned {got!r:.80}")
     x = _empty(5, 7)
     wrong = [
         ("a list for bias", TypeError, "bias", x, [0.0] * 7),
         ("a list for x", TypeError, "x", [[0.0] * 7], _empty(7)),
         ("x of int64", TypeError, "x", x.long(), _empty(7)),
         ("bias of int64", TypeError, "bias", x, _empty(7).long()),
+        ("two times complex64", TypeError, "", x + 0j, _empty(7) + 0j),
         ("x in float64, bias in float32", TypeError, "bias", x.double(), _empty(7)),
         ("bias of 8 numbers", ValueError, "(8,)", x, _empty(8)),
         ("bias of 1 number", ValueError, "(1,)", x, _empty(1)),
@@ -64,7 +66,12 @@ def _expect_error(answer, what, kind, word, arguments):
     try:
         answer(*arguments)
     except kind as error:
-        expect(word in str(error), f"{what}: the {kind.__name__} should say {word}: {error}")
+        said = str(error)
+        named = re.search(rf"(?<!\w){re.escape(word)}(?!\w)", said) or not word
+        expect(named, f"{what}: the {kind.__name__} should say {word}: {said}")
+        expect(
+            word != "x" or "bias" not in said, f"{what}: x is at fault, so leave bias out: {said}"
+        )
     except NotImplementedError:
         raise
     except Exception as error:

@@ -246,16 +246,17 @@ def check_rows_per_program(answer):
 # --- 31.5 ----------------------------------------------------------------------------------------------
 
 
+_DOUBLE_LITERAL = r"(?<![\w.])(\d+\.\d*|\.\d+|\d+(?=[eE]))([eE][+-]?\d+)?(?![\w.])"
+
+
 @exercise("31.5", "Sixteen bytes a thread", minutes=20, level=3)
 def check_vector_source(source):
     expect(isinstance(source, str), "vector_source has to be the source, a string")
     if missing := cuda.cuda_build.why_no_compiler():
         raise Skip(missing)
     code = re.sub(r"//[^\n]*|/\*.*?\*/", "", source, flags=re.S)
-    expect(
-        re.search(r"\b(float4|u?int4|ulonglong2)\b|alignas\s*\(\s*16\s*\)", code),
-        "it has no type of 16 bytes, such as float4, so no load has 16 bytes",
-    )
+    double = re.search(_DOUBLE_LITERAL, re.sub(r'"[^"\n]*"', "", code))
+    expect(not double, f"{double and double[0]} is a double; put an f behind each literal")
     built = cuda.load_cuda_on_cpu(source, ["gelu"], name="vector", checked=True)
     for n in (1, 3, 4, 5, 512, 515, 4096, 4099):
         _expect_gelu(built.gelu, torch.randn(n), f"{n} elements")
@@ -271,6 +272,28 @@ def check_vector_source(source):
         n_threads <= x.numel() // 4 + 1024,
         f"65536 elements take {n_threads} threads; at four to a thread 16384 will do",
     )
+    expect(
+        _loads_are_wide(source),
+        "the numbers are right, but no load of an aligned x has 16 bytes; read it through a float4 pointer",
+    )
+
+
+def _loads_are_wide(source):
+    """Does an aligned x take 16-byte loads? If so it fails once they want multiples of 32 bytes."""
+    strict = "".join(
+        f"typedef {name} strict_{name} __attribute__((aligned(32)));\n#define {name} strict_{name}\n"
+        for name in ("float4", "int4", "uint4", "ulonglong2")
+    )
+    end = max((match.end() for match in re.finditer(r"#include[^\n]*\n", source)), default=0)
+    code = re.sub(r"alignas\s*\(\s*16\s*\)", "alignas(32)", source[end:])
+    x = torch.randn(4096)
+    try:
+        built = cuda.load_cuda_on_cpu(
+            source[:end] + strict + code, ["gelu"], name="strict", checked=True
+        )
+        return not torch.allclose(built.gelu(x), gelu_eager(x, "tanh"), atol=1e-5)
+    except RuntimeError:
+        return True
 
 
 def _expect_gelu(function, x, at):

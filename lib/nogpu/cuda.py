@@ -86,6 +86,8 @@ class MemoryTraffic(NamedTuple):
     threads: int
     bytes_read: int  # from tensors; shared memory and local variables are not counted
     bytes_written: int
+    most_read_by_a_thread: int  # bytes
+    shared_bytes: int  # of a thread block, at most
 
 
 # The libraries that this process has loaded, by the namespace of their operators under torch.ops.

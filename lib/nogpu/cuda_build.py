@@ -116,7 +116,7 @@ def load_library(library: Path):
 
 def read_statistics(library: Path) -> list[int]:
     """What the runtime inside a loaded library has counted since the last call."""
-    counts = (ctypes.c_int64 * 5)()
+    counts = (ctypes.c_int64 * 7)()
     ctypes.CDLL(str(library)).cuda_on_cpu_statistics(counts)
     return list(counts)
 

@@ -482,8 +482,14 @@ CUDA_ON_CPU_RUNTIME static Broken check_progress(Address address, Access kind) {
 
 __attribute__((always_inline)) CUDA_ON_CPU_RUNTIME static inline void count_bytes(size_t bytes,
                                                                                   Access kind) {
-  if (kind != Access::write) runtime.statistics.bytes_read += static_cast<std::int64_t>(bytes);
-  if (kind != Access::read) runtime.statistics.bytes_written += static_cast<std::int64_t>(bytes);
+  Statistics& statistics = runtime.statistics;
+  const auto n = static_cast<std::int64_t>(bytes);
+  if (kind != Access::read) statistics.bytes_written += n;
+  if (kind == Access::write) return;
+  statistics.bytes_read += n;
+  std::int64_t& of_thread = runtime.current->bytes_read;
+  of_thread += n;
+  if (of_thread > statistics.most_read_by_a_thread) statistics.most_read_by_a_thread = of_thread;
 }
 
 CUDA_ON_CPU_RUNTIME static Broken check_access(Address address, size_t bytes, Access kind,

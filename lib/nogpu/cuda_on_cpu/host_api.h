@@ -248,5 +248,7 @@ extern "C" inline __attribute__((used, visibility("default"))) void cuda_on_cpu_
   out[2] = statistics.threads;
   out[3] = statistics.bytes_read;
   out[4] = statistics.bytes_written;
+  out[5] = statistics.most_read_by_a_thread;
+  out[6] = statistics.shared_bytes;
   statistics = {};
 }

@@ -53,6 +53,7 @@ CUDA_ON_CPU_RUNTIME static void start_block(std::uint32_t block) {
     thread.state = ThreadState::fresh;
     thread.spin_address = 0;
     thread.spin_count = 0;
+    thread.bytes_read = 0;
   }
 }
 

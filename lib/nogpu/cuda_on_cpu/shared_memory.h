@@ -23,6 +23,8 @@ CUDA_ON_CPU_RUNTIME static void* take_shared_memory(size_t bytes, size_t alignme
                        std::to_string(runtime.shared_limit),
                    place);
   }
+  const auto taken = static_cast<std::int64_t>(runtime.shared_bytes);
+  runtime.statistics.shared_bytes = std::max(runtime.statistics.shared_bytes, taken);
   size_t offset = (runtime.arena_used + kGapBytes + alignment - 1) / alignment * alignment;
   if (offset + bytes + kGapBytes > kArenaBytes) {
     fail_in_kernel("the thread block declares too many shared variables", place);

@@ -47,6 +47,7 @@ struct Thread {
       {};                // checked mode: what each lane did before this __syncwarp(), it has seen
   Address spin_address;  // checked mode: the address that it keeps reading, and how often
   unsigned spin_count;
+  std::int64_t bytes_read;  // from tensors
 };
 
 // Whose a piece of memory is. A tensor may stand for one of the GPU or for one of the host: both.
@@ -84,6 +85,7 @@ struct SharedVariable {
 
 struct Statistics {
   std::int64_t launches = 0, thread_blocks = 0, threads = 0, bytes_read = 0, bytes_written = 0;
+  std::int64_t most_read_by_a_thread = 0, shared_bytes = 0;
 };
 
 struct Failure {

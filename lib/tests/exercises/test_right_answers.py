@@ -6,6 +6,7 @@ from lib import machine
 from lib.exercises import check
 from lib.exercises.undefined import compare
 from lib.tests.exercises.wrong_answers import solution
+from lib.tests.exercises.wrong_answers.nb04 import changed
 
 import numpy as np
 import pytest
@@ -114,6 +115,18 @@ def _capped_dq_one_key_at_a_time(q, k, v, o, lse, do, cap):
     return dq
 
 
+def _bias_first(x, bias):
+    for name, t in (("bias", bias), ("x", x)):
+        if not (isinstance(t, torch.Tensor) and t.is_floating_point()):
+            raise TypeError(f"{name}: a floating-point tensor, please")
+    if x.dtype != bias.dtype and torch.float64 in (x.dtype, bias.dtype):
+        raise TypeError(f"bias: {bias.dtype} beside {x.dtype}")
+    if x.dim() == 0:
+        raise ValueError("x: no dimension")
+    if bias.shape != x.shape[-1:] or bias.device != x.device:
+        raise ValueError(f"bias: {tuple(bias.shape)} on {bias.device}")
+
+
 _RIGHT = {
     # an optimizer skips what has no gradient
     "parameters that need no gradient": ("11.4", _FrozenParameters),
@@ -166,6 +179,34 @@ _RIGHT = {
     ),
     "a product with the mask, step by step": ("34.3", _gate_by_a_product_of_the_mask),
     "phases as bools": ("44.1", _place_in_bools),
+    "rows in eight pieces": (
+        "24.2",
+        changed(
+            solution("24_cuda_blocks_and_clusters").dbias_kernel,
+            "row = threadIdx.y; row < n_rows; row += 8",
+            "row = (n_rows + 7) / 8 * threadIdx.y; "
+            "row < min(n_rows, (n_rows + 7) / 8 * (threadIdx.y + 1)); ++row",
+        ),
+    ),
+    "a loop over the warps' sums": (
+        "24.4",
+        changed(
+            solution("24_cuda_blocks_and_clusters").normalize_kernel,
+            "total = sum_of_warp(lane < n_warps ? sums[lane] : 0.f);",
+            "total = 0.f;\n  for (int k = 0; k < n_warps; ++k) total += sums[k];",
+        ),
+    ),
+    "bias looked at first": ("25.1", _bias_first),
+    "a float4 by its number": (
+        "31.5",
+        changed(
+            solution("31_gelu").vector_source,
+            "*reinterpret_cast<const float4*>(x + i)",
+            "reinterpret_cast<const float4*>(x)[i / 4]",
+            "*reinterpret_cast<float4*>(y + i) = v",
+            "reinterpret_cast<float4*>(y)[i / 4] = make_float4(v.x, v.y, v.z, v.w)",
+        ),
+    ),
 }
 
 

@@ -367,10 +367,12 @@ def test_traffic_is_counted_to_the_byte(checked, rand):
     cuda.memory_traffic(checked)
     checked.add_relu(x, y)
     n_bytes = 1003 * 4
-    assert cuda.memory_traffic(checked) == (1, 1, 256, 2 * n_bytes, n_bytes)
-    assert cuda.memory_traffic(checked) == (0, 0, 0, 0, 0)
+    of_a_thread = 4 * (4 + 1) * 2  # a float4 and one number behind the last, of x and of y
+    assert cuda.memory_traffic(checked) == (1, 1, 256, 2 * n_bytes, n_bytes, of_a_thread, 0)
+    assert cuda.memory_traffic(checked) == (0,) * 7
     checked.softmax(rand(4, 256))  # reads its row three times
-    assert cuda.memory_traffic(checked)[3:] == (3 * 4 * 256 * 4, 4 * 256 * 4)
+    read, sums = 3 * 4 * 256 * 4, 2 * 32 * 4  # of maxima and of sums, one for each warp
+    assert cuda.memory_traffic(checked)[3:] == (read, 4 * 256 * 4, 3 * 2 * 4, sums)
 
 
 def test_traffic_of_something_else_is_refused():
@@ -559,7 +561,7 @@ def test_by_default_a_large_launch_is_checked_for_bounds_to_its_end(by_default, 
     assert seconds < yardstick.for_python(1.5)
     cuda.memory_traffic(by_default)
     assert torch.equal(by_default.through_memory_of_its_own(x, 1 << 13, 0), 2 * x)
-    assert cuda.memory_traffic(by_default)[3:] == (x.nbytes, x.nbytes)
+    assert cuda.memory_traffic(by_default)[3:5] == (x.nbytes, x.nbytes)
     with pytest.raises(cuda.KernelError, match=f"element {len(x)} of .*\n  at bare.cu:5"):
         by_default.run(x, (1 << 13) + 1, 0)
     with pytest.raises(cuda.KernelError, match=f"element {len(x)} of .*\n  at bare.cu:5"):

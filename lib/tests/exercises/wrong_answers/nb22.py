@@ -95,6 +95,16 @@ def wide_pairs_kernel__no_mask(x_ptr, y_ptr, n_pairs, BLOCK_SIZE: tl.constexpr):
     tl.store(y_ptr + offsets, first * second, mask=offsets < n_pairs)
 
 
+@triton.jit
+def wide_pairs_kernel__reordered(x_ptr, y_ptr, n_pairs, BLOCK_SIZE: tl.constexpr):
+    start = tl.program_id(0) * BLOCK_SIZE
+    in_offsets = 2 * start + tl.arange(0, 2 * BLOCK_SIZE)
+    x = tl.load(x_ptr + in_offsets, mask=in_offsets < 2 * n_pairs)
+    first, second = tl.split(tl.reshape(x, (BLOCK_SIZE, 2), can_reorder=True))
+    offsets = start + tl.arange(0, BLOCK_SIZE)
+    tl.store(y_ptr + offsets, first * second, mask=offsets < n_pairs)
+
+
 _float = _right.float_kernel
 float_kernel__beta_a_double = _float.replace("float beta", "double beta")
 float_kernel__beta_cast_inside = _float.replace("float beta", "double wide").replace(

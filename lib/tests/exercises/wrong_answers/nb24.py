@@ -84,6 +84,13 @@ __global__ void dbias_kernel(const float* dy, const float* y, float* dbias, int6
   dbias[col] = total;
 }
 """
+_ROWS = "row = threadIdx.y; row < n_rows; row += 8"
+dbias_kernel__one_thread_has_all_rows = changed(
+    _dbias, _ROWS, "row = 0; row < (threadIdx.y ? 0 : n_rows); ++row"
+)
+dbias_kernel__seven_threads_of_eight = changed(
+    _dbias, _ROWS, "row = threadIdx.y; row < (threadIdx.y < 7 ? n_rows : 0); row += 7"
+)
 
 _place = _right.place_kernel
 place_kernel__last_of_equal_ones = changed(_place, "other_at < at", "other_at > at")
@@ -163,4 +170,16 @@ normalize_kernel__barrier_for_some = changed(
     _normalize,
     "  if (lane == 0) sums[warp] = total;\n  __syncthreads();",
     "  if (lane == 0) {\n    sums[warp] = total;\n    __syncthreads();\n  }",
+)
+normalize_kernel__no_shuffles_in_the_first_stage = changed(
+    _normalize,
+    "  total = sum_of_warp(total);\n  if (lane == 0) sums[warp] = total;",
+    """  __shared__ float all[1024];
+  all[threadIdx.x] = total;
+  __syncthreads();
+  if (lane == 0) {
+    total = 0.f;
+    for (int k = 0; k < 32; ++k) total += all[threadIdx.x + k];
+    sums[warp] = total;
+  }""",
 )

@@ -38,6 +38,25 @@ check_arguments__counts_numbers_alone = _changed(
 check_arguments__integers = _changed("check_arguments", "not t.is_floating_point()", "False")
 
 
+def check_arguments__returns_true(x, bias):
+    _right.check_arguments(x, bias)
+    return True
+
+
+def check_arguments__complex(x, bias):
+    if not all(isinstance(t, torch.Tensor) and t.is_complex() for t in (x, bias)):
+        _right.check_arguments(x, bias)
+
+
+def check_arguments__one_message_for_all(x, bias):
+    try:
+        _right.check_arguments(x, bias)
+    except (TypeError, ValueError) as error:
+        raise type(error)(
+            f"x or bias is wrong; bias has shape {tuple(getattr(bias, 'shape', ()))}"
+        ) from None
+
+
 def rows_to_fold__always_sixteen(n_cols):
     return 1 if n_cols % 16 == 0 else 16
 

@@ -144,6 +144,10 @@ vector_source__boundary_not_asked_for = _right.vector_source.replace(
 vector_source__one_element_a_thread = _right.vector_source.replace("float4", "vector4").replace(
     "__device__ __forceinline__ float", "struct vector4 { float x, y, z, w; };\n__device__ float"
 )
+vector_source__never_wide = _right.vector_source.replace(
+    "bool vectors = (", "bool vectors = false && ("
+)
+vector_source__a_double = _right.vector_source.replace("(1.f + expf", "(1.0 + expf")
 vector_source__as_many_threads_as_elements = _right.vector_source.replace(
     "(n + 4 * threads - 1) / (4 * threads)", "(n + threads - 1) / threads"
 )
