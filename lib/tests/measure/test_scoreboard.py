@@ -28,7 +28,7 @@ def test_the_readme_says_what_its_picture_shows():
     assert f"![{scoreboard.three_ops_text()}](data/results/three_ops.png)" in README
     groups = [scoreboard.shares(registry.OPS[n], s) for n, s in scoreboard.THREE.items()]
     for version, text in (
-        ("compiled", "it reaches {} to {} % of"),
+        ("compiled", "`torch.compile` reaches {} to {} % of"),
         ("triton", "Triton {} to {} %"),
     ):
         percent = [round(group["bfloat16", True][version][0]) for group in groups]
