@@ -159,7 +159,7 @@ def check_wide_loads(kernel):
         lambda shape, dtype: (torch.randn(shape, dtype=dtype),),
         per_output=2,
     )
-    # The interpreter keeps the order of a reshape that a GPU may change, and of the other half of the tile.
+    # The interpreter keeps the order that compiled code may change
     expect(
         not re.search(r"allow_reorder|tt\.cat\b", compiled.ttir),
         "can_reorder lets the compiler pair what it likes, and on a GPU it does; leave it out",
