@@ -19,7 +19,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
 # Exercises whose answer is assigned and has no text that Python reads back: functions, kernels, dtypes, inf.
-OBJECTS = {"06.1", "22.5", "07.2", "32.2", "32.3", "41.2", "08.2", "08.3", "90.1"}
+OBJECTS = {"06.1", "22.5", "25.3", "07.2", "32.2", "32.3", "41.2", "08.2", "08.3", "90.1"}
 _MODULES = (
     "builtins", "json", "os", "torch", "torch.testing", "torch.autograd", "numpy", "numpy.testing",
     "triton.runtime.interpreter", "triton.runtime.jit", "unittest.mock", "contextlib",
