@@ -104,18 +104,18 @@ def _one_by_one(itemsize):
         if (in_piece < 16 // itemsize).any():
             moved[what] += addresses.size
 
-    def noted_load(self, pointers, mask, *rest, **options):
+    def loading(self, pointers, mask, *rest, **options):
         note("loaded", pointers, mask)
         return load(self, pointers, mask, *rest, **options)
 
-    def noted_store(self, pointers, value, mask, *rest, **options):
+    def storing(self, pointers, value, mask, *rest, **options):
         note("stored", pointers, mask)
         return store(self, pointers, value, mask, *rest, **options)
 
     with (
         interpreted_launches(),
-        mock.patch.object(builder, "create_masked_load", noted_load),
-        mock.patch.object(builder, "create_masked_store", noted_store),
+        mock.patch.object(builder, "create_masked_load", loading),
+        mock.patch.object(builder, "create_masked_store", storing),
     ):
         yield moved
 
