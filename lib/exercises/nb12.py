@@ -50,7 +50,8 @@ def _mending_batches():
         dense, sparse, _ = _batch(6)
         if value is not None:
             dense[2, 5] = value
-        sparse.flatten()[:k] = -1  # 3 stand in 2 rows, for tokens are counted
+        # 3 stand in 2 rows, for tokens are counted, and not -1 alone
+        sparse.flatten()[:k] = torch.arange(-k, 0)
         batches[f"dense with {what} and {plural(k, 'missing token')}"] = dense, sparse
     return batches
 

@@ -1,6 +1,8 @@
 """Exercises of notebook 32, rows of any width; and its kernel for a part of a row."""
 
+import contextlib
 import re
+from unittest import mock
 
 from lib import machine
 from lib.exercises import SHAPES, attempted, case, exercise, expect, expect_kernel, expect_op, plain
@@ -17,9 +19,11 @@ from lib.nogpu.interpreter import interpreted_launches
 from lib.nogpu.memory import count_traffic
 from lib.ops import softmax
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
+from triton.runtime import interpreter as upstream
 
 _tell, _hear = softmax._tell, softmax._hear
 
@@ -63,7 +67,7 @@ def check_negate_rows(kernel):
     with interpreted_launches():
         expect_op(answer, torch.neg, scaled_rows, shapes=shapes)
     (x,) = scaled_rows((9, 781), torch.float32)
-    with interpreted_launches():
+    with _one_by_one(x.itemsize) as moved:
         traffic = count_traffic(lambda: answer(x))
     (stored,) = (a.stored for name, a in traffic.by_argument.items() if name.endswith("y_ptr"))
     expect(
@@ -78,6 +82,42 @@ def check_negate_rows(kernel):
                 f"for sm_90, {dtype}, 781 columns: no {what} of 16 bytes; may the compiler see that addresses "
                 "are multiples of V, and that a mask is the same for all V numbers of a piece?",
             )
+    at_ends = 2 * (16 // x.itemsize - 1) * len(x)
+    for what, n in moved.items():
+        expect(
+            n <= at_ends,
+            f"at shape (9, 781), {x.dtype}: {n} numbers are {what} under masks that cut a piece, and at the "
+            f"ends of rows there are {at_ends} at most; every whole piece goes with the whole ones",
+        )
+
+
+@contextlib.contextmanager
+def _one_by_one(itemsize):
+    """Counts the numbers of all loads, and of all stores, that move a part of some piece of 16 bytes."""
+    moved, builder = {"loaded": 0, "stored": 0}, upstream.InterpreterBuilder
+    load, store = builder.create_masked_load, builder.create_masked_store
+
+    def note(what, pointers, mask):
+        mask = np.broadcast_to(getattr(mask, "data", mask), pointers.data.shape).astype(bool)
+        addresses = pointers.data[mask]
+        _, in_piece = np.unique(addresses // 16, return_counts=True)
+        if (in_piece < 16 // itemsize).any():
+            moved[what] += addresses.size
+
+    def loading(self, pointers, mask, *rest, **options):
+        note("loaded", pointers, mask)
+        return load(self, pointers, mask, *rest, **options)
+
+    def storing(self, pointers, value, mask, *rest, **options):
+        note("stored", pointers, mask)
+        return store(self, pointers, value, mask, *rest, **options)
+
+    with (
+        interpreted_launches(),
+        mock.patch.object(builder, "create_masked_load", loading),
+        mock.patch.object(builder, "create_masked_store", storing),
+    ):
+        yield moved
 
 
 def _compiled_for_odd_rows(kernel, dtype):

@@ -93,6 +93,15 @@ class _MaskedFill(nn.Module):
         return self.model(dense.masked_fill(dense.isnan(), 0.0), sparse)
 
 
+_ENDS = """    x = tl.load(x_ptr + first + cols, mask=ends)
+    tl.store(y_ptr + first + cols, -x, mask=ends)
+"""
+_one_end_and_the_other = solution(
+    "32_softmax_any_width",
+    _ENDS,
+    _ENDS.replace("=ends", "=ends & (cols < V)") + _ENDS.replace("=ends", "=ends & (cols >= V)"),
+).negate_kernel
+
 _gate_by_a_product_of_the_mask = solution(
     "34_bias_gelu_dropout_add",
     "dz = dy * tl.where(bits >= threshold, scale, 0.0)",
@@ -154,6 +163,7 @@ _RIGHT = {
     "the largest gradient": ("11.2", _step_by_the_largest),
     "where, with a norm above 0": ("05.3", _clip_by_where),
     "a new tensor in each call": ("12.1", _MaskedFill),
+    "one end of a row, then the other": ("32.2", _one_end_and_the_other),
     "key after key": ("48.1", _capped_dq_one_key_at_a_time),
     "a page's number by a masked load": (
         "48.3",

@@ -61,6 +61,12 @@ class Mended__counts_rows(_Mended):
         return self.model(self.mended(dense), sparse)
 
 
+class Mended__counts_minus_one_alone(_Mended):
+    def forward(self, dense, sparse):
+        self.n_missing += (sparse == -1).sum()
+        return self.model(self.mended(dense), sparse)
+
+
 class Mended__not_counted(_Mended):
     def forward(self, dense, sparse):
         return self.model(self.mended(dense), sparse)

@@ -51,6 +51,17 @@ negate_kernel__shared_pieces_stored_whole = _negate(
     "(cols // V >= (shift + V - 1) // V) & (cols // V < (shift + n_cols) // V)",
     "(cols // V >= shift // V) & (cols // V < (shift + n_cols + V - 1) // V)",
 )
+_ONE_PIECE = "whole = (cols // V == (shift + V - 1) // V) & (cols // V < (shift + n_cols) // V)"
+negate_kernel__one_whole_piece_a_row = _negate(
+    "whole = (cols // V >= (shift + V - 1) // V) & (cols // V < (shift + n_cols) // V)", _ONE_PIECE
+)
+negate_kernel__one_whole_piece_loaded = _negate(
+    "x = tl.load(x_ptr + first + cols, mask=whole)\n",
+    "piece = cols // V == (shift + V - 1) // V\n"
+    "    x = tl.load(x_ptr + first + cols, mask=whole & piece)\n"
+    "    own = (cols >= shift) & (cols < shift + n_cols)\n"
+    "    x = tl.load(x_ptr + first + cols, mask=own & ~(whole & piece), other=x)\n",
+)
 negate_kernel__ends_forgotten = _negate("& ~whole", "& ~whole & (cols < 0)")
 negate_kernel__stored_twice = _negate("& ~whole", "")
 negate_kernel__first_row_alone = _negate("begin % V, begin", "begin * 0, begin")

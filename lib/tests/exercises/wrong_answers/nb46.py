@@ -41,6 +41,11 @@ def rows_of_chunk__padded_to_16_elements(budget, n_rows, n_cols, itemsize):
     return min(n_rows, max(128, budget // stride // 128 * 128))
 
 
+def rows_of_chunk__all_rows_where_they_fit(budget, n_rows, n_cols, itemsize):
+    fit = budget // _rows(n_cols, itemsize)
+    return n_rows if fit >= n_rows else min(n_rows, max(128, fit // 128 * 128))
+
+
 def rows_of_chunk__bits(budget, n_rows, n_cols, itemsize):
     return min(n_rows, max(128, budget // (8 * _rows(n_cols, itemsize)) // 128 * 128))
 
