@@ -79,11 +79,14 @@ def check_join(answer):
         ("no key in a", 0, 3, 1.0, 0.0),
         ("no key in b", 3, 0, 1.0, 0.0),
         ("no key in either", 0, 0, 1.0, 0.0),
+        ("NaN in v, keys in both", 2, 3, 1.0, 0.0),
     ]
     for what, n_a, n_b, size, ahead in cases:
         scores = size * torch.randn(2, 5, n_a + n_b, generator=generator, dtype=torch.float64)
         scores[..., n_a:] += ahead
         v = torch.randn(2, n_a + n_b, 4, generator=generator, dtype=torch.float64)
+        if what.startswith("NaN"):
+            v[0, 0, 0] = math.nan
         scores, v = scores.to(machine.device()), v.to(machine.device())
         parts = [_finished(scores[..., :n_a], v[:, :n_a]), _finished(scores[..., n_a:], v[:, n_a:])]
         names = dict(zip(("o_a", "lse_a", "o_b", "lse_b"), (*parts[0], *parts[1])))
@@ -95,10 +98,10 @@ def check_join(answer):
         for name, g, want in zip(("o", "lse"), got, _finished(scores, v)):
             expect(isinstance(g, torch.Tensor), f"{what}: {name} is no tensor")
             expect(g.dtype == want.dtype, f"{what}: {name} is {g.dtype}, should be {want.dtype}")
-            same = g.shape == want.shape and torch.allclose(g, want, rtol=1e-9, atol=1e-12)
+            same = g.shape == want.shape and torch.allclose(g, want, 1e-9, 1e-12, equal_nan=True)
             off = None
             if g.shape == want.shape:
-                off = (~torch.isclose(g, want, 1e-9, 1e-12)).flatten().int().argmax()
+                off = (~torch.isclose(g, want, 1e-9, 1e-12, True)).flatten().int().argmax()
             expect(
                 same,
                 f"{what}: {name} of both parts together is "

@@ -97,32 +97,37 @@ def _(answer):
 # --- 51.3 ------------------------------------------------------------------------------------------------
 
 WORDS = "noise", "elsewhere", "paid", "not worth it"
-_STILL = [(100.0, 100.5), (200.0, 199.0)]
+_STILL = [(100.0, 100.4), (200.0, 199.0)]
 # (what, before, after, stage, idle): the first four are from an earlier recording on the H200
 _JUDGED = (
     ("lookups, training, GPU", (4628.6, 2698.1, 2534.0, [(96.8, 97.0)])),
     ("interaction, training, GPU", (2698.1, 2656.0, 52.4, [(96.8, 97.0)])),
     ("interaction, training, host", (4357.7, 3574.2, 422.4, [(656.5, 696.9)])),
     ("top MLP, forward, host", (656.5, 688.1, 172.0, [(656.5, 696.9)])),
-    ("a step that is as large as an idle one", (100.0, 99.0, 50.0, _STILL)),
+    # more µs than the idle step, and a smaller share
+    ("interaction, training, a noisy host", (3454.4, 3266.9, 487.3, [(448.5, 487.0)])),
+    ("a share as large as an idle one", (100.0, 99.5, 50.0, _STILL)),
     ("slower, and by more than the noise", (100.0, 120.0, 50.0, _STILL)),
     ("nothing saved", (100.0, 100.0, 50.0, _STILL)),
     ("a twentieth", (100.0, 95.0, 50.0, _STILL)),
     ("a little less than a twentieth", (100.0, 95.2, 50.0, _STILL)),
-    ("a tenth more than its stage took", (1000.0, 890.5, 100.0, _STILL)),
-    ("more than its stage took, and a little", (1000.0, 998.0, 1.0, _STILL)),
+    ("more than its stage took, and the stage alone pays", (1000.0, 870.0, 100.0, _STILL)),
+    ("a stage of a twentieth", (1000.0, 900.0, 50.0, _STILL)),
+    ("more than its stage took, and the stage alone is too little", (1000.0, 940.0, 40.0, _STILL)),
+    ("more than its stage took, and little", (1000.0, 980.0, 5.0, _STILL)),
     ("more than its stage took, but no more than an idle step", (1000.0, 999.5, 0.1, _STILL)),
     ("idle steps that are slower afterwards", (100.0, 92.0, 50.0, [(100.0, 90.0), (100.0, 109.0)])),
+    ("a small stage, within the noise", (100.0, 92.0, 2.0, [(100.0, 90.0)])),
 )
 
 
 def _judge(before, after, stage, idle):
     saved = before - after
-    if abs(saved) <= max(abs(a - b) for a, b in idle):
+    if abs(saved) / before <= max(abs(a - b) / a for a, b in idle):
         return "noise"
-    if saved > 1.1 * stage:
-        return "elsewhere"
-    return "paid" if saved >= 0.05 * before else "not worth it"
+    if min(saved, stage) >= 0.05 * before:
+        return "paid"
+    return "elsewhere" if saved >= 0.05 * before else "not worth it"
 
 
 @exercise("51.3", "Paid, or noise?", minutes=10, level=2)

@@ -30,11 +30,11 @@ def forward_bytes(b, t, d):
 # %% 51.3 noise first: what is no larger than nothing needs no other reason
 def judge(before, after, stage, idle):
     saved = before - after
-    if abs(saved) <= max(abs(a - b) for a, b in idle):
+    if abs(saved) / before <= max(abs(a - b) / a for a, b in idle):
         return "noise"
-    if saved > 1.1 * stage:
-        return "elsewhere"
-    return "paid" if saved >= 0.05 * before else "not worth it"
+    if min(saved, stage) >= 0.05 * before:
+        return "paid"
+    return "elsewhere" if saved >= 0.05 * before else "not worth it"
 
 
 # %% 51.4 by number and not by name, where 10 comes before 2; what does not fit is left for the usual errors

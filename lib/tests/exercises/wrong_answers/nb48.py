@@ -24,6 +24,12 @@ def join__nan_without_keys(o_a, lse_a, o_b, lse_b):
     return o, top + torch.log(a + b)
 
 
+def join__nan_hidden(o_a, lse_a, o_b, lse_b):
+    lse = torch.logaddexp(lse_a, lse_b)
+    a, b = torch.exp(lse_a - lse), torch.exp(lse_b - lse)
+    return (a[..., None] * o_a + b[..., None] * o_b).nan_to_num(0), lse
+
+
 def join__sum_not_divided(o_a, lse_a, o_b, lse_b):
     o, lse = _right.join(o_a, lse_a, o_b, lse_b)
     a, b = torch.exp(lse_a - lse), torch.exp(lse_b - lse)

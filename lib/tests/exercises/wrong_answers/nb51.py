@@ -97,24 +97,43 @@ def forward_bytes__one_number(b, t, d):
 # --- 51.3 judge
 
 
-def _judged(
-    before, after, stage, idle, noise=None, room=1.1, share=0.05, saved=None, elsewhere=True
-):
-    noise = max(abs(a - b) for a, b in idle) if noise is None else noise
+def _judged(before, after, stage, idle, noise=None, share=0.05, saved=None):
+    noise = max(abs(a - b) / a for a, b in idle) if noise is None else noise
     saved = before - after if saved is None else saved
-    if abs(saved) <= noise:
+    if abs(saved) / before <= noise:
         return "noise"
-    if elsewhere and saved > room * stage:
-        return "elsewhere"
-    return "paid" if saved >= share * before else "not worth it"
+    if min(saved, stage) >= share * before:
+        return "paid"
+    return "elsewhere" if saved >= share * before else "not worth it"
 
 
 def judge__the_stage_forgotten(before, after, stage, idle):
-    return _judged(before, after, stage, idle, elsewhere=False)
+    return _judged(before, after, before, idle)
 
 
-def judge__no_room_for_the_stage(before, after, stage, idle):
-    return _judged(before, after, stage, idle, room=1.0)
+def judge__more_than_the_stage_is_elsewhere(before, after, stage, idle):
+    word = _judged(before, after, stage, idle)
+    return "elsewhere" if word != "noise" and before - after > stage else word
+
+
+def judge__more_than_the_stage_by_a_tenth(before, after, stage, idle):
+    word = _judged(before, after, stage, idle)
+    return "elsewhere" if word == "paid" and before - after > 1.1 * stage else word
+
+
+def judge__the_stage_for_the_saving(before, after, stage, idle):
+    word = _judged(before, after, stage, idle)
+    return "paid" if word != "noise" and stage >= 0.05 * before else word
+
+
+def judge__more_than_the_stage_and_little(before, after, stage, idle):
+    word = _judged(before, after, stage, idle)
+    return "elsewhere" if word == "not worth it" and before - after > stage else word
+
+
+def judge__noise_in_microseconds(before, after, stage, idle):
+    noise = max(abs(a - b) for a, b in idle) / before
+    return _judged(before, after, stage, idle, noise=noise)
 
 
 def judge__noise_forgotten(before, after, stage, idle):
@@ -122,7 +141,7 @@ def judge__noise_forgotten(before, after, stage, idle):
 
 
 def judge__noise_with_its_sign(before, after, stage, idle):
-    return _judged(before, after, stage, idle, noise=max(a - b for a, b in idle))
+    return _judged(before, after, stage, idle, noise=max((a - b) / a for a, b in idle))
 
 
 def judge__the_first_idle_step_alone(before, after, stage, idle):
@@ -130,20 +149,20 @@ def judge__the_first_idle_step_alone(before, after, stage, idle):
 
 
 def judge__the_mean_of_idle_steps(before, after, stage, idle):
-    noise = sum(abs(a - b) for a, b in idle) / len(idle)
+    noise = sum(abs(a - b) / a for a, b in idle) / len(idle)
     return _judged(before, after, stage, idle, noise=noise)
 
 
 def judge__less_than_the_noise(before, after, stage, idle):
     word = _judged(before, after, stage, idle)
-    saved, noise = before - after, max(abs(a - b) for a, b in idle)
-    return _judged(before, after, stage, idle, noise=-1.0) if abs(saved) == noise else word
+    saved, noise = abs(before - after) / before, max(abs(a - b) / a for a, b in idle)
+    return _judged(before, after, stage, idle, noise=-1.0) if saved == noise else word
 
 
 def judge__a_share_of_what_is_left(before, after, stage, idle):
     word = _judged(before, after, stage, idle)
-    if word in ("paid", "not worth it"):
-        return "paid" if before - after >= 0.05 * after else "not worth it"
+    if word != "noise":
+        return "paid" if min(before - after, stage) >= 0.05 * after else word
     return word
 
 
@@ -152,7 +171,7 @@ def judge__slower_pays(before, after, stage, idle):
 
 
 def judge__elsewhere_first(before, after, stage, idle):
-    if before - after > 1.1 * stage:
+    if before - after >= 0.05 * before > stage:
         return "elsewhere"
     return _judged(before, after, stage, idle)
 
