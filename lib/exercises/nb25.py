@@ -128,7 +128,7 @@ def _expect_stored_once(answer, x, scale, at):
 
 
 def _expect_wide(kernel, x, scale):
-    """All loads of x and stores of y but those of the last few elements have 16 bytes."""
+    """Wrong unless the machine code has a load and a store of 16 bytes."""
     y, sizes = torch.empty_like(x), {"n_elements": x.numel(), "n_cols": x.shape[1]}
     compiled = compile_for(kernel, signature_of(kernel, x, scale, y, **sizes, BLOCK_SIZE=1024))
     for what, opcode in (("load", "LDG"), ("store", "STG")):

@@ -155,7 +155,8 @@ _RIGHT = {
     ),
     "rounds of the grid, counted": (
         "04.1",
-        solution("04_cuda_by_load_inline").stride_kernel.replace(
+        changed(
+            solution("04_cuda_by_load_inline").stride_kernel,
             "for (int64_t i = first; i < n; i += n_threads) {",
             "for (size_t k = 0; k * n_threads + first < n; ++k) {\n    const auto i = k * n_threads + first;",
         ),
@@ -177,11 +178,12 @@ _RIGHT = {
     ),
     "a row of 32 bits, which the grid bounds": (
         "33.3",
-        solution("33_lora_epilogue").mended_source.replace("const int64_t row", "const int row"),
+        changed(solution("33_lora_epilogue").mended_source, "const int64_t row", "const int row"),
     ),
     "a loop that asks each for its device": (
         "33.3",
-        solution("33_lora_epilogue").mended_source.replace(
+        changed(
+            solution("33_lora_epilogue").mended_source,
             "TORCH_CHECK_VALUE(x.is_cuda() && delta.device() == x.device() && bias.device() == x.device(),",
             "for (const torch::Tensor& t : {x, delta, bias})\n"
             "    TORCH_CHECK_VALUE(t.is_cuda() && t.device() == x.device(),",
