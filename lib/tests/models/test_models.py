@@ -1,5 +1,6 @@
 """Whole models: any mixture of parts gives the same losses and gradients, and text that can be learnt is."""
 
+import functools
 import math
 
 from lib import machine
@@ -99,6 +100,22 @@ def test_the_bill_promises_that_fusing_gains(case):
         train.promised_us(case, parts) for parts in (case.module.EAGER, case.module.OURS)
     )
     assert 0.5 * eager < ours < eager
+
+
+@pytest.mark.skipif(machine.HAS_GPU, reason="on a GPU `make model` itself says it")
+def test_each_version_starts_where_eager_did(monkeypatch):
+    """And none is left out for its loss: the steps of one version must not train the next one's weights."""
+    case = train.CASES["Llama"]
+    small = case._replace(model=functools.partial(llama.Llama, llama.SMALL), n_texts=2, n_tokens=16)
+    monkeypatch.setattr(train, "CASES", {"Llama": small})
+    monkeypatch.setattr(
+        train, "_timed", lambda step, *_: {"losses": [step().item(), step().item()]}
+    )
+    monkeypatch.setattr(torch, "compile", lambda model, **_: model)
+    rows = train.measure("Llama")
+    assert {row["version"] for row in rows} == set(train.versions(small))
+    assert not [row["note"] for row in rows if row["note"]]
+    assert all(row["losses"][0] == row["losses"][1] for row in rows)
 
 
 @pytest.mark.skipif(machine.HAS_GPU, reason="says so where there is none")
