@@ -1,4 +1,4 @@
-"""Drawings of notebooks 45 and 48: causal tiles, products beside a softmax, whose sums, parts of the keys."""
+"""Drawings of notebooks 45 and 48: causal tiles, products beside a softmax, sums, turns, parts of the keys."""
 
 import heapq
 
@@ -103,6 +103,49 @@ def show_sums(n=4):
         figure,
         "The tiles of a causal call, twice. Left: an arrow goes along row 2 of the tiles to dq of these "
         "queries. Right: an arrow goes down column 2 to dk of these keys.",
+    )
+
+
+def starts_of(n, from_last):
+    """{(program, tile of queries): when it starts} of a causal call in turns, where a tile takes 1.
+
+    Program j has the j-th tile of keys, so it takes the tiles of queries from j on, or from the last down to j.
+    It takes each of them behind the program before.
+    """
+    starts = {}
+    for program in range(n):
+        free = 0
+        for tile in reversed(range(program, n)) if from_last else range(program, n):
+            free = max(free, starts.get((program - 1, tile), -1) + 1)
+            starts[program, tile] = free
+            free += 1
+    return starts
+
+
+def show_turns(n=5):
+    """When each program adds to which tile of dq, in turns: from the first queries, and from the last."""
+    figure, axes = canvas(9.0, 2.6, 2)
+    for ax, from_last in zip(axes, (False, True)):
+        starts = starts_of(n, from_last)
+        for (program, tile), at in starts.items():
+            cell(ax, at, program, 1, 0.9, MIDDLE if tile == n - 1 else LIGHT, str(tile))
+        for program in range(n):
+            mine = {at for (j, _), at in starts.items() if j == program}
+            for at in set(range(max(mine))) - mine:
+                cell(ax, at, program, 1, 0.9, LIGHT, hatch="///", edge="#999999")
+            ax.text(-0.2, program + 0.45, f"keys {program}", ha="right", va="center")
+        end = max(starts.values()) + 1
+        ax.annotate("", (2 * n - 0.5, n + 0.4), (0, n + 0.4), arrowprops={"arrowstyle": "->"})
+        ax.text(0, n + 0.95, "time", va="center", fontsize="small")
+        title = f"from the {'last' if from_last else 'first'} queries: {end} units"
+        ax.set(xlim=(-2.2, 2 * n - 0.4), ylim=(n + 1.2, -0.3), title=title)
+    first, last = (max(starts_of(n, which).values()) + 1 for which in (False, True))
+    show_figure(
+        figure,
+        f"{n} programs in turns, one a row, each with a tile of keys; numbers are tiles of queries, hatched is "
+        f"waiting. Left, from the first queries: later programs wait longer, and the last ends after {first} "
+        f"units. Right, from the last queries: each waits one unit longer than the one before, has one tile "
+        f"less, and all end after {last} units.",
     )
 
 
