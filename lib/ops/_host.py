@@ -642,7 +642,10 @@ def custom_op(name, mutates=(), flops=None):
             if other != here and repr(its) == same_name:
                 both = f"{other} and {here} both define {name} in torch.library"
                 raise ImportError(f'{both}; import one of them, or change the word before the "::"')
-        op, packet = torch.library.custom_op(name, mutates_args=mutates)(function), torch.ops
+        tags = (torch.Tag.needs_exact_strides,)  # PyTorch's default, which an op on the list below has to name
+        op, packet = torch.library.custom_op(name, mutates_args=mutates, tags=tags)(function), torch.ops
+        register_fake = op.register_fake
+        op.register_fake = lambda fake: register_fake(_known_to_inductor(name, fake))
         for word in name.split("::"):
             packet = getattr(packet, word, None)
         if packet and flops:
@@ -652,6 +655,24 @@ def custom_op(name, mutates=(), flops=None):
         return op
 
     return register
+
+
+def _known_to_inductor(name, fake):
+    """fake, which sees to it that Inductor takes the op as it is, without a word.
+
+    Before torch 2.15 Inductor describes the arguments of each op that is new to it, for a log that nobody may
+    read. A description holds that of what the argument was computed from, and so on: of the loss behind four
+    layers it takes minutes, behind more it never ends. A fake runs before Inductor gets the graph.
+    """
+
+    @functools.wraps(fake)
+    def known(*args, **kwargs):
+        # private; imported by whoever compiles, and too slow to import for the others
+        if lowering := sys.modules.get("torch._inductor.lowering"):
+            lowering.FALLBACK_ALLOW_LIST.add(name)
+        return fake(*args, **kwargs)
+
+    return known
 
 
 def none_as_empty(like, results):

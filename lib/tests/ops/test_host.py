@@ -268,3 +268,17 @@ def test_many_short_rows_are_taken_together(name, n_cols):
     op = registry.find(name).configured()
     inputs = op.checked_inputs((64 * most + 3, n_cols), torch.float32, machine.device())
     check_against_float64(op.versions["triton"], op.eager, *inputs, slack=op.slack, name=name)
+
+
+def test_inductor_takes_an_op_without_describing_its_arguments(module):
+    """A description holds those of all that came before: behind a deep model it takes for ever."""
+
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+    twice = module.host.custom_op(f"fused_kernels_test::twice_{id(module)}")(twice)
+    twice.register_fake(torch.empty_like)
+    described = AssertionError("described")
+    with mock.patch("torch._inductor.exc.OperatorIssue.operator_str", side_effect=described):
+        compiled = torch.compile(lambda x: twice(twice(x)), fullgraph=True)
+        assert compiled(torch.ones(3)).tolist() == [4, 4, 4]
