@@ -11,6 +11,8 @@ STAMP := $(VENV)/.installed
 FIND_PYTHON = for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' 2>/dev/null && echo $$p && break; done
 HAS_GPU = command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1
+# With no GPU, pip's options for a torch without CUDA: 2 GB instead of 6. None where pip is told of an index.
+CPU_BUILDS = import runpy, sys; print(*runpy.run_path('lib/hosted.py')['cpu_builds']([sys.executable, '-m', 'pip']))
 
 ifdef PY
 # Said here, and not by a shell or by Python in the middle of a target.
@@ -59,10 +61,12 @@ $(STAMP): pyproject.toml
 	$(VENV)/bin/python -m pip install --quiet --upgrade pip
 	@# A CUDA compiler comes along where there is a GPU and no toolkit. Not --quiet, because it takes minutes.
 	@# The one warning that Python ignores here takes ten lines to say that an editable install is editable.
-	@extras=course; if $(HAS_GPU) && ! command -v nvcc >/dev/null; then extras=course,nvcc; fi; \
-	echo "installing the packages of pyproject.toml [$$extras]: some minutes, and some GB on disk"; \
-	PYTHONWARNINGS=ignore $(VENV)/bin/python -m pip install -e ".[$$extras]"
-	$(if $(VERSIONS),$(VENV)/bin/python -m pip install $(VERSIONS))
+	@extras=course; builds=; \
+	if ! { $(HAS_GPU); }; then builds=$$($(VENV)/bin/python -c "$(CPU_BUILDS)") || builds=; \
+	elif ! command -v nvcc >/dev/null; then extras=course,nvcc; fi; \
+	echo "installing the packages of pyproject.toml [$$extras] $$builds: some minutes, and some GB on disk"; \
+	PYTHONWARNINGS=ignore $(VENV)/bin/python -m pip install $$builds -e ".[$$extras]" $(if $(VERSIONS),&& \
+	$(VENV)/bin/python -m pip install $$builds $(VERSIONS))
 	@touch $@
 
 lab: $(READY)  ## open the course in JupyterLab; extra options in LAB="--no-browser --port 8889"

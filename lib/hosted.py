@@ -96,10 +96,8 @@ def _install(pins):
     print(f"Installing {', '.join(pins)}: some minutes, where torch is one of them", flush=True)
     # A Jupyter kernel asks programs for colours, and a coloured error is not found below.
     command = [*python, "install", "--quiet", "--no-color", *pins]
-    settings = subprocess.run([*python, "config", "list"], capture_output=True, text=True).stdout
-    on_cpu = any(p.startswith("torch==") for p in pins) and not shutil.which("nvidia-smi")
-    if on_cpu and "index" not in settings and _answers(CPU_BUILDS):
-        command += ["--extra-index-url", CPU_BUILDS]  # 2 GB instead of 6
+    if any(p.startswith("torch==") for p in pins) and not shutil.which("nvidia-smi"):
+        command += cpu_builds(python)
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         errors = re.findall(r"(?m)^ERROR: (.*)", done.stderr) or [done.stderr.strip()]
@@ -111,6 +109,17 @@ def _install(pins):
     if site.ENABLE_USER_SITE:
         # pip's choice where it may not write beside Python
         site.addsitedir(site.getusersitepackages())
+
+
+def cpu_builds(pip):
+    """pip's options for a torch without CUDA, 2 GB instead of 6; none where pip is told of an index.
+
+    None as well where that torch cannot be had: then pip takes the other one. pip: the command, as a list.
+    """
+    settings = subprocess.run([*pip, "config", "list"], capture_output=True, text=True).stdout
+    if "index" in settings or not _answers(CPU_BUILDS):
+        return []
+    return ["--extra-index-url", CPU_BUILDS]
 
 
 def _answers(url):

@@ -239,6 +239,30 @@ def test_packages_in_use_ask_for_a_new_kernel(monkeypatch, tmp_path):
     assert pins == [PINS["torch"], PINS["triton"]]
 
 
+@pytest.mark.parametrize(
+    ("settings", "answers", "options"),
+    [
+        ("global.cert='/a.crt'", True, ["--extra-index-url", hosted.CPU_BUILDS]),
+        ("global.cert='/a.crt'", False, []),
+        (":env:.index-url='https://pypi.org/simple'", True, []),
+        ("global.extra-index-url='file:///packages'", True, []),
+    ],
+)
+def test_builds_without_cuda_where_pip_knows_no_index(monkeypatch, settings, answers, options):
+    done = subprocess.CompletedProcess((), 0, stdout=settings)
+    monkeypatch.setattr(hosted.subprocess, "run", lambda *_, **__: done)
+    monkeypatch.setattr(hosted, "_answers", lambda _: answers)
+    assert hosted.cpu_builds(["pip"]) == options
+
+
+def test_make_asks_for_them_and_takes_no_answer_for_none():
+    (line,) = re.findall(r"(?m)^CPU_BUILDS = (.*)$", (ROOT / "Makefile").read_text())
+    env = os.environ | {"PIP_INDEX_URL": "https://pypi.org/simple"}
+    command = [sys.executable, "-c", line]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "\n", "")
+
+
 # ---- Around it -------------------------------------------------------------------------------
 
 

@@ -87,6 +87,30 @@ class _Unregistered(_right.EagerLoRA):
         return torch.relu(self.hidden[0](x) + self.scale * (x @ self.a.t() @ self.b.t()))
 
 
+class _Alike(_right.EagerLoRA):
+    """All rows of A are alike, get the same gradient and stay alike: rank 1 for good."""
+
+    def __init__(self, linear, rank, alpha):
+        super().__init__(linear, rank, alpha)
+        torch.nn.init.ones_(self.a)
+
+
+class _MergedInForward(_right.EagerLoRA):
+    """A matrix of W's size in each call."""
+
+    def forward(self, x):
+        weight = self.linear.weight + self.scale * self.b @ self.a
+        return torch.relu(F.linear(x, weight, self.linear.bias))
+
+
+def add_lora__rows_alike(linear, rank, alpha):
+    return _Alike(linear, rank, alpha)
+
+
+def add_lora__merged_in_forward(linear, rank, alpha):
+    return _MergedInForward(linear, rank, alpha)
+
+
 def add_lora__no_relu(linear, rank, alpha):
     return _NoReLU(linear, rank, alpha)
 
