@@ -642,8 +642,9 @@ def custom_op(name, mutates=(), flops=None):
             if other != here and repr(its) == same_name:
                 both = f"{other} and {here} both define {name} in torch.library"
                 raise ImportError(f'{both}; import one of them, or change the word before the "::"')
-        tags = (torch.Tag.needs_exact_strides,)  # PyTorch's default, which an op on the list below has to name
-        op, packet = torch.library.custom_op(name, mutates_args=mutates, tags=tags)(function), torch.ops
+        # PyTorch's default, which an op that _known_to_inductor names has to ask for
+        how = {"mutates_args": mutates, "tags": (torch.Tag.needs_exact_strides,)}
+        op, packet = torch.library.custom_op(name, **how)(function), torch.ops
         register_fake = op.register_fake
         op.register_fake = lambda fake: register_fake(_known_to_inductor(name, fake))
         for word in name.split("::"):

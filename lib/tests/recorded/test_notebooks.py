@@ -19,7 +19,6 @@ NOTEBOOKS = notebooks.notebooks()
 each = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 # Notebooks that are written and not yet recorded on a GPU; only for that time.
 NOT_RECORDED_YET = {
-    "09_transformer_block",
     "53_scale_out",
 }
 
