@@ -605,15 +605,20 @@ LAYER_NORM = Op(
     looked_up=0.01,  # the first number of each row
     roundings=1024,  # in a row of equal numbers their rounding is all that the norm has
     small_shape=(65, 781),
-    # backward rows are read again from 8,193 columns on, and summed in two parts from 16,385 on
+    # backward rows are read twice from 8,185 columns on that begin off 16 bytes, else from 16,385 on
     odd_shapes=ADD_RMS_NORM.odd_shapes,
     plans={
         "two strips of several rows": (
-            layer_norm.Plan(RowTiles(2, 16, 3, 1, 4), (RowTiles(4, 16, 3, 1, 4), 2, 1)),
+            layer_norm.Plan(
+                RowTiles(2, 16, 3, 1, 4), layer_norm.Backward(RowTiles(4, 16, 3, 1, 4), 2)
+            ),
             [(1, 1), (9, 11), (64, 16), (33, 40)],
         ),
-        "read again": (
-            layer_norm.Plan(RowTiles(1, 128, 1, 1, 8), (RowTiles(2, 32, 1, 16, 8), 3, 1)),
+        "rows read twice": (
+            layer_norm.Plan(
+                RowTiles(1, 128, 1, 1, 8),
+                layer_norm.Backward(RowTiles(4, 64, 1, 1, 8), 2, held=False),
+            ),
             [(1, 1), (9, 119), (64, 256), (33, 181)],
         ),
     },

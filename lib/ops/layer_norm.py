@@ -8,7 +8,8 @@ Shapes    x, residual, h, y: (..., N), N up to 32,768, x and residual with any s
 Dtypes    float32, float16 and bfloat16 (computed in float32), also mixed, h and y then as x + residual is;
           and float64. As in PyTorch, h is rounded to its dtype before its norm is taken.
 Traffic   M rows of N elements of s bytes. Forward 4MNs (x, residual, h, y), in PyTorch 5MNs; backward 4MNs
-          (dy, dh, h, dx), in PyTorch 8MNs; of more than 16,384 columns fused 6MNs.
+          (dy, dh, h, dx), in PyTorch 8MNs; of more than 12,288 columns fused 5MNs, of more than 16,384, or
+          8,185 that begin off 16 bytes, 6MNs.
 Norm      y = n · weight + bias, n = (h - mean)·r, r = 1 / √(mean((h - mean)²) + eps) (Ba, Kiros and Hinton,
           Layer Normalization, 2016), in two steps: the row stays in registers between its mean and the squares.
 Backward  With g = weight·dy: dx = dh + r·(g - mean(g) - n·mean(g·n)), for x and residual alike; dweight = dy·n
@@ -32,14 +33,23 @@ else:  # the same, in a plain folder
     import _host as host
 
 
-class Plan(NamedTuple):
-    """How one call is launched: how forward holds rows.
+class Backward(NamedTuple):
+    """How backward is launched: as add_rms_norm's, in tiles and strips of rows, one a program.
 
-    backward: how it does, in how many strips of rows, one a program, and num_stages; or None to have it chosen.
+    held: whole rows lie in the registers of a program; else they are read twice, a tile at a time.
     """
 
     rows: host.RowTiles
-    backward: tuple[host.RowTiles, int, int] | None = None
+    strips: int
+    num_stages: int = 1
+    held: bool = True
+
+
+class Plan(NamedTuple):
+    """How one call is launched: how forward holds rows. backward: None to have it chosen."""
+
+    rows: host.RowTiles
+    backward: Backward | None = None
 
 
 def layer_norm_eager(
@@ -117,86 +127,101 @@ def _layer_norm_fwd_kernel(
         device.store_tile(y_ptr + start + cols, y, t, cols, place, UNIT, V, FULL)
 
 
-@triton.jit
-def _and_next(
-    tiles, row, stride_n, place, UNIT: tl.constexpr, V: tl.constexpr, TILES: tl.constexpr, FULL: tl.constexpr
+@triton.jit(do_not_specialize=["n_rows"])
+def _layer_norm_rows_kernel(
+    dy_ptr, h_ptr, stats_ptr, weight_ptr, means_ptr, n_rows, n_cols,
+    stride_dym, stride_dyn, stride_hm, stride_hn,
+    COMPUTE: tl.constexpr, UNIT: tl.constexpr, V: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    # One tile more, of a row that is read tile by tile: before the last one is stored, past which no load moves
-    t: tl.constexpr = len(tiles)
-    if t < TILES:
-        cols = device.tile_cols(t, tiles[0].shape[1])
-        tiles = tiles + (device.load_tile(row + cols * stride_n, t, cols, place, UNIT, V, FULL),)
-    return tiles
+    # One program handles a row too long to be held, BLOCK_N columns at a time: mean(g) and mean(g·n)
+    n_cols, stride_dym = n_cols // UNIT * UNIT, stride_dym // UNIT * UNIT
+    stride_hm = stride_hm // UNIT * UNIT
+    first, shift = device.first_row(1, n_cols, UNIT, V)
+    row, place = device.held_rows(first, shift, n_rows, n_cols, UNIT, V, 1)
+    mean = tl.load(stats_ptr + row, mask=place[0], other=0.0)
+    h_row = h_ptr + device.begin(row, stride_hm, shift, V)
+    dy_row = dy_ptr + device.begin(row, stride_dym, shift, V)
+    plain = tl.zeros((1, BLOCK_N), COMPUTE)
+    cross = plain
+    for start in tl.range(0, shift + n_cols, BLOCK_N, num_stages=1):
+        cols = start + tl.arange(0, BLOCK_N)[None, :]
+        h = device.load_tile(h_row + cols * stride_hn, 0, cols, place, UNIT, V, 0)
+        g = device.load_tile(dy_row + cols * stride_dyn, 0, cols, place, UNIT, V, 0).to(COMPUTE)
+        g = _affine(g, weight_ptr, (), None, 0, cols, place, UNIT, V, 0)
+        g = device.own(g, 0.0, 0, cols, place, UNIT, V, 0)
+        plain += g
+        cross += g * device.own(h.to(COMPUTE) - mean, 0.0, 0, cols, place, UNIT, V, 0)
+    row_plain, row_cross = tl.reduce((plain, cross), 1, device.add_both)
+    root = tl.load(stats_ptr + n_rows + row, mask=place[0], other=0.0)
+    tl.store(means_ptr + row, row_plain[:, None] / n_cols, mask=place[0])
+    tl.store(means_ptr + n_rows + row, root * row_cross[:, None] / n_cols, mask=place[0])
 
 
 @triton.jit(do_not_specialize=["n_rows", "rows_per_program"])
 def _layer_norm_bwd_kernel(
-    dy_ptr, dh_ptr, h_ptr, stats_ptr, weight_ptr, dx_ptr, partial_ptr, n_rows, n_cols,
+    dy_ptr, dh_ptr, h_ptr, stats_ptr, means_ptr, weight_ptr, dx_ptr, partial_ptr, n_rows, n_cols,
     stride_dym, stride_dyn, stride_dhm, stride_dhn, stride_hm, stride_hn, rows_per_program,
-    DWEIGHT: tl.constexpr, DBIAS: tl.constexpr, AGAIN: tl.constexpr, NUM_STAGES: tl.constexpr,
+    DWEIGHT: tl.constexpr, DBIAS: tl.constexpr, LATE: tl.constexpr, NUM_STAGES: tl.constexpr,
     COMPUTE: tl.constexpr, UNIT: tl.constexpr, V: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TILES: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
     # One program handles rows_per_program whole rows, BLOCK_M at a time, held as forward, and adds up on the
-    # way: its row of partial, (programs, sums, n_cols), is its share of dweight and of dbias. AGAIN: rows too
-    # long to be held are read tile by tile, and again, from a cache, once their sums are there.
+    # way: its row of partial, (programs, sums, n_cols), is its share of dweight and of dbias. dh is read when
+    # it is needed, and so is weight if LATE: the next rows of all are copied to shared memory meanwhile.
+    # Of rows too long to be held, whose means are there, it handles BLOCK_N columns.
     APART: tl.constexpr = V if V > UNIT else 1
-    AT_ONCE: tl.constexpr = 1 if AGAIN else TILES
     n_cols, stride_dym = n_cols // UNIT * UNIT, stride_dym // UNIT * UNIT
     stride_dhm, stride_hm = stride_dhm // UNIT * UNIT, stride_hm // UNIT * UNIT
     first, shift = device.first_row(rows_per_program, n_cols, UNIT, V)
-    _, columns = device.held_rows(first, shift, n_rows, n_cols, UNIT, V, BLOCK_M)
+    # Columns count from the program's first, before which `skipped` lie; its rows begin at column `left`
+    skipped = 0 if means_ptr is None else tl.program_id(1) * BLOCK_N
+    left = shift - skipped
+    _, columns = device.held_rows(first, left, n_rows, n_cols, UNIT, V, BLOCK_M)
     dweights, weights = (), ()
     for t in tl.static_range(TILES):
         dweights = dweights + (tl.zeros((BLOCK_M, BLOCK_N), COMPUTE),)
-        if weight_ptr is not None and not AGAIN:
+        if weight_ptr is not None and not LATE:
             cols = device.tile_cols(t, BLOCK_N)
             mask = device.in_row(t, cols, columns, UNIT, V, FULL)
-            weights = weights + (tl.load(weight_ptr + (cols - shift), mask=mask, other=0.0),)
+            weights = weights + (tl.load(weight_ptr + (cols - left), mask=mask, other=0.0),)
     dbiases = dweights
     for step in tl.range(0, rows_per_program, BLOCK_M, num_stages=NUM_STAGES):
         row = first + APART * step
-        rows, place = device.held_rows(row, shift, n_rows, n_cols, UNIT, V, BLOCK_M)
+        rows, place = device.held_rows(row, left, n_rows, n_cols, UNIT, V, BLOCK_M)
         mean = tl.load(stats_ptr + rows, mask=place[0], other=0.0)
         root = tl.load(stats_ptr + n_rows + rows, mask=place[0], other=0.0)
-        h_rows = h_ptr + device.begin(rows, stride_hm, shift, V)
-        dy_rows = dy_ptr + device.begin(rows, stride_dym, shift, V)
-        dh_rows = None if dh_ptr is None else dh_ptr + device.begin(rows, stride_dhm, shift, V)
-        hs = device.load_tiles(h_rows, stride_hn, place, UNIT, V, BLOCK_N, AT_ONCE, FULL)
-        dys = device.load_tiles(dy_rows, stride_dyn, place, UNIT, V, BLOCK_N, AT_ONCE, FULL)
-        if dh_ptr is not None:
-            dhs = device.load_tiles(dh_rows, stride_dhn, place, UNIT, V, BLOCK_N, AT_ONCE, FULL)
-        plain = tl.zeros((BLOCK_M, BLOCK_N), COMPUTE)
-        cross = plain
-        if dx_ptr is not None:
+        h_rows = h_ptr + device.begin(rows, stride_hm, shift, V) + skipped * stride_hn
+        dy_rows = dy_ptr + device.begin(rows, stride_dym, shift, V) + skipped * stride_dyn
+        hs = device.load_tiles(h_rows, stride_hn, place, UNIT, V, BLOCK_N, TILES, FULL)
+        dys = device.load_tiles(dy_rows, stride_dyn, place, UNIT, V, BLOCK_N, TILES, FULL)
+        if means_ptr is None:
+            plain = tl.zeros((BLOCK_M, BLOCK_N), COMPUTE)
+            cross = plain
             for t in tl.static_range(TILES):
-                hs = _and_next(hs, h_rows, stride_hn, place, UNIT, V, TILES, FULL)
-                dys = _and_next(dys, dy_rows, stride_dyn, place, UNIT, V, TILES, FULL)
-                cols, g = device.tile_cols(t, BLOCK_N), dys[t].to(COMPUTE)
+                cols, h, g = device.tile_cols(t, BLOCK_N), hs[t], dys[t].to(COMPUTE)
                 g = _affine(g, weight_ptr, weights, None, t, cols, columns, UNIT, V, FULL)
                 g = device.own(g, 0.0, t, cols, place, UNIT, V, FULL)
-                d = device.own(hs[t].to(COMPUTE) - mean, 0.0, t, cols, place, UNIT, V, FULL)
                 plain += g
-                cross += g * d
-        # both sums of a row in one go, g and g·(h - mean)
-        row_plain, row_cross = tl.reduce((plain, cross), 1, device.add_both)
-        mean_g, mean_gn = row_plain[:, None] / n_cols, root * row_cross[:, None] / n_cols
-        if AGAIN:
-            tl.debug_barrier()  # else these loads are the ones above, for the compiler
-            hs = device.load_tiles(h_rows, stride_hn, place, UNIT, V, BLOCK_N, AT_ONCE, FULL)
-            dys = device.load_tiles(dy_rows, stride_dyn, place, UNIT, V, BLOCK_N, AT_ONCE, FULL)
-        start, dweight_sums, dbias_sums = device.begin(rows, n_cols, shift, V), (), ()
+                cross += g * device.own(h.to(COMPUTE) - mean, 0.0, t, cols, place, UNIT, V, FULL)
+            # both sums of a row in one go, g and g·(h - mean)
+            row_plain, row_cross = tl.reduce((plain, cross), 1, device.add_both)
+            mean_g, mean_gn = row_plain[:, None] / n_cols, root * row_cross[:, None] / n_cols
+        else:
+            mean_g = tl.load(means_ptr + rows, mask=place[0], other=0.0)
+            mean_gn = tl.load(means_ptr + n_rows + rows, mask=place[0], other=0.0)
+        start, dweight_sums, dbias_sums = device.begin(rows, n_cols, shift, V) + skipped, (), ()
         for t in tl.static_range(TILES):
-            hs = _and_next(hs, h_rows, stride_hn, place, UNIT, V, TILES, FULL)
-            dys = _and_next(dys, dy_rows, stride_dyn, place, UNIT, V, TILES, FULL)
             cols, dy = device.tile_cols(t, BLOCK_N), dys[t].to(COMPUTE)
             normal = (hs[t].to(COMPUTE) - mean) * root
             if dx_ptr is not None:
                 g = _affine(dy, weight_ptr, weights, None, t, cols, columns, UNIT, V, FULL)
                 dx = root * (g - mean_g - normal * mean_gn)
                 if dh_ptr is not None:
-                    dhs = _and_next(dhs, dh_rows, stride_dhn, place, UNIT, V, TILES, FULL)
-                    dx += dhs[t].to(COMPUTE)
+                    dh_rows = (
+                        dh_ptr + device.begin(rows, stride_dhm, shift, V) + skipped * stride_dhn
+                    )
+                    dh = device.tile_at(dh_rows, stride_dhn, t, place, UNIT, V, BLOCK_N, FULL)
+                    dx += dh.to(COMPUTE)
                 device.store_tile(dx_ptr + start + cols, dx, t, cols, place, UNIT, V, FULL)
             dweight_sums = dweight_sums + (dweights[t] + dy * normal if DWEIGHT else dweights[t],)
             dbias_sums = dbias_sums + (dbiases[t] + dy if DBIAS else dbiases[t],)
@@ -206,7 +231,7 @@ def _layer_norm_bwd_kernel(
         for t in tl.static_range(TILES):
             cols = device.tile_cols(t, BLOCK_N)
             mask = device.in_row(t, cols, columns, UNIT, V, FULL)
-            ptrs = partial_ptr + (cols - shift)
+            ptrs = partial_ptr + (cols - left)
             if DWEIGHT:
                 tl.store(ptrs, tl.sum(dweights[t], axis=0)[None, :], mask=mask)
             if DBIAS:
@@ -215,8 +240,13 @@ def _layer_norm_bwd_kernel(
 
 # --- plan (the dispatch heuristic) and launch ----------------------------------------------------------------
 
-_WIDEST = 32768  # a row lies in the registers of one program
-_LONGEST = 16384  # columns whose two sums lie in registers; of longer rows they are summed in parts
+_WIDEST = 32768  # forward, a row lies in the registers of one program
+_LATE_BACKWARD = (
+    40  # elements of a row in a thread: with more, no registers are left for the weight
+)
+_BOTH_SUMS = 48  # and none for a second sum
+_LONGEST = 16384  # backward there are three rows and a sum to hold
+_LONGEST_SHARED = 8192  # and where pieces are shared, masks
 
 
 @functools.cache
@@ -225,22 +255,26 @@ def _plan(n_cols, itemsize):
 
 
 @functools.cache
-def _plan_backward(n_cols, itemsize, shared):
-    """(tiles, strips, num_stages): programs for as long as they find registers on an H200's 132 SMs.
-
-    Rows of 4 and 8 warps have tiles twice as wide, unless a third would be padding. Copied ahead, where there
-    is shared memory, are the next two rows, or one where pieces are shared.
-    """
-    rows = host.row_tiles(n_cols, itemsize)
-    block_n, tiles, num_warps = rows.block_n, rows.tiles, min(16, max(2, rows.block_n // 128))
-    if block_n < 128:
-        return rows, 8 * 132, 1
-    if num_warps in (4, 8) and host.cdiv(n_cols, 2 * block_n) * 2 * block_n < 1.3 * n_cols:
-        block_n, tiles = 2 * block_n, host.cdiv(n_cols, 2 * block_n)
-    copied = 3 * tiles if n_cols % rows.v == 0 else 2 * (tiles + 1)
-    num_stages = 3 if num_warps < 16 and 3 * copied * block_n * itemsize <= shared - 4096 else 1
-    rows = host.RowTiles(1, block_n, tiles, num_warps, rows.v)
-    return rows, 132 * max(1, min(4, 8 // num_warps)), num_stages
+def _plan_backward(n_cols, itemsize, gpu, held=True):
+    """By add_rms_norm's rule, which was measured: eight warps an SM, and the next rows copied ahead."""
+    rows, n_sms = host.row_tiles(n_cols, itemsize), host.n_multiprocessors(gpu)
+    shares = n_cols % rows.v > 0
+    n_held = n_cols + rows.v - 1 if shares else n_cols
+    if not held or n_held > (_LONGEST_SHARED if shares else _LONGEST):
+        strips = max(1, 4096 * n_sms // n_cols)
+        return Backward(host.RowTiles(4, 512, 1, 4, rows.v), strips, held=False)
+    if rows.block_n < 32:
+        return Backward(rows._replace(block_m=64 // rows.block_n, num_warps=1), 32 * n_sms)
+    if rows.block_n < 128:
+        few = rows._replace(block_m=256 // rows.block_n, num_warps=2)
+        return Backward(few, 4 * n_sms, 3)
+    num_warps = min(8, host.power_of_2(host.cdiv(n_held, 1024 if shares else 1280)))
+    block_n = 4096 if n_held > 10240 else num_warps * (128 if num_warps <= 2 else 256)
+    tiles = host.RowTiles(1, block_n, host.cdiv(n_held, block_n), num_warps, rows.v)
+    n_programs, n_tensors = 8 // num_warps, 4 if tiles.per_thread > _LATE_BACKWARD else 3
+    copied = n_programs * n_tensors * tiles.tiles * block_n * itemsize
+    num_stages = min(3, 1 + (host.shared_memory(gpu) - 4096) // copied)
+    return Backward(tiles, n_programs * n_sms, num_stages)
 
 
 def _launch(plan, x, residual, weight, bias, h, y, stats, eps):
@@ -254,26 +288,37 @@ def _launch(plan, x, residual, weight, bias, h, y, stats, eps):
 
 def _launch_backward(plan, dy, dh, h, stats, weight, dx, summed):
     """Write dx unless it is None. Returns the gradients of those of weight and bias that are in `summed`."""
-    n_cols, dtypes = h.shape[1], [t.dtype for t in summed if t is not None]
-    if dtypes and n_cols > _LONGEST:
-        if dx is not None:
-            _launch_backward(plan, dy, dh, h, stats, weight, dx, (None, None))
-        parts, rest = zip(dy.split(_LONGEST, 1), h.split(_LONGEST, 1)), (stats, None, None, summed)
-        return torch.cat([_launch_backward(plan, a, None, b, *rest) for a, b in parts], 1)
-    chosen = _plan_backward(n_cols, h.itemsize, host.shared_memory(h.device))
-    tiles, strips, num_stages = plan and plan.backward or chosen
-    constants, apart = host.constants_of_rows(tiles, dy, dh, h)
-    rows_per_program, strips, _ = host.strips_of(h, 1, tiles.block_m, strips, None, apart)
-    partial = None
+    (n_rows, n_cols), dtypes = h.shape, [t.dtype for t in summed if t is not None]
+    plan = plan and plan.backward or _plan_backward(n_cols, h.itemsize, h.device)
+    if plan.held and len(dtypes) == 2 and plan.rows.per_thread > _BOTH_SUMS:
+        alone = _plan_backward(n_cols, h.itemsize, h.device, False)._replace(num_stages=3)
+        of_weight = dy, dh, h, stats, weight, dx, (summed[0], None)
+        of_bias = dy, None, h, stats, None, None, (None, summed[1])
+        given = (plan, of_weight), (alone, of_bias)
+        return [row for how, rest in given for row in _launch_backward(Plan(None, how), *rest)]
+    constants, apart = host.constants_of_rows(plan.rows, dy, dh, h)
+    rows_per_program, *grid, _ = host.strips_of(h, 1, plan.rows.block_m, plan.strips, None, apart)
+    partial, means, compute = None, None, host.compute_dtype(h.dtype)
     if dtypes:  # those of dweight and dbias side by side, for one launch that adds up both
         dtype = host.dtype_of_sum(*dtypes)
-        wide = dtype if strips == 1 else host.sum_dtype(h.dtype)
-        partial = h.new_empty((strips, len(dtypes) * n_cols), dtype=wide)
+        wide = dtype if grid == [1] else host.sum_dtype(h.dtype)
+        partial = h.new_empty((*grid, len(dtypes) * n_cols), dtype=wide)
+    if not plan.held:
+        means = torch.empty_like(stats)
+        if dx is not None:
+            host.run(
+                _layer_norm_rows_kernel, (host.cdiv(n_rows, apart) * apart,),
+                (dy, h, stats, weight, means), n_rows, n_cols, *dy.stride(), *h.stride(),
+                COMPUTE=compute, UNIT=constants["UNIT"], V=constants["V"], BLOCK_N=2048, num_warps=4,
+            )  # fmt: skip
+        grid += [host.cdiv(n_cols + apart - 1, plan.rows.block_n)]
+        constants = constants | {"TILES": 1, "FULL": 0}
     host.run(
-        _layer_norm_bwd_kernel, (strips,), (dy, dh, h, stats, weight, dx, partial),
-        *h.shape, *dy.stride(), *((0, 0) if dh is None else dh.stride()), *h.stride(), rows_per_program,
-        DWEIGHT=summed[0] is not None, DBIAS=summed[1] is not None, AGAIN=tiles.num_warps == 16,
-        NUM_STAGES=num_stages, COMPUTE=host.compute_dtype(h.dtype), num_warps=tiles.num_warps, **constants,
+        _layer_norm_bwd_kernel, tuple(grid), (dy, dh, h, stats, means, weight, dx, partial),
+        n_rows, n_cols, *dy.stride(), *((0, 0) if dh is None else dh.stride()), *h.stride(),
+        rows_per_program, DWEIGHT=summed[0] is not None, DBIAS=summed[1] is not None,
+        LATE=plan.rows.per_thread > _LATE_BACKWARD, NUM_STAGES=plan.num_stages, COMPUTE=compute,
+        num_warps=plan.rows.num_warps, **constants,
     )  # fmt: skip
     return host.sum_rows(partial, dtype).view(-1, n_cols) if dtypes else ()
 

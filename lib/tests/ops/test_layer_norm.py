@@ -82,18 +82,29 @@ def test_wide_rows(n_cols):
 
 
 @pytest.mark.parametrize("trained", ["residual, weight, bias", "weight", "bias", "x"])
-def test_the_sums_of_the_longest_rows_are_taken_in_parts(module, trained):
-    """The second part of 4 columns; with the gradient of x, and for dweight or dbias alone."""
-    given = inputs((35, 16388))
+@pytest.mark.parametrize("n_cols", [12292, 16388])
+def test_sums_of_the_longest_rows(module, n_cols, trained):
+    """dbias by a kernel of its own, or both by columns; with the gradient of x, and dweight or dbias alone."""
+    given = inputs((35, n_cols))
     given = [t.requires_grad_(name in trained) for name, t in zip(OP.tensors, given)]
     check_against_float64(module.layer_norm_triton, OP.eager, *given)
 
 
+@pytest.mark.parametrize("n_cols", [12292, 16388])
+def test_gradients_of_strides_0_of_the_longest_rows(module, n_cols):
+    """y.sum() + h.sum() sends one number each for all elements."""
+    eager, ours = inputs((3, n_cols)), inputs((3, n_cols))
+    grads = []
+    for run, given in ((layer_norm_eager, eager), (module.layer_norm_triton, ours)):
+        y, h = run(*given)
+        grads.append(torch.autograd.grad(y.sum() + h.sum(), given))
+    torch.testing.assert_close(*grads, rtol=1e-5, atol=1e-4)
+
+
 def test_a_strip_of_wide_rows_ends_with_the_last_row(module):
-    tiles = host.RowTiles(4, 2048, 5, 16, 4)  # four rows in the strip, of which three are there
-    version = functools.partial(
-        module.layer_norm_triton, plan=module.Plan(host.row_tiles(8193, 4), (tiles, 1, 1))
-    )
+    tiles = host.RowTiles(4, 2048, 5, 32, 4)  # four rows in the strip, of which three are there
+    plan = module.Plan(host.row_tiles(8193, 4), module.Backward(tiles, 1))
+    version = functools.partial(module.layer_norm_triton, plan=plan)
     check_against_float64(version, OP.eager, *inputs((3, 8193)))
 
 
@@ -101,7 +112,7 @@ def test_a_strip_of_wide_rows_ends_with_the_last_row(module):
 
 
 @pytest.mark.parametrize(
-    ("n_rows", "several"), [(8, False), (40, True)], ids=["one strip", "strips"]
+    ("n_rows", "several"), [(4, False), (40, True)], ids=["one strip", "strips"]
 )
 def test_sums_over_rows_are_rounded_once(module, n_rows, several):
     given = inputs((n_rows, 64), torch.bfloat16)
@@ -222,7 +233,7 @@ def _compiled(kernel, tensors, *sizes, num_warps, **constants):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("n_cols", [1024, 4096, 8191, 16384, 20000, 32768])
+@pytest.mark.parametrize("n_cols", [1024, 4096, 8191, 12288, 16384, 20000, 32768])
 def test_wide_accesses_and_little_in_local_memory(n_cols, dtype):
     for name, compiled in compiled_kernels(n_cols, dtype):
         mix = instruction_mix(compiled)
@@ -232,8 +243,8 @@ def test_wide_accesses_and_little_in_local_memory(n_cols, dtype):
         # one address
         times = 2 if cases.release(triton) < (3, 9) else 1
         assert n_cols == 8191 or narrow <= (2 * times if "fwd" in name else 0), (name, mix)
-        # three rows and two sums take all the registers of a thread, and at times some more
-        most = 64 if "bwd" in name and 4096 < n_cols <= 16384 else 8
+        # the longest held rows take all the registers of a thread, and of Triton 3.9 some more
+        most = 8 if "fwd" in name else 16 if 10240 < n_cols <= 16384 else 0
         assert compiled.spills <= most, (name, compiled.spills)
         assert compiled.shared_bytes <= 99 * 1024, name
 

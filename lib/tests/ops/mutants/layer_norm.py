@@ -54,7 +54,7 @@ MUTANTS = mutants_in("""
 - tl.load(bias_ptr + (cols - place[1])
 + tl.load(bias_ptr + cols
 # a held weight counted from the boundary on
-- tl.load(weight_ptr + (cols - shift)
+- tl.load(weight_ptr + (cols - left)
 + tl.load(weight_ptr + cols
 # bias added before the product with weight
 - y = _affine(y, weight_ptr, (), bias_ptr, t, cols, place, UNIT, V, FULL)
@@ -79,18 +79,50 @@ MUTANTS = mutants_in("""
 - dh_ptr + device.begin(rows, stride_dhm, shift, V)
 + dh_ptr + device.begin(rows, n_cols, shift, V)
 # the gradient of h in place of the sum
-- dx += dhs[t].to(COMPUTE)
-+ dx = dhs[t].to(COMPUTE)
-# of a row read again, a tile of another row
-- hs = _and_next(hs, h_rows, stride_hn, place, UNIT, V, TILES, FULL)
--             dys = _and_next(dys, dy_rows, stride_dyn, place, UNIT, V, TILES, FULL)
--             cols, dy
-+ hs = _and_next(hs, h_rows, stride_hn, place, UNIT, V, TILES, FULL)
-+             dys = _and_next(dys, h_rows, stride_dyn, place, UNIT, V, TILES, FULL)
-+             cols, dy
+- dx += dh.to(COMPUTE)
++ dx = dh.to(COMPUTE)
+# dy is read where h is
+- dys = device.load_tiles(dy_rows, stride_dyn
++ dys = device.load_tiles(h_rows, stride_dyn
 # sums of a row with what the neighbours have in it
 - g = device.own(g, 0.0, t, cols, place, UNIT, V, FULL)
 + g = g * 1.0
+# long rows: what the neighbours have counted in
+- g = device.own(g, 0.0, 0, cols, place, UNIT, V, 0)
++ g = g * 1.0
+# long rows: the last tile left out of their sums
+- tl.range(0, shift + n_cols, BLOCK_N, num_stages=1)
++ tl.range(0, n_cols // BLOCK_N * BLOCK_N, BLOCK_N, num_stages=1)
+# long rows: the mean without the weight
+- g = _affine(g, weight_ptr, (), None, 0, cols, place, UNIT, V, 0)
++ g = g * 1.0
+# long rows: h in place of its distance from the mean
+- cross += g * device.own(h.to(COMPUTE) - mean, 0.0, 0,
++ cross += g * device.own(h.to(COMPUTE), 0.0, 0,
+# long rows: their sums by h's strides
+- dy_row = dy_ptr + device.begin(row, stride_dym, shift, V)
++ dy_row = dy_ptr + device.begin(row, stride_hm, shift, V)
+# long rows: root forgotten
+- tl.store(means_ptr + n_rows + row, root * row_cross
++ tl.store(means_ptr + n_rows + row, row_cross
+# long rows: one mean in place of the other
+- mean_gn = tl.load(means_ptr + n_rows + rows
++ mean_gn = tl.load(means_ptr + rows
+# long rows: all programs take the first columns
+- skipped = 0 if means_ptr is None else tl.program_id(1) * BLOCK_N
++ skipped = 0
+# long rows: columns of dh taken side by side
+- stride_dhm, shift, V) + skipped * stride_dhn
++ stride_dhm, shift, V) + skipped
+# long rows: dx written to the first columns
+- device.begin(rows, n_cols, shift, V) + skipped, (), ()
++ device.begin(rows, n_cols, shift, V), (), ()
+# long rows: the last columns forgotten
+- grid += [host.cdiv(n_cols + apart - 1, plan.rows.block_n)]
++ grid += [max(1, n_cols // plan.rows.block_n)]
+# dbias by itself is that of dweight
+- of_bias = dy, None, h, stats, None, None, (None, summed[1])
++ of_bias = dy, None, h, stats, None, None, (summed[1], None)
 # both sums one
 - return a + c, b + d
 + return a + c, b + c
@@ -119,7 +151,7 @@ MUTANTS = mutants_in("""
 - tl.store(ptrs + DWEIGHT * n_cols
 + tl.store(ptrs
 # sums of a strip without where its rows begin
-- ptrs = partial_ptr + (cols - shift)
+- ptrs = partial_ptr + (cols - left)
 + ptrs = partial_ptr + cols
 # programs that write over each other's sums
 - ((DWEIGHT + DBIAS) * n_cols)
@@ -130,17 +162,11 @@ MUTANTS = mutants_in("""
 # strips counted as if rows lay side by side
 - strips = cdiv(n_rows, rows_per_program) * apart
 + strips = cdiv(n_rows, rows_per_program)
-# of the longest rows the second part forgotten
-- for a, b in parts], 1)
-+ for a, b in [*parts][:1] * 2], 1)[:, :n_cols]
-# of the longest rows dx forgotten
-- _launch_backward(plan, dy, dh, h, stats, weight, dx, (None, None))
-+ dx.zero_()
 # partial sums rounded to 16 bits
-- wide = dtype if strips == 1 else host.sum_dtype(h.dtype)
+- wide = dtype if grid == [1] else host.sum_dtype(h.dtype)
 + wide = dtype
 # one strip's sums in float32
-- wide = dtype if strips == 1 else host.sum_dtype(h.dtype)
+- wide = dtype if grid == [1] else host.sum_dtype(h.dtype)
 + wide = host.sum_dtype(h.dtype)
 # gradients that share memory
 - copy=bool(sums)
