@@ -118,6 +118,7 @@ _JUDGED = (
     ("more than its stage took, but no more than an idle step", (1000.0, 999.5, 0.1, _STILL)),
     ("idle steps that are slower afterwards", (100.0, 92.0, 50.0, [(100.0, 90.0), (100.0, 109.0)])),
     ("a small stage, within the noise", (100.0, 92.0, 2.0, [(100.0, 90.0)])),
+    ("an idle step that is a smaller share of its before", (100.0, 90.5, 50.0, [(110.0, 100.0)])),
 )
 
 
@@ -147,11 +148,11 @@ def _(answer):
 _DIM = 4
 
 
-def _arch(num_rows):
+def _arch(num_rows, dim=_DIM):
     """A SparseArch on the CPU: there a row out of range is an error and no end of the session."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(len(num_rows))
-        return dlrm.SparseArch(num_rows, _DIM)
+        return dlrm.SparseArch(num_rows, dim)
 
 
 class _Around(torch.nn.Module):
@@ -245,6 +246,9 @@ def _expect_refusals(answer):
         # as many rows in all, but not table by table
         ("a checkpoint of tables of (2, 3, 4) rows in place of (3, 2, 4)", (2, 3, 4)),
         ("a table of 5 rows in place of one of 2", (3, 5, 4)),
+        ("a table of 1 row in place of one of 2", (3, 1, 4)),  # copied, it would be spread
         ("a checkpoint with a fourth table", (3, 2, 4, 1)),
     ):
         _expect_refused(what, answer, num_rows, _arch(sizes).state_dict())
+    what = f"a checkpoint of vectors of {_DIM + 1} numbers in place of {_DIM}"
+    _expect_refused(what, answer, num_rows, _arch(num_rows, _DIM + 1).state_dict())

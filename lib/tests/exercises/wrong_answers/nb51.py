@@ -153,6 +153,10 @@ def judge__the_mean_of_idle_steps(before, after, stage, idle):
     return _judged(before, after, stage, idle, noise=noise)
 
 
+def judge__noise_as_a_share_of_what_is_left(before, after, stage, idle):
+    return _judged(before, after, stage, idle, noise=max(abs(a - b) / b for a, b in idle))
+
+
 def judge__less_than_the_noise(before, after, stage, idle):
     word = _judged(before, after, stage, idle)
     saved, noise = abs(before - after) / before, max(abs(a - b) / a for a, b in idle)
@@ -243,6 +247,27 @@ class OneWeight__longer_tables_cut_off(_Base):
         if all(name in state for name in names):
             tables = [state.pop(name)[:n] for name, n in zip(names, module.num_rows)]
             state[f"{prefix}weight"] = torch.cat(tables)
+
+
+class OneWeight__longer_vectors_cut_off(_Base):
+    @staticmethod
+    def join(module, state, prefix, *_):
+        names = [f"{prefix}tables.{k}.weight" for k in range(len(module.num_rows))]
+        sizes = [len(state.get(name, ())) for name in names]
+        if sizes == list(module.num_rows):
+            weight = torch.cat([state.pop(name) for name in names])
+            state[f"{prefix}weight"] = weight[:, : module.weight.shape[1]]
+
+
+class OneWeight__copied_table_by_table(_Base):
+    @staticmethod
+    def join(module, state, prefix, *_):
+        names = [f"{prefix}tables.{k}.weight" for k in range(len(module.num_rows))]
+        if all(name in state for name in names):
+            weight = torch.zeros_like(module.weight)
+            for part, name in zip(weight.split(list(module.num_rows)), names):
+                part.copy_(state.pop(name))  # spreads a table of one row over all
+            state[f"{prefix}weight"] = weight
 
 
 class OneWeight__nothing_loaded(_Base):
