@@ -2,10 +2,12 @@
 
 import functools
 import math
+import re
 
 from lib import machine
 from lib.models import generate, llama, train
 from lib.models.text import Chain
+from lib.recorded import results
 
 import pytest
 import torch
@@ -100,6 +102,18 @@ def test_the_bill_promises_that_fusing_gains(case):
         train.promised_us(case, parts) for parts in (case.module.EAGER, case.module.OURS)
     )
     assert 0.5 * eager < ours < eager
+
+
+def test_the_table_of_whole_models_shows_the_record():
+    page = (results.ROOT / "lib/ops/README.md").read_text()
+    rows = {(row["model"], row["version"]): row for row in results.load("model")["rows"]}
+    section = page.split("\n## In a whole model")[1].split("\n## ")[0]
+    _, *lines = re.findall(r"(?m)^\| ([^|]+) \|(.*)\|$", section)
+    assert {name for name, _ in lines} >= {"eager", "ours", "compiled", "compiled + ours"}
+    for name, cells in lines:
+        both = [rows.get((model, name)) for model in train.CASES]
+        pairs = [f"{r['step, ms']:.1f} | {r['peak, GB']:.1f}" if r else "– | –" for r in both]
+        assert cells.strip() == " | ".join(pairs), name
 
 
 @pytest.mark.skipif(machine.HAS_GPU, reason="on a GPU `make model` itself says it")
