@@ -1065,12 +1065,7 @@ _QUANTIZED_PLANS = {
         quantized_linear.Plan(quantized_linear.Tile(16, 32, 4, 2), 3, True),
         [(17, 640, 21), (7, 384, 40)],
     ),
-    "dx in small tiles": (
-        quantized_linear.Plan(
-            quantized_linear.Tile(32, 32, 4, 1), backward=quantized_linear.Tile(16, 16, 4, 1)
-        ),
-        [(17, 128, 37)],
-    ),
+    "W made whole": (quantized_linear.Plan(None), [(17, 128, 37), (3, 384, 70)]),
 }
 
 QUANTIZED_LINEAR = Op(

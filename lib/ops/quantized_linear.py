@@ -14,10 +14,12 @@ Traffic   Few rows are bound by reading W: NK/2 bytes and scales for int4, 2NK f
           bound by 2MNK FLOPs, and by the instructions that make numbers of integers.
 Ways      A program holds a tile of y and goes along K by groups. With few rows programs share K, and a second
           kernel sums their parts in order. For 16 rows a group's sum is multiplied by its scale; larger tiles
-          multiply the group's numbers, which takes fewer registers.
-Backward  dz = dy·act'(z), summed to db; dx = dz W by a kernel that makes the same numbers of integers. There is
-          no dW. Saves W as it is stored, and y (relu, sigmoid) or z (gelu, silu).
-Tuned     not yet: the tiles are read off machine code for an H200.
+          multiply the group's numbers, which takes fewer registers. Each tile of rows makes all numbers of W
+          anew. So from 65 rows on (int4; 257 for 8 bits) a kernel makes W once, in 16 bits, 2NK bytes for the
+          time of the call, and the product is cuBLAS's.
+Backward  dz = dy·act'(z), summed to db; dx = dz W by cuBLAS, of W made once, in dy's dtype. There is no dW.
+          Saves W as it is stored, and y (relu, sigmoid) or z (gelu, silu).
+Tuned     not yet: the tiles are read off machine code for an H200. Where cuBLAS takes over was timed there.
 Copy it   by `make copy OP=quantized_linear TO=folder`, or take _host.py and _device.py along. MIT licence.
 """
 
@@ -48,12 +50,11 @@ class Tile(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """How one call is launched. backward: the Tile of dx, m rows of a group, n rows of W in each step."""
+    """How one forward call is launched."""
 
-    tile: Tile
+    tile: Tile | None  # None: W is made whole, and cuBLAS multiplies by it
     n_parts: int = 1  # programs that share K
     scales_sums: bool = False  # whether scales multiply a group's sum, and not its numbers
-    backward: Tile | None = None
 
 
 _KINDS = {torch.int8: "int8", torch.uint8: "fp8", torch.int32: "int4"}  # by packed's dtype
@@ -191,47 +192,38 @@ def _quantized_linear_kernel(
 @triton.jit(do_not_specialize=["n_elements", "n_parts"])
 def _sum_parts_kernel(
     parts_ptr, bias_ptr, y_ptr, z_ptr, n_elements, n_cols, n_parts,
-    ACTIVATION: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    ACTIVATION: tl.constexpr, BLOCK_SIZE: tl.constexpr, COMPUTE: tl.constexpr = tl.float32,
 ):  # fmt: skip
     # One program handles BLOCK_SIZE elements of y, of all parts, in one order: the same bits in every run.
     offsets = tl.program_id(0).to(tl.int64) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
     mask = offsets < n_elements
-    total = tl.load(parts_ptr + offsets, mask=mask, other=0.0)
+    total = tl.load(parts_ptr + offsets, mask=mask, other=0.0).to(COMPUTE)
     for part in range(1, n_parts):
         from_part = parts_ptr + tl.cast(part, tl.int64) * n_elements
         total += tl.load(from_part + offsets, mask=mask, other=0.0)
     _finish(total, bias_ptr, y_ptr, z_ptr, offsets, offsets % n_cols, mask, n_cols, ACTIVATION)
 
 
-@triton.jit(do_not_specialize=["n_rows"])
-def _dx_kernel(
-    dz_ptr, packed_ptr, scales_ptr, zeros_ptr, dx_ptr, n_rows, n_cols, n_inner,
-    stride_dzm, stride_dzn, stride_pn,
-    PRECISION: tl.constexpr, COMPUTE: tl.constexpr, PER_WORD: tl.constexpr,
-    GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+@triton.jit
+def _weight_kernel(
+    packed_ptr, scales_ptr, zeros_ptr, w_ptr, n_cols, n_inner, stride_pn, n_steps,
+    COMPUTE: tl.constexpr, PER_WORD: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    # One program handles one tile of dx, (BLOCK_M, BLOCK_K), for int4 of one group; it goes down W by BLOCK_N.
-    pid_m, pid_k = device.place_of(tl.program_id(0), n_rows, n_inner, GROUP, BLOCK_M, BLOCK_K)
-    rows = pid_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
-    inner = pid_k * BLOCK_K + tl.arange(0, BLOCK_K)
-    words = pid_k * (BLOCK_K // PER_WORD) + tl.arange(0, BLOCK_K // PER_WORD)
-    row_mask, word_mask = (rows < n_rows)[:, None], (words < n_inner // PER_WORD)[None, :]
-    DTYPE: tl.constexpr = dz_ptr.dtype.element_ty
-    total = tl.zeros((BLOCK_M, BLOCK_K), dtype=COMPUTE)
-    for start in range(0, n_cols, BLOCK_N):
-        cols = start + tl.arange(0, BLOCK_N).to(tl.int64)
-        col_mask = cols < n_cols
-        at = cols if PER_WORD == 1 else pid_k * n_cols + cols
-        dz_ptrs = dz_ptr + rows[:, None] * stride_dzm + cols[None, :] * stride_dzn
-        dz = tl.load(dz_ptrs, mask=row_mask & col_mask[None, :], other=0.0)
-        packed_ptrs = packed_ptr + cols[:, None] * stride_pn + words[None, :]
-        packed = tl.load(packed_ptrs, mask=col_mask[:, None] & word_mask, other=0)
-        scale = tl.load(scales_ptr + at, mask=col_mask, other=0.0).to(DTYPE)
-        w = _numbers(packed, zeros_ptr, at, col_mask, DTYPE)
-        w = (w * scale[:, None]).to(DTYPE)
-        total = device.dot(dz, w, total, PRECISION, COMPUTE)
-    offsets, mask = rows[:, None] * n_inner + inner[None, :], row_mask & (inner < n_inner)[None, :]
-    tl.store(dx_ptr + offsets, total.to(dx_ptr.dtype.element_ty), mask=mask)
+    # One program makes the numbers of BLOCK_N rows of W, for int4 those of one group, and writes them scaled.
+    step = tl.program_id(0) % n_steps
+    cols = (tl.program_id(0) // n_steps).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    inner = step * BLOCK_K + tl.arange(0, BLOCK_K)
+    words = step * (BLOCK_K // PER_WORD) + tl.arange(0, BLOCK_K // PER_WORD)
+    col_mask = cols < n_cols
+    mask = col_mask[:, None] & (words < n_inner // PER_WORD)[None, :]
+    packed = tl.load(packed_ptr + cols[:, None] * stride_pn + words[None, :], mask=mask, other=0)
+    at = cols if PER_WORD == 1 else step * n_cols + cols
+    scale = tl.load(scales_ptr + at, mask=col_mask, other=0.0).to(COMPUTE)
+    w = _numbers(packed, zeros_ptr, at, col_mask, COMPUTE) * scale[:, None]
+    mask = col_mask[:, None] & (inner < n_inner)[None, :]
+    tl.store(
+        w_ptr + cols[:, None] * n_inner + inner[None, :], w.to(w_ptr.dtype.element_ty), mask=mask
+    )
 
 
 # --- quantizing ----------------------------------------------------------------------------------------------
@@ -325,15 +317,23 @@ _TILES = {
     "turing": (Tile(64, 32, 4, 1), Tile(16, 32, 4, 1)),
 }
 _STEP = 64  # along K, of 8 bits: a row of W has one scale, and any K
+_ROWS_WRITTEN, _WRITTEN = (
+    32,
+    256,
+)  # by a program that writes W, and of 8 bits how many numbers of each
 _GROUP = 8  # rows of tiles that programs go down together
 _FEW_ROWS = 64  # up to which reading W takes the time, and programs share K
+# Rows up to which making the numbers anew for each tile of rows takes less time than writing W and reading it
+_MOST_ROWS = {"int4": _FEW_ROWS, "int8": 256, "fp8": 256}
 _RESIDENT = 4  # programs on an SM that keep its memory busy
 _MOST_PARTS, _LEAST_STEPS = 16, 4  # parts of K at most, and steps in each at least
 
 
 @functools.lru_cache(4096)
-def _plan(n_rows, n_cols, n_steps, dtype, gpu):
+def _plan(n_rows, n_cols, n_steps, dtype, gpu, kind_of_weight):
     kind, major = host.kind_of(dtype, False), host.generation(gpu)
+    if kind == "half" and n_rows > _MOST_ROWS[kind_of_weight]:
+        return Plan(None)
     # desktops' Blackwell, 12, has no more shared memory than Ampere
     if kind != "double" and not 9 <= major < 12:
         kind = "turing" if major < 8 else "elsewhere"
@@ -345,15 +345,9 @@ def _plan(n_rows, n_cols, n_steps, dtype, gpu):
     return Plan(tile, n_parts, tile.m == 16)
 
 
-def _constants(x, weight):
-    """(steps of BLOCK_K along K, constants) of both kernels."""
-    block_k = _STEP if weight.per_word == 1 else weight.group
-    constants = {
-        "PRECISION": "ieee" if host.generation(x.device) < 8 else "tf32x3",
-        "COMPUTE": host.compute_dtype(x.dtype), "PER_WORD": weight.per_word, "GROUP": _GROUP,
-        "BLOCK_K": block_k,
-    }  # fmt: skip
-    return host.cdiv(weight.shape[1], block_k), constants
+def _step(weight):
+    """Numbers along K in one step of the kernel."""
+    return _STEP if weight.per_word == 1 else weight.group
 
 
 def _to_calculate(t):
@@ -361,12 +355,52 @@ def _to_calculate(t):
     return t.float() if t.dtype == torch.bfloat16 and not device.has_bfloat16() else t
 
 
+def _whole(packed, scales, zeros, dtype):
+    """W, (N, K), in dtype, as dequantize makes it; by one kernel, but for float64."""
+    if dtype == torch.float64:
+        return dequantize(QuantizedWeight(packed, scales, zeros)).to(dtype)
+    weight = _stored(packed, scales, zeros, dtype)
+    (n_cols, n_inner), w = weight.shape, scales.new_empty(weight.shape, dtype=dtype)
+    block_k = _WRITTEN if weight.per_word == 1 else weight.group
+    n_steps = host.cdiv(n_inner, block_k)
+    host.run(
+        _weight_kernel, (host.cdiv(n_cols, _ROWS_WRITTEN) * n_steps,), (*weight, w),
+        n_cols, n_inner, weight.packed.stride(0), n_steps, COMPUTE=tl.float32, PER_WORD=weight.per_word,
+        BLOCK_N=_ROWS_WRITTEN, BLOCK_K=block_k, num_warps=4,
+    )  # fmt: skip
+    return w
+
+
+def _finish_parts(parts, n_parts, bias, y, z, activation):
+    host.run(
+        _sum_parts_kernel, (host.cdiv(y.numel(), 512),), (parts, bias, y, z),
+        y.numel(), y.shape[1], n_parts, ACTIVATION=activation, COMPUTE=host.compute_dtype(y.dtype),
+        BLOCK_SIZE=512, num_warps=4,
+    )  # fmt: skip
+
+
+def _launch_whole(y, z, x, weight, bias, activation):
+    """As _launch, by a W that is made whole."""
+    x, w, product = host.for_cublas(x), _whole(*weight, x.dtype).t(), y if z is None else z
+    if bias is None:
+        torch.mm(x, w, out=product)
+    else:
+        torch.addmm(bias, x, w, out=product)
+    if activation != "identity":
+        _finish_parts(product, 1, None, y, None, activation)
+
+
 def _launch(plan, y, z, x, weight, bias, activation):
     """Write y, and z = x Wᵀ + bias unless it is None."""
-    x = _to_calculate(x)
-    n_steps, constants = _constants(x, weight)
-    (n_rows, n_cols), n_inner = y.shape, x.shape[1]
-    plan = plan or _plan(n_rows, n_cols, n_steps, x.dtype, x.device)
+    x, (n_rows, n_cols), n_inner = _to_calculate(x), y.shape, x.shape[1]
+    n_steps = host.cdiv(n_inner, _step(weight))
+    plan = plan or _plan(n_rows, n_cols, n_steps, x.dtype, x.device, weight.kind)
+    if plan.tile is None:
+        _launch_whole(y, z, x, weight, bias, activation)
+        return
+    weight = _stored(*weight, x.dtype)
+    block_k = _step(weight)
+    n_steps = host.cdiv(n_inner, block_k)
     tile, outs, how = plan.tile, (bias, y, z), activation
     steps_per_part = host.cdiv(n_steps, plan.n_parts)
     n_parts = host.cdiv(n_steps, steps_per_part or 1)
@@ -376,27 +410,13 @@ def _launch(plan, y, z, x, weight, bias, activation):
     n_tiles = host.cdiv(n_rows, tile.m) * host.cdiv(n_cols, tile.n)
     host.run(
         _quantized_linear_kernel, (n_tiles, max(1, n_parts)), (x, *weight, *outs),
-        n_rows, n_cols, n_inner, x.stride(0), weight.packed.stride(0), steps_per_part,
-        ACTIVATION=how, SCALES_SUMS=plan.scales_sums, WHOLE=n_inner % constants["BLOCK_K"] == 0, **constants,
-        BLOCK_M=tile.m, BLOCK_N=tile.n, num_warps=tile.num_warps, num_stages=tile.num_stages,
+        n_rows, n_cols, n_inner, x.stride(0), weight.packed.stride(0), steps_per_part, ACTIVATION=how,
+        PRECISION="ieee" if host.generation(x.device) < 8 else "tf32x3", COMPUTE=host.compute_dtype(x.dtype),
+        PER_WORD=weight.per_word, SCALES_SUMS=plan.scales_sums, WHOLE=n_inner % block_k == 0, GROUP=_GROUP,
+        BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=block_k, num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
     if n_parts > 1:
-        host.run(
-            _sum_parts_kernel, (host.cdiv(y.numel(), 512),), (parts, bias, y, z),
-            y.numel(), n_cols, n_parts, ACTIVATION=activation, BLOCK_SIZE=512, num_warps=4,
-        )  # fmt: skip
-
-
-def _launch_dx(plan, dx, dz, weight):
-    dz = _to_calculate(dz)
-    n_steps, constants = _constants(dz, weight)
-    (n_rows, n_inner), n_cols = dx.shape, dz.shape[1]
-    tile = plan and plan.backward or _plan(n_rows, n_inner, n_steps, dz.dtype, dz.device).tile
-    host.run(
-        _dx_kernel, (host.cdiv(n_rows, tile.m) * n_steps,), (dz, *weight, dx),
-        n_rows, n_cols, n_inner, *dz.stride(), weight.packed.stride(0), **constants,
-        BLOCK_M=tile.m, BLOCK_N=tile.n, num_warps=tile.num_warps, num_stages=tile.num_stages,
-    )  # fmt: skip
+        _finish_parts(parts, n_parts, bias, y, z, activation)
 
 
 # --- forward and backward ------------------------------------------------------------------------------------
@@ -439,7 +459,7 @@ def _forward(x, packed, scales, zeros, bias, activation, plan=None, save_z=False
     if y.numel() > 0:
         rows = _in_rows(x.reshape(math.prod(x.shape[:-1]), x.shape[-1]))
         out, bias = y.view(-1, y.shape[-1]), None if bias is None else bias.contiguous()
-        _launch(plan, out, z, rows, _stored(packed, scales, zeros, x.dtype), bias, activation)
+        _launch(plan, out, z, rows, QuantizedWeight(packed, scales, zeros), bias, activation)
     return y, z
 
 
@@ -460,18 +480,17 @@ def _save(ctx, tensors, y, z, activation, all_inputs=False):
     ctx.save_for_backward(x, *weight, bias, host.saved_of(activation, y, z))
 
 
-def _backward(dy, packed, scales, zeros, saved, activation, needs_grad, plan=None):
+def _backward(dy, packed, scales, zeros, saved, activation, needs_grad):
     """dx and dbias, each None unless needed; saved is y or z, None for identity."""
     has_dx, has_dbias = needs_grad
     dy_rows, dx = dy.reshape(math.prod(dy.shape[:-1]), dy.shape[-1]), None
     saved = None if saved is None else saved.reshape(dy_rows.shape)
     dz, dbias = host.dz_of(dy_rows, saved, activation, has_dx, has_dbias)
     if has_dx:
-        weight = _stored(packed, scales, zeros, dy.dtype)
-        dx = dz.new_empty(dz.shape[0], weight.shape[1])
-        if dx.numel() > 0:
-            _launch_dx(plan, dx, dz, weight)
-        dx = dx.view(*dy.shape[:-1], weight.shape[1])
+        w = _whole(packed, scales, zeros, _to_calculate(dz).dtype)
+        dx = dz.new_empty(dz.shape[0], w.shape[1], dtype=w.dtype)
+        torch.mm(host.for_cublas(dz.to(w.dtype)), w, out=dx)
+        dx = dx.to(dz.dtype).view(*dy.shape[:-1], w.shape[1])
     return dx, dbias
 
 
@@ -481,7 +500,6 @@ class _QuantizedLinear(torch.autograd.Function):
         tensors = x, packed, scales, zeros, bias
         y, z = _forward(*tensors, activation, plan, activation in host.OF_Z)
         _save(ctx, tensors, y, z, activation)
-        ctx.plan = plan
         ctx.set_materialize_grads(False)  # no zeros for z's gradient
         return y, z  # z too: by it a second derivative finds its way to the inputs
 
@@ -491,7 +509,7 @@ class _QuantizedLinear(torch.autograd.Function):
         if dy is None:  # y is used, and has no gradient all the same
             return (None,) * 7
         _, *weight, _, saved = ctx.saved_tensors
-        dx, dbias = _backward(dy, *weight, saved, ctx.activation, ctx.needs_grad, ctx.plan)
+        dx, dbias = _backward(dy, *weight, saved, ctx.activation, ctx.needs_grad)
         return dx, None, None, None, dbias, None, None
 
 

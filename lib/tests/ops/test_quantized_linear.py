@@ -32,7 +32,8 @@ dtypes = pytest.mark.parametrize(
     "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 )
 FEW = Plan(Tile(16, 32, 4, 2), 3, True)  # as for decoding: K in parts, scaled sums
-MANY = Plan(Tile(64, 64, 4, 2))  # as for prefill: scaled numbers
+MANY = Plan(Tile(64, 64, 4, 2))  # as for some more rows: scaled numbers
+WHOLE = Plan(None)  # as for prefill
 
 
 def normal(*shape, dtype=torch.float32, seed=0):
@@ -82,7 +83,7 @@ def test_numbers_are_exact_with_every_zero_point(module, dtype):
     scales = torch.ones(1, 16, dtype=dtype, device=device)
     weight = module._pack(numbers[:, None]), scales, zeros
     want = (numbers - zeros.T).to(dtype)
-    for plan in (FEW, MANY):
+    for plan in (FEW, MANY, WHOLE):
         eye = torch.eye(128, dtype=dtype, device=device)
         assert torch.equal(module.quantized_linear_triton(eye, *weight, plan=plan).T, want)
         x = torch.zeros(16, 128, dtype=dtype, device=device, requires_grad=True)
@@ -113,7 +114,7 @@ def test_every_fp8_is_exact(module, dtype, has_fp8):
     scales = torch.ones(1, 17, dtype=dtype, device=packed.device)
     eye = torch.eye(254, dtype=dtype, device=packed.device, requires_grad=True)
     with mock.patch.object(module, "_has_fp8", return_value=has_fp8):
-        for plan in (None, FEW._replace(scales_sums=False), MANY):
+        for plan in (None, FEW._replace(scales_sums=False), MANY, WHOLE):
             y = module.quantized_linear_triton(eye, packed, scales, plan=plan)
             assert torch.equal(y, want[:, None].expand(254, 17))
             (dx,) = torch.autograd.grad(y, eye, torch.eye(254, 17, dtype=dtype, device=y.device))
@@ -129,7 +130,7 @@ def test_fp8_that_is_nan_stays_nan(module):
     x = torch.ones(3, 40, device=packed.device)
     want = op_file.quantized_linear_eager(x, packed, scales)
     assert want[0].isnan().tolist() == [False, True, False, False, True]
-    for plan in (None, FEW._replace(scales_sums=False), MANY):
+    for plan in (None, FEW._replace(scales_sums=False), MANY, WHOLE):
         y = module.quantized_linear_triton(x, packed, scales, plan=plan)
         assert torch.equal(y.isnan(), want.isnan())
 
@@ -272,7 +273,7 @@ def test_rows_of_decoding_and_prefill(module, kind, n_rows):
     x = normal(n_rows, 256, dtype=torch.bfloat16, seed=1).requires_grad_()
     bias = normal(33, dtype=torch.bfloat16, seed=2).requires_grad_()
     tensors = x, *q, bias
-    for plan in (None, FEW, MANY):
+    for plan in (None, FEW, MANY, WHOLE):
         call = functools.partial(module.quantized_linear_triton, activation="silu", plan=plan)
         eager = functools.partial(op_file.quantized_linear_eager, activation="silu")
         check_against_float64(call, eager, *tensors, slack=2e-2)
@@ -538,13 +539,13 @@ def test_what_cannot_be_quantized_is_refused_in_a_sentence(module):
 # --- plans and machine code ----------------------------------------------------------------------------------
 
 
-def plan_on_an_h200(n_rows, n_cols=14336, n_inner=4096, dtype=torch.bfloat16):
+def plan_on_an_h200(n_rows, n_cols=14336, n_inner=4096, dtype=torch.bfloat16, kind="int4"):
     op_file._plan.cache_clear()
     with (
         mock.patch.object(op_file.host, "n_multiprocessors", return_value=132),
         mock.patch.object(op_file.host, "generation", return_value=9),
     ):
-        plan = op_file._plan(n_rows, n_cols, n_inner // 128, dtype, None)
+        plan = op_file._plan(n_rows, n_cols, n_inner // 128, dtype, None, kind)
     op_file._plan.cache_clear()
     return plan
 
@@ -552,15 +553,20 @@ def plan_on_an_h200(n_rows, n_cols=14336, n_inner=4096, dtype=torch.bfloat16):
 def test_plans_of_an_h200():
     for n_rows in (1, 16):
         assert plan_on_an_h200(n_rows) == Plan(Tile(16, 128, 4, 4), 4, True)
-    assert [plan_on_an_h200(n).tile.m for n in (17, 64, 65, 4096)] == [64, 64, 128, 128]
+    assert [plan_on_an_h200(n).tile.m for n in (17, 64)] == [64, 64]
     assert plan_on_an_h200(64).n_parts == 4
-    assert plan_on_an_h200(65).n_parts == plan_on_an_h200(4096).n_parts == 1
+    assert plan_on_an_h200(65) == plan_on_an_h200(4096) == WHOLE
+    for kind in ("int8", "fp8"):
+        assert plan_on_an_h200(256, kind=kind) == Plan(Tile(128, 128, 8, 3))
+        assert plan_on_an_h200(257, kind=kind) == WHOLE
+    in_float32 = plan_on_an_h200(4096, dtype=torch.float32)
+    assert in_float32 == Plan(Tile(64, 64, 4, 2)), "cuBLAS's float32 units are slower than 3xTF32"
     assert plan_on_an_h200(1, n_cols=128).n_parts == 8, "at least four steps in each"
     assert plan_on_an_h200(1, n_inner=128).n_parts == 1
 
 
 def code_of(n_rows, kind, dtype=torch.bfloat16, shape=(4096, 14336), activation="gelu"):
-    """(n_rows, 4096) by (14336, 4096): what the launches of forward and dx compile to, and their plan."""
+    """(n_rows, 4096) by (14336, 4096): what the launches of forward and of W compile to, and their plan."""
     n_in, n_out = shape
     how, device = KINDS[kind], machine.device()
     group = how.get("group", 128) if "int4" in kind else n_in
@@ -575,14 +581,14 @@ def code_of(n_rows, kind, dtype=torch.bfloat16, shape=(4096, 14336), activation=
     )
     x, bias = torch.empty(n_rows, n_in, dtype=dtype, device=device), weight.scales[0]
     y, launches = torch.empty(n_rows, n_out, dtype=dtype, device=device), []
-    plan = plan_on_an_h200(n_rows, dtype=dtype)
+    plan = plan_on_an_h200(n_rows, dtype=dtype, kind=weight.kind)
 
     def record(kernel, grid, tensors, *sizes, **options):
         launches.append((kernel, (*tensors, *sizes), options))
 
     with mock.patch.object(op_file.host, "run", record):
         op_file._launch(plan, y, y, x, weight, bias, activation)
-        op_file._launch_dx(plan, x, y, weight)
+        op_file._whole(*weight, dtype)
     codes = []
     for kernel, arguments, options in launches:
         settings = {n: options.pop(n) for n in ("num_warps", "num_stages") if n in options}
@@ -591,25 +597,24 @@ def code_of(n_rows, kind, dtype=torch.bfloat16, shape=(4096, 14336), activation=
 
 
 @kinds
-@pytest.mark.parametrize("n_rows", [16, 64, 4096])
+@pytest.mark.parametrize("n_rows", [16, 64, 256])
 def test_sixteen_bytes_at_a_time_and_no_spills(kind, n_rows):
-    (forward, *_, dx), plan = code_of(n_rows, kind)
-    for kernel in (forward, dx):
-        mix = instruction_mix(kernel)
+    n_rows = min(n_rows, op_file._MOST_ROWS["int4" if "int4" in kind else kind])
+    (forward, *_, whole), plan = code_of(n_rows, kind)
+    for kernel in (forward, whole):
         assert kernel.spills == 0
         assert kernel.shared_bytes <= 227 * 1024
-        step = 128 if kind.startswith("int4") and "64" not in kind else 64
-        n_bytes = 2 * plan.tile.m * step + plan.tile.n * step // (2 if "int4" in kind else 1)
-        if kernel is dx:
-            n_bytes += 2 * plan.tile.m * (plan.tile.n - step)  # dz in place of x
-        copies = n_bytes // (16 * 32 * kernel.num_warps)
-        assert mix["LDGSTS.E.BYPASS.128"] >= copies, (
-            "x or dz, and W; scales may come in smaller pieces"
-        )
-        assert [op for op in mix if op.startswith(("HGMMA", "HMMA"))]
-        slow = "I2F.BF16", "I2F.F16", "F2F."
-        assert not [op for op in mix if op.startswith(slow)], "slow conversions"
+    mix = instruction_mix(forward)
+    step = 128 if kind.startswith("int4") and "64" not in kind else 64
+    n_bytes = 2 * plan.tile.m * step + plan.tile.n * step // (2 if "int4" in kind else 1)
+    copies = n_bytes // (16 * 32 * forward.num_warps)
+    assert mix["LDGSTS.E.BYPASS.128"] >= copies, "x and W; scales may come in smaller pieces"
+    assert [op for op in mix if op.startswith(("HGMMA", "HMMA"))]
+    slow = "I2F.BF16", "I2F.F16", "F2F."
+    assert not [op for op in mix if op.startswith(slow)], "slow conversions"
     assert plan.tile.m == min(n_rows, 128)
+    written = instruction_mix(whole)
+    assert not [op for op in written if op.startswith("STG") and not op.endswith("128")]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)

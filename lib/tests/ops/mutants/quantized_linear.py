@@ -110,23 +110,41 @@ MUTANTS = mutants_in("""
 - dtype=host.sum_dtype(y.dtype), device
 + dtype=y.dtype, device
 # z of parts not written
--             _sum_parts_kernel, (host.cdiv(y.numel(), 512),), (parts, bias, y, z),
-+             _sum_parts_kernel, (host.cdiv(y.numel(), 512),), (parts, bias, y, None),
-# dx: scales of the first group
-- at = cols if PER_WORD == 1 else pid_k * n_cols + cols
+- _sum_parts_kernel, (host.cdiv(y.numel(), 512),), (parts, bias, y, z),
++ _sum_parts_kernel, (host.cdiv(y.numel(), 512),), (parts, bias, y, None),
+# W whole: scales of the first group
+- at = cols if PER_WORD == 1 else step * n_cols + cols
 + at = cols
-# dx: rows of W past N added
-- dz = tl.load(dz_ptrs, mask=row_mask & col_mask[None, :], other=0.0)
-+ dz = tl.load(dz_ptrs, mask=row_mask, other=0.0)
-# dx: not scaled
-- w = (w * scale[:, None]).to(DTYPE)
-+ w = w.to(DTYPE)
-# dx: dy read as if contiguous
-- dz_ptrs = dz_ptr + rows[:, None] * stride_dzm + cols[None, :] * stride_dzn
-+ dz_ptrs = dz_ptr + rows[:, None] * n_cols + cols[None, :]
-# dx: the plan's tile ignored, and no tile
-- (host.cdiv(n_rows, tile.m) * n_steps,), (dz
-+ (host.cdiv(n_rows, tile.m),), (dz
+# W whole: not scaled
+- w = _numbers(packed, zeros_ptr, at, col_mask, COMPUTE) * scale[:, None]
++ w = _numbers(packed, zeros_ptr, at, col_mask, COMPUTE)
+# W whole: columns past K written into the next row
+-     mask = col_mask[:, None] & (inner < n_inner)[None, :]
++     mask = col_mask[:, None]
+# W whole: rows past N written
+-     mask = col_mask[:, None] & (inner < n_inner)[None, :]
++     mask = (inner < n_inner)[None, :]
+# W whole: packed read as if contiguous
+- packed = tl.load(packed_ptr + cols[:, None] * stride_pn + words[None, :], mask=mask, other=0)
++ packed = tl.load(packed_ptr + cols[:, None] * (n_inner // PER_WORD) + words[None, :], mask=mask, other=0)
+# W whole: only the first steps along K
+- (host.cdiv(n_cols, _ROWS_WRITTEN) * n_steps,), (*weight, w),
++ (n_steps,), (*weight, w),
+# whole: no bias
+- torch.addmm(bias, x, w, out=product)
++ torch.mm(x, w, out=product)
+# whole: z overwritten
+- product = host.for_cublas(x), _whole(*weight, x.dtype).t(), y if z is None else z
++ product = host.for_cublas(x), _whole(*weight, x.dtype).t(), y
+# whole: bias added twice
+- _finish_parts(product, 1, None, y, None, activation)
++ _finish_parts(product, 1, bias, y, None, activation)
+# whole: in float32 too, by units that are slower than 3xTF32
+- if kind == "half" and n_rows > _MOST_ROWS[kind_of_weight]:
++ if n_rows > _MOST_ROWS[kind_of_weight]:
+# whole: from one row less on
+- n_rows > _MOST_ROWS[kind_of_weight]
++ n_rows >= _MOST_ROWS[kind_of_weight]
 # a strided x read side by side
 - return t if t.stride(1) == 1 else t.contiguous()
 + return t
@@ -134,8 +152,8 @@ MUTANTS = mutants_in("""
 - scales, zeros = (t if t is None else t.contiguous() for t in (scales, zeros))
 + pass
 # the plan that is given ignored
-- plan = plan or _plan(n_rows, n_cols, n_steps, x.dtype, x.device)
-+ plan = _plan(n_rows, n_cols, n_steps, x.dtype, x.device)
+- plan = plan or _plan(n_rows, n_cols, n_steps, x.dtype, x.device, weight.kind)
++ plan = _plan(n_rows, n_cols, n_steps, x.dtype, x.device, weight.kind)
 # W saved for nothing
 - weight = weight if ctx.needs_grad[0] or all_inputs else (None, None, None)
 + pass
