@@ -1065,7 +1065,7 @@ _QUANTIZED_PLANS = {
         quantized_linear.Plan(quantized_linear.Tile(16, 32, 4, 2), 3, True),
         [(17, 640, 21), (7, 384, 40)],
     ),
-    "W made whole": (quantized_linear.Plan(None), [(17, 128, 37), (3, 384, 70)]),
+    "W made whole": (quantized_linear.Plan(None), [(17, 128, 37), (7, 384, 70)]),
 }
 
 QUANTIZED_LINEAR = Op(

@@ -14,12 +14,11 @@ Traffic   Few rows are bound by reading W: NK/2 bytes and scales for int4, 2NK f
           bound by 2MNK FLOPs, and by the instructions that make numbers of integers.
 Ways      A program holds a tile of y and goes along K by groups. With few rows programs share K, and a second
           kernel sums their parts in order. For 16 rows a group's sum is multiplied by its scale; larger tiles
-          multiply the group's numbers, which takes fewer registers. Each tile of rows makes all numbers of W
-          anew. So from 65 rows on (int4; 257 for 8 bits) a kernel makes W once, in 16 bits, 2NK bytes for the
-          time of the call, and the product is cuBLAS's.
+          multiply the group's numbers, which takes fewer registers. From 65 rows on (257 for 8 bits) a kernel
+          makes W once, in 16 bits, 2NK bytes for the time of the call, and the product is cuBLAS's.
 Backward  dz = dy·act'(z), summed to db; dx = dz W by cuBLAS, of W made once, in dy's dtype. There is no dW.
           Saves W as it is stored, and y (relu, sigmoid) or z (gelu, silu).
-Tuned     not yet: the tiles are read off machine code for an H200. Where cuBLAS takes over was timed there.
+Tuned     not yet: the tiles are read off machine code for an H200.
 Copy it   by `make copy OP=quantized_linear TO=folder`, or take _host.py and _device.py along. MIT licence.
 """
 
@@ -317,14 +316,10 @@ _TILES = {
     "turing": (Tile(64, 32, 4, 1), Tile(16, 32, 4, 1)),
 }
 _STEP = 64  # along K, of 8 bits: a row of W has one scale, and any K
-_ROWS_WRITTEN, _WRITTEN = (
-    32,
-    256,
-)  # by a program that writes W, and of 8 bits how many numbers of each
+_ROWS_WRITTEN, _WRITTEN = 32, 256  # by a program that makes W; of 8 bits, numbers of each
 _GROUP = 8  # rows of tiles that programs go down together
 _FEW_ROWS = 64  # up to which reading W takes the time, and programs share K
-# Rows up to which making the numbers anew for each tile of rows takes less time than writing W and reading it
-_MOST_ROWS = {"int4": _FEW_ROWS, "int8": 256, "fp8": 256}
+_MOST_ROWS = {"int4": _FEW_ROWS, "int8": 256, "fp8": 256}  # of more rows, W is made once
 _RESIDENT = 4  # programs on an SM that keep its memory busy
 _MOST_PARTS, _LEAST_STEPS = 16, 4  # parts of K at most, and steps in each at least
 
@@ -526,9 +521,8 @@ def _check_kind(name, weight, kind, group, zero_points):
         got = tuple(weight.shape)
         raise ValueError(f"{name}: weight must be (N, K), got {got}; use weight.flatten(1)")
     if kind != "int4" and zero_points:
-        raise ValueError(
-            f"{name}: {kind} has no zero points; take them with int4, or leave them out"
-        )
+        instead = "take them with int4, or leave them out"
+        raise ValueError(f"{name}: {kind} has no zero points; {instead}")
     if kind == "int4" and group not in (64, 128):
         raise ValueError(f"{name}: group must be 64 or 128, got {group!r}")
     if weight.shape[1] == 0 or kind == "int4" and weight.shape[1] % group:
@@ -546,13 +540,10 @@ def _check(name, x, packed, scales, zeros, bias, activation):
     host.check_tensors(name, "quantized_linear_eager", **tensors)
     tensors |= {"scales": (scales, "G N")}
     host.check_tensors(name, "quantized_linear_eager", host.MIXED, **tensors)
-    made, integers = (
-        "pass what quantize(weight) makes",
-        {"packed": (packed, "int8, uint8 of fp8, or int32 of int4")},
-    )
-    for label, (t, kinds) in (
-        integers | ({} if zeros is None else {"zeros": (zeros, "int8")})
-    ).items():
+    made = "pass what quantize(weight) makes"
+    of_packed = "int8, uint8 of fp8, or int32 of int4"
+    integers = (("packed", packed, of_packed), ("zeros", zeros, "int8"))
+    for label, t, kinds in integers[: 1 if zeros is None else 2]:
         dtype = getattr(t, "dtype", type(t).__name__)
         if dtype not in (_KINDS if label == "packed" else (torch.int8,)):
             raise TypeError(f"{name}: {label} must be a tensor of {kinds}, got {dtype}; {made}")

@@ -20,7 +20,7 @@ PAGES = {
     "_linear_glu_gluon": ((44,), 0.4, ["_linear_glu_gluon_kernel"]),
     "linear_cross_entropy": ((46,), 0.5, ["_cross_entropy_kernel"]),
     "quantized_linear": (
-        (47,), 0.6, ["_quantized_linear_kernel", "_numbers", "_quarter", "_sum_parts_kernel", "_dx_kernel"],
+        (47,), 0.6, ["_quantized_linear_kernel", "_numbers", "_quarter", "_sum_parts_kernel", "_weight_kernel"],
     ),
     "matmul": ((40,), 0.5, ["_matmul_persistent_kernel", "_store_by_tma"]),
     "linear_glu": ((41,), 0.4, ["_linear_glu_tma_kernel", "_store_gated"]),
