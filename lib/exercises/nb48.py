@@ -3,11 +3,21 @@
 import math
 
 from lib import machine
-from lib.exercises import attempted, case, exercise, expect, expect_launches, expect_op, left_alone
+from lib.exercises import (
+    Wrong,
+    attempted,
+    case,
+    exercise,
+    expect,
+    expect_launches,
+    expect_op,
+    left_alone,
+)
 from lib.exercises.watch import expect_float32_products, expect_no_pass
-from lib.nogpu.memory import count_traffic
+from lib.nogpu.memory import OutOfBounds, count_traffic
 
 import torch
+from triton.runtime.errors import InterpreterError
 
 INF = float("inf")
 
@@ -146,6 +156,28 @@ def _in_pages(n_heads, dim, lengths, dtype):
     )
 
 
+def _expect_far_pages(answer):
+    """Wrong if offsets overflow for a page past 2**31 elements. Of the memory before it nothing is touched."""
+    dim, number = 16, 2**31 // (16 * 16)
+    q, page, _, table, lengths = (t.cpu() for t in _in_pages(2, dim, [16], torch.bfloat16))
+    page = page[table[0, :1].long()]
+    try:
+        pages = torch.empty(number + 1, 16, dim, dtype=torch.bfloat16)
+    except RuntimeError:  # a system that counts memory which nobody touches
+        return
+    pages[number] = page[0]
+    got, at = [], f"with 16 keys on page {number:,}, D = 16, bfloat16,"
+    try:
+        count_traffic(
+            lambda: got.append(answer(q, pages, pages, table.new_full((1, 1), number), lengths))
+        )
+    except (OutOfBounds, InterpreterError) as error:
+        says = str(error.__cause__ or error).partition(";")[0]
+        raise Wrong(f"{at} {says}; cast offsets to tl.int64") from None
+    want = _from_pages(q, page, page, torch.zeros_like(table), lengths)
+    expect(torch.allclose(got[0], want, 0.02, 0.02), f"{at} o is wrong; cast offsets to tl.int64")
+
+
 @exercise("48.3", "Keys in pages", minutes=25, level=3)
 def check_attend_pages(answer):
     kinds = {
@@ -169,6 +201,7 @@ def check_attend_pages(answer):
 
     what = ", scores of hundreds, whose exponentials overflow"
     expect_op(answer, _from_pages, large, shapes=((3, 4, 16),), dtypes=(torch.float32,), what=what)
+    _expect_far_pages(answer)
     inputs = _in_pages(4, 32, [40, 100], torch.float32)
     expect_launches(lambda: answer(*inputs), exactly=1)
     expect_float32_products(lambda: answer(*inputs))

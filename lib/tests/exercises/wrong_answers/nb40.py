@@ -307,4 +307,10 @@ cosine_similarity__lengths_summed_in_x_s_dtype = solution(
     "x_squares += tl.sum(x_wide * x_wide, axis=1)",
     "x_squares = (x_squares + tl.sum(x_wide * x_wide, axis=1)).to(x.dtype).to(tl.float32)",
 ).cosine_similarity
+cosine_similarity__squares_of_x_in_its_dtype = solution(
+    "40_matmul", "tl.sum(x_wide * x_wide, axis=1)", "tl.sum((x * x).to(tl.float32), axis=1)"
+).cosine_similarity
+cosine_similarity__squares_of_c_in_its_dtype = solution(
+    "40_matmul", "tl.sum(c_wide * c_wide, axis=1)", "tl.sum((c * c).to(tl.float32), axis=1)"
+).cosine_similarity
 batched__transposed_dy_as_contiguous = transposed_taken_as_contiguous(solution("40_matmul").batched)

@@ -140,6 +140,7 @@ attend_pages__table_of_the_first_text = _pages(
 attend_pages__scores_not_masked = _pages('tl.where(seen[None, :], s, -float("inf"))', "s")
 attend_pages__one_entry_too_many = _pages("tl.cdiv(length, PAGE)", "length // PAGE + 1")
 attend_pages__natural_exponent = _pages("d**-0.5 * 1.4426950408889634", "d**-0.5")
+attend_pages__offsets_of_32_bits = _pages("+ slot).to(tl.int64)", "+ slot)")
 attend_pages__tf32 = _pages('input_precision="ieee"', 'input_precision="tf32"')
 attend_pages__no_maximum = _pages("tl.maximum(top, tl.max(s, axis=1))", "tl.maximum(top, 0.0)")
 attend_pages__undefined_lanes = without_other("48_attention_backward").attend_pages
