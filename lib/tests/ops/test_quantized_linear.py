@@ -305,6 +305,27 @@ def test_parts_of_k_are_finished_once(module, activation):
     check_against_float64(call, eager, x, *q, bias, slack=1e-5)
 
 
+def test_parts_may_be_larger_than_float16_holds(module):
+    q, plan = module.quantize(normal(8, 256).half().fill_(1)), FEW._replace(n_parts=2)
+    x = torch.full((3, 256), 1000.0, dtype=torch.float16, device=q.packed.device)
+    x[:, 128:] *= -1
+    assert not module.quantized_linear_triton(x, *q, plan=plan).any()
+
+
+def test_where_cublas_takes_over(module):
+    """From 65 rows on in 16 bits, of 8 bits from 257; in float32 never."""
+
+    def makes_w(n_rows, kind, dtype):
+        q, x = module.quantize(normal(8, 128, dtype=dtype), kind), normal(n_rows, 128, dtype=dtype)
+        seen = count_traffic(lambda: module.quantized_linear_triton(x, *q))
+        return any(name.startswith("_weight_kernel") for name in seen.by_argument)
+
+    for kind, most in (("int4", 64), ("int8", 256), ("fp8", 256)):
+        for dtype in (torch.bfloat16, torch.float16):
+            assert [makes_w(n, kind, dtype) for n in (most, most + 1)] == [False, True]
+        assert not makes_w(most + 1, kind, torch.float32)
+
+
 @pytest.mark.parametrize("kind", ["int8", "fp8"])
 def test_eight_bits_of_any_k(module, kind):
     for n_inner in (1, 33, 64, 65, 200):
