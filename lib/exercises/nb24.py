@@ -12,13 +12,11 @@ import torch
 # --- 24.1 ----------------------------------------------------------------------------------------------------
 
 _WIDE_HOST = """
-torch::Tensor add(torch::Tensor x, torch::Tensor residual) {
-  auto y = torch::empty_like(x);
+void add(torch::Tensor x, torch::Tensor residual, torch::Tensor y) {
   const int64_t n = x.numel(), blocks = (n / 4 + 127) / 128;
   add_kernel<<<blocks > 0 ? blocks : 1, 128, 0, c10::cuda::getCurrentCUDAStream()>>>(
       x.data_ptr<float>(), residual.data_ptr<float>(), y.data_ptr<float>(), n);
   C10_CUDA_KERNEL_LAUNCH_CHECK();
-  return y;
 }
 """
 
@@ -33,24 +31,33 @@ def check_wide_kernel(kernel):
         x[n // 2] = NAN
         with case(at):
             cuda.memory_traffic(yours)
-            y = attempted(yours.add(x, residual))
+            y = torch.full((n,), -1.0)
+            yours.add(x, residual, y)
         expect_equal(y, torch.relu(x + residual), at, "y")
         read = cuda.memory_traffic(yours).bytes_read
         most = x.nbytes + residual.nbytes
         expect(read <= most, f"{at}: {read} bytes are read, and x and residual have {most}")
     wide = re.search(r"\b(float4|int4|uint4|double2|longlong2|ulonglong2|alignas\s*\(16\))", code)
-    # off a multiple of 16, a 16-byte access is an error of its own
-    x, residual = torch.randn(64), torch.randn(65)[1:]
+    for what in ("x", "residual", "y"):
+        expect(
+            wide and _is_wide(yours, code, what),
+            f"the numbers are right, but {what} does not move 16 bytes at a time; use a float4 pointer for it",
+        )
+
+
+def _is_wide(yours, code, what):
+    """Whether this tensor moves 16 bytes at a time: 4 bytes off, such an access is an error of its own."""
+    tensors = {"x": torch.randn(64), "residual": torch.randn(64), "y": torch.empty(64)}
+    tensors[what] = torch.cat([tensors[what], torch.zeros(1)])[1:]
+    x, residual, y = tensors.values()
     try:
-        y = yours.add(x, residual)
-        misaligned = False
+        yours.add(x, residual, y)
     except RuntimeError as error:
-        misaligned = "misaligned" in str(error)
-    handled = not misaligned and torch.equal(y, torch.relu(x + residual)) and "%" in code
-    expect(
-        wide and (misaligned or handled),
-        "the numbers are right, but residual is not read 16 bytes at a time; read it through a float4 pointer",
-    )
+        return "misaligned" in str(error)
+    looks = re.search(
+        r"[%&]\s*(16|15|0x0*f|sizeof|alignof)\b", code
+    )  # at addresses, as a host would
+    return looks and torch.equal(y, torch.relu(x + residual))
 
 
 # --- 24.2 ----------------------------------------------------------------------------------------------------
@@ -175,12 +182,20 @@ def check_normalize_kernel(kernel):
         (2, 1031, 1024),
     ]:
         at = f"at {rows}×{cols} with blocks of {threads} threads"
-        for mean in (0.0, 30.0):
-            x = torch.randn(rows, cols) + mean
+        near, far = torch.randn(rows, cols), torch.randn(rows, cols)
+        far[:, 0] += 1000
+        for what, x in {
+            "0": near,
+            "30": near + 30,
+            "0, but for a first number of 1000": far,
+        }.items():
             with case(at):
                 y = attempted(yours.normalize(x, threads))
-            what = f"{at}, rows around {mean:g}"
-            check_against_float64(lambda x, y=y: y, _normalize_eager, x, name=what)
+            what = f"{at}, rows around {what}"
+            # the order of a sum moves the mean by its last bits, which near 30 count beside a small deviation
+            moved = 2e-7 * x.mean(1).abs() / (x.var(1, correction=0) + 1e-5).sqrt()
+            slack = 1e-6 + moved.max().item()
+            check_against_float64(lambda x, y=y: y, _normalize_eager, x, slack=slack, name=what)
     expect("atomic" not in code, "atomic additions come in any order; add in a fixed one")
     expect(
         "__shfl" in code and "__shared__" in code,

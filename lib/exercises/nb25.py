@@ -1,7 +1,9 @@
 """Exercises of notebook 25, the finished op: what stands around a kernel."""
 
+import inspect
 import math
 import re
+from unittest import mock
 
 from lib import machine
 from lib.exercises import (
@@ -51,6 +53,8 @@ def check_arguments(answer):
         ("bias of int64", TypeError, "bias", x, _empty(7).long()),
         ("two times complex64", TypeError, "", x + 0j, _empty(7) + 0j),
         ("x in float64, bias in float32", TypeError, "bias", x.double(), _empty(7)),
+        ("x in float8, bias in float32", TypeError, "", x.to(torch.float8_e4m3fn), _empty(7)),
+        ("x in float32, bias in float8", TypeError, "", x, _empty(7).to(torch.float8_e5m2)),
         ("bias of 8 numbers", ValueError, "(8,)", x, _empty(8)),
         ("bias of 1 number", ValueError, "(1,)", x, _empty(1)),
         ("bias of shape (1, 7)", ValueError, "(1, 7)", x, _empty(1, 7)),
@@ -152,6 +156,7 @@ def check_function(answer):
         with case(at):
             check_against_float64(answer.apply, add_relu_eager, x, bias, name=at)
             _expect_exact_gradients(answer, x.detach(), bias.detach(), at)
+        _expect_dtypes_told(answer, x, bias, at)
     for which in ("x", "bias"):
         _expect_left_out(answer, which)
     _expect_saved(answer)
@@ -181,6 +186,30 @@ def _expect_exact_gradients(answer, x, bias, at):
         dbias.dtype == bias.dtype and (dbias == want).all(),
         f"{at}: 257 rows of ones have dbias {dbias[0].item():g}, should be {want:g} in {bias.dtype}",
     )
+
+
+def _expect_dtypes_told(answer, x, bias, at):
+    """Autograd casts a gradient of another dtype, so the call of `_backward` is watched, where there is one."""
+    from lib.ops import add_relu
+
+    told, saved, backward = [], [], add_relu._backward
+    signature = inspect.signature(backward)
+
+    def watched(*arguments, **named):
+        told.append(tuple(signature.bind(*arguments, **named).arguments["dtypes"]))
+        return backward(*arguments, **named)
+
+    with mock.patch.object(add_relu, "_backward", watched):
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+            y = answer.apply(x, bias)
+        torch.autograd.grad(y, (x, bias), torch.ones_like(y))
+    n_bytes = sum(t.nbytes for t in saved)
+    expect(n_bytes <= y.nbytes, f"{at}: {n_bytes} bytes are saved for backward; y has {y.nbytes}")
+    for dtypes in told:
+        expect(
+            dtypes == (x.dtype, bias.dtype),
+            f"{at}: `_backward` was told the dtypes {dtypes}, so autograd casts by a kernel more",
+        )
 
 
 def _expect_left_out(answer, which):

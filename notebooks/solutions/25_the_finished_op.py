@@ -19,7 +19,8 @@ def check_arguments(x, bias):
             raise TypeError(f"{name} must be a torch.Tensor, got {type(t).__name__}")
         if not t.is_floating_point():
             raise TypeError(f"{name} must be a floating-point tensor, got {t.dtype}; use .float()")
-    if x.dtype != bias.dtype and torch.float64 in (x.dtype, bias.dtype):
+    mixed = (torch.float32, torch.float16, torch.bfloat16)
+    if x.dtype != bias.dtype and not (x.dtype in mixed and bias.dtype in mixed):
         raise TypeError(f"x is {x.dtype} and bias {bias.dtype}; cast bias, by bias.to(x.dtype)")
     if bias.device != x.device:
         raise ValueError(f"x is on {x.device} and bias on {bias.device}; move both to one device")

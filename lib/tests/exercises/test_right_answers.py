@@ -5,6 +5,7 @@ import itertools
 from lib import machine
 from lib.exercises import check
 from lib.exercises.undefined import compare
+from lib.ops import add_relu
 from lib.tests.exercises.wrong_answers import solution
 from lib.tests.exercises.wrong_answers.nb04 import changed
 
@@ -124,11 +125,27 @@ def _capped_dq_one_key_at_a_time(q, k, v, o, lse, do, cap):
     return dq
 
 
+class _DtypesOfEmpty(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, bias):
+        y = add_relu._forward(x, bias)
+        ctx.save_for_backward(y)
+        ctx.empty = x.new_empty(0), bias.new_empty(0)
+        return y
+
+    @staticmethod
+    @add_relu.host.once
+    def backward(ctx, dy):
+        dtypes = [t.dtype for t in ctx.empty]
+        flags = ctx.needs_input_grad
+        return add_relu._backward(dy, *ctx.saved_tensors, needs_grad=flags, dtypes=dtypes)
+
+
 def _bias_first(x, bias):
     for name, t in (("bias", bias), ("x", x)):
         if not (isinstance(t, torch.Tensor) and t.is_floating_point()):
             raise TypeError(f"{name}: a floating-point tensor, please")
-    if x.dtype != bias.dtype and torch.float64 in (x.dtype, bias.dtype):
+    if x.dtype != bias.dtype and not {x.itemsize, bias.itemsize} <= {2, 4}:
         raise TypeError(f"bias: {bias.dtype} beside {x.dtype}")
     if x.dim() == 0:
         raise ValueError("x: no dimension")
@@ -208,7 +225,21 @@ _RIGHT = {
             "total = 0.f;\n  for (int k = 0; k < n_warps; ++k) total += sums[k];",
         ),
     ),
+    "a look at addresses, and scalars where they are odd": (
+        "24.1",
+        changed(
+            solution("24_cuda_blocks_and_clusters").wide_kernel,
+            "const int64_t n_wide = n / 4,",
+            "const bool aligned = (uintptr_t(x) | uintptr_t(residual) | uintptr_t(y)) % 16 == 0;\n"
+            "  for (int64_t i = 4 * t; !aligned && i < n && i < 4 * t + 4; ++i)\n"
+            "    y[i] = x[i] + residual[i] < 0.f ? 0.f : x[i] + residual[i];\n"
+            "  const int64_t n_wide = aligned ? n / 4 : 0,",
+            "if (last < n) {",
+            "if (aligned && last < n) {",
+        ),
+    ),
     "bias looked at first": ("25.1", _bias_first),
+    "dtypes kept by an empty tensor of each": ("25.4", _DtypesOfEmpty),
     "a float4 by its number": (
         "31.5",
         changed(

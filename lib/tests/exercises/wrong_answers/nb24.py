@@ -48,6 +48,15 @@ wide_kernel__eight_bytes = re.sub(
 )
 
 
+_SCALAR_LOADS = ("float4 z = reinterpret_cast<const float4*>(x)[t];",
+    "float4 z = {x[4 * t], x[4 * t + 1], x[4 * t + 2], x[4 * t + 3]};")  # fmt: skip
+_SCALAR_STORES = ("    reinterpret_cast<float4*>(y)[t] = z;\n",
+    "    y[4 * t] = z.x, y[4 * t + 1] = z.y, y[4 * t + 2] = z.z, y[4 * t + 3] = z.w;\n")  # fmt: skip
+wide_kernel__x_one_by_one = changed(_wide, *_SCALAR_LOADS)
+wide_kernel__y_one_by_one = changed(_wide, *_SCALAR_STORES)
+wide_kernel__residual_alone_is_wide = changed(_wide, *_SCALAR_LOADS, *_SCALAR_STORES)
+
+
 _dbias = _right.dbias_kernel
 dbias_kernel__no_barrier = changed(_dbias, "  __syncthreads();\n", "")
 dbias_kernel__returns_before_the_barrier = changed(
@@ -156,6 +165,13 @@ normalize_kernel__large_squares = changed(
     "squares += x[col] * x[col]",
     "sum_of_block(squares) / n_cols",
     "sum_of_block(squares) / n_cols - mean * mean",
+)
+normalize_kernel__deviations_from_the_first = changed(
+    _normalize,
+    "squares += (x[col] - mean) * (x[col] - mean)",
+    "squares += (x[col] - x[0]) * (x[col] - x[0])",
+    "sum_of_block(squares) / n_cols",
+    "sum_of_block(squares) / n_cols - (mean - x[0]) * (mean - x[0])",
 )
 normalize_kernel__variance_of_a_sample = changed(
     _normalize, "sum_of_block(squares) / n_cols", "sum_of_block(squares) / (n_cols - 1)"

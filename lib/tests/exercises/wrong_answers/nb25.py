@@ -24,10 +24,15 @@ def check_arguments__asserts(x, bias):
 
 
 check_arguments__no_mixed_dtypes = _changed(
-    "check_arguments", " and torch.float64 in (x.dtype, bias.dtype)", ""
-)  # fmt: skip
+    "check_arguments", " and not (x.dtype in mixed and bias.dtype in mixed)", ""
+)
 check_arguments__float64_with_others = _changed(
-    "check_arguments", "x.dtype != bias.dtype and torch.float64 in (x.dtype, bias.dtype)", "False"
+    "check_arguments", "x.dtype != bias.dtype and not", "False and not"
+)
+check_arguments__float8_with_others = _changed(
+    "check_arguments",
+    "not (x.dtype in mixed and bias.dtype in mixed)",
+    "torch.float64 in (x.dtype, bias.dtype)",
 )
 check_arguments__any_device = _changed("check_arguments", "bias.device != x.device", "False")
 check_arguments__only_matrices = _changed("check_arguments", "x.dim() == 0", "x.dim() != 2")
@@ -101,6 +106,12 @@ Mine__keeps_y_on_ctx = _changed(
 Mine__writes_both = _changed("Mine", ", ctx.needs_input_grad)", ")")
 Mine__dtype_of_x = _changed(
     "Mine", "ctx.dtypes = x.dtype, bias.dtype", "ctx.dtypes = x.dtype, x.dtype"
+)
+Mine__dtype_of_y = _changed(
+    "Mine", "add_relu._backward(dy, y, ctx.dtypes,", "add_relu._backward(dy, y, (y.dtype, y.dtype),"
+)
+Mine__saves_x_too = _changed(
+    "Mine", "ctx.save_for_backward(y)", "ctx.save_for_backward(y, x)", "(y,) = ctx", "y, _ = ctx"
 )
 Mine__swapped = _changed("Mine", "return add_relu._backward(dy, y, ctx.dtypes, ctx.needs_input_grad)",
     "return add_relu._backward(dy, y, ctx.dtypes, ctx.needs_input_grad)[::-1]",
