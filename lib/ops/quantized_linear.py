@@ -14,8 +14,8 @@ Traffic   Few rows are bound by reading W: NK/2 bytes and scales for int4, 2NK f
           bound by 2MNK FLOPs, and by the instructions that make numbers of integers.
 Ways      A program holds a tile of y and goes along K by groups. With few rows programs share K, and a second
           kernel sums their parts in order. For 16 rows a group's sum is multiplied by its scale; larger tiles
-          multiply the group's numbers, which takes fewer registers. From 65 rows on (257 for 8 bits) a kernel
-          makes W once, in 16 bits, 2NK bytes for the time of the call, and the product is cuBLAS's.
+          multiply the group's numbers, which takes fewer registers. In 16 bits, from 129 rows on (257 for
+          int8 and fp8), a kernel makes W once, 2NK bytes for the time of the call, and the product is cuBLAS's.
 Backward  dz = dy·act'(z), summed to db; dx = dz W by cuBLAS, of W made once, in dy's dtype. There is no dW.
           Saves W as it is stored, and y (relu, sigmoid) or z (gelu, silu).
 Tuned     not yet: the tiles are read off machine code for an H200.
@@ -319,7 +319,7 @@ _STEP = 64  # along K, of 8 bits: a row of W has one scale, and any K
 _ROWS_WRITTEN, _WRITTEN = 32, 256  # by a program that makes W; of 8 bits, numbers of each
 _GROUP = 8  # rows of tiles that programs go down together
 _FEW_ROWS = 64  # up to which reading W takes the time, and programs share K
-_MOST_ROWS = {"int4": _FEW_ROWS, "int8": 256, "fp8": 256}  # of more rows, W is made once
+_MOST_ROWS = {"int4": 128, "int8": 256, "fp8": 256}  # of more rows, W is made once
 _RESIDENT = 4  # programs on an SM that keep its memory busy
 _MOST_PARTS, _LEAST_STEPS = 16, 4  # parts of K at most, and steps in each at least
 

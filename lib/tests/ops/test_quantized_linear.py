@@ -313,14 +313,14 @@ def test_parts_may_be_larger_than_float16_holds(module):
 
 
 def test_where_cublas_takes_over(module):
-    """From 65 rows on in 16 bits, of 8 bits from 257; in float32 never."""
+    """In 16 bits from 129 rows on, for 8 bits from 257; in float32 never."""
 
     def makes_w(n_rows, kind, dtype):
         q, x = module.quantize(normal(8, 128, dtype=dtype), kind), normal(n_rows, 128, dtype=dtype)
         seen = count_traffic(lambda: module.quantized_linear_triton(x, *q))
         return any(name.startswith("_weight_kernel") for name in seen.by_argument)
 
-    for kind, most in (("int4", 64), ("int8", 256), ("fp8", 256)):
+    for kind, most in (("int4", 128), ("int8", 256), ("fp8", 256)):
         for dtype in (torch.bfloat16, torch.float16):
             assert [makes_w(n, kind, dtype) for n in (most, most + 1)] == [False, True]
         assert not makes_w(most + 1, kind, torch.float32)
@@ -574,9 +574,10 @@ def plan_on_an_h200(n_rows, n_cols=14336, n_inner=4096, dtype=torch.bfloat16, ki
 def test_plans_of_an_h200():
     for n_rows in (1, 16):
         assert plan_on_an_h200(n_rows) == Plan(Tile(16, 128, 4, 4), 4, True)
-    assert [plan_on_an_h200(n).tile.m for n in (17, 64)] == [64, 64]
+    assert [plan_on_an_h200(n).tile.m for n in (17, 64, 65, 128)] == [64, 64, 128, 128]
     assert plan_on_an_h200(64).n_parts == 4
-    assert plan_on_an_h200(65) == plan_on_an_h200(4096) == WHOLE
+    assert plan_on_an_h200(65).n_parts == 1
+    assert plan_on_an_h200(129) == plan_on_an_h200(4096) == WHOLE
     for kind in ("int8", "fp8"):
         assert plan_on_an_h200(256, kind=kind) == Plan(Tile(128, 128, 8, 3))
         assert plan_on_an_h200(257, kind=kind) == WHOLE
