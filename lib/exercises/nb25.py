@@ -156,7 +156,7 @@ def check_function(answer):
         with case(at):
             check_against_float64(answer.apply, add_relu_eager, x, bias, name=at)
             _expect_exact_gradients(answer, x.detach(), bias.detach(), at)
-        _expect_dtypes_told(answer, x, bias, at)
+        _expect_dtypes_given(answer, x, bias, at)
     for which in ("x", "bias"):
         _expect_left_out(answer, which)
     _expect_saved(answer)
@@ -188,15 +188,15 @@ def _expect_exact_gradients(answer, x, bias, at):
     )
 
 
-def _expect_dtypes_told(answer, x, bias, at):
+def _expect_dtypes_given(answer, x, bias, at):
     """Autograd casts a gradient of another dtype, so the call of `_backward` is watched, where there is one."""
     from lib.ops import add_relu
 
-    told, saved, backward = [], [], add_relu._backward
+    given, saved, backward = [], [], add_relu._backward
     signature = inspect.signature(backward)
 
     def watched(*arguments, **named):
-        told.append(tuple(signature.bind(*arguments, **named).arguments["dtypes"]))
+        given.append(tuple(signature.bind(*arguments, **named).arguments["dtypes"]))
         return backward(*arguments, **named)
 
     with mock.patch.object(add_relu, "_backward", watched):
@@ -205,7 +205,7 @@ def _expect_dtypes_told(answer, x, bias, at):
         torch.autograd.grad(y, (x, bias), torch.ones_like(y))
     n_bytes = sum(t.nbytes for t in saved)
     expect(n_bytes <= y.nbytes, f"{at}: {n_bytes} bytes are saved for backward; y has {y.nbytes}")
-    for dtypes in told:
+    for dtypes in given:
         expect(
             dtypes == (x.dtype, bias.dtype),
             f"{at}: `_backward` was told the dtypes {dtypes}, so autograd casts by a kernel more",

@@ -99,6 +99,7 @@ def _weights(group):
         "numbers of 0.5 and more alone": near.abs() + 0.5,
         "numbers of -0.5 and less alone": -near.abs() - 0.5,
         "small numbers": near * 1e-3,
+        "tiny numbers": near * 1e-5,
         "numbers from -0.1 to 0.9": torch.linspace(-0.1, 0.9, group, device=near.device),
         "a group of zeros": torch.zeros_like(near),
         "every second number 0": near * (torch.arange(group, device=near.device) % 2),

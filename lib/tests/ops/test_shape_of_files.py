@@ -14,7 +14,7 @@ OPS = [ROOT / "lib/ops" / f"{name}.py" for name in registry.OPS]
 ALL = sorted((ROOT / "lib/ops").glob("*.py"))  # what they share, too
 files = pytest.mark.parametrize("path", OPS, ids=lambda p: p.stem)
 BANDS = ["_plan", "_launch", "_forward", "_save", "_backward", "_check"]
-MOST_LINES = {"add_relu": 300, "gelu": 300, "lora_linear": 750, "attention": 1020}
+MOST_LINES = {"add_relu": 300, "gelu": 300, "_host": 725, "lora_linear": 750, "attention": 1020}
 # private to PyTorch and Triton
 PRIVATE = r"torch\._|_functorch|_current_level|packed_metadata|compiled\.run|_get_build_directory"
 

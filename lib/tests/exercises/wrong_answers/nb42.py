@@ -59,6 +59,12 @@ class _NoReLU(_right.EagerLoRA):
         return self.linear(x) + self.scale * (x @ self.a.t() @ self.b.t())
 
 
+class _HidesNaN(_right.EagerLoRA):
+    def forward(self, x):
+        z = self.linear(x) + self.scale * (x @ self.a.t() @ self.b.t())
+        return torch.where(z > 0, z, 0)
+
+
 class _Detached(_right.EagerLoRA):
     """Only B learns."""
 
@@ -111,6 +117,10 @@ def add_lora__merged_in_forward(linear, rank, alpha):
     return _MergedInForward(linear, rank, alpha)
 
 
+def add_lora__relu_hides_nan(linear, rank, alpha):
+    return _HidesNaN(linear, rank, alpha)
+
+
 def add_lora__no_relu(linear, rank, alpha):
     return _NoReLU(linear, rank, alpha)
 
@@ -147,6 +157,9 @@ def _dz_and_du(*changes):
 
 
 dz_and_du__no_scale = _dz_and_du("du * scale, mask=du_mask", "du, mask=du_mask")
+dz_and_du__a_scale_of_sixteen_bits = _dz_and_du(
+    "du * scale, mask=du_mask", "du * tl.cast(scale, tl.bfloat16).to(tl.float32), mask=du_mask"
+)
 dz_and_du__strides_of_dy_ignored = _dz_and_du("float(scale), *dy.stride()", "float(scale), n, 1")
 dz_and_du__zeros_of_y_let_through = _dz_and_du("tl.where(y <= 0,", "tl.where(y < 0,")
 dz_and_du__drops_dy_where_y_is_nan = _dz_and_du(
@@ -244,6 +257,9 @@ def _many(x, weight, lora_a, lora_b, bias, adapter, scale, flaw, block_m=16):
 lora_many__tf32 = solution("42_lora", 'input_precision="ieee"', 'input_precision="tf32"').lora_many
 
 
+lora_many__a_scale_of_sixteen_bits = solution(
+    "42_lora", "tl.cast(scale, tl.float32)", "tl.cast(scale, tl.bfloat16).to(tl.float32)"
+).lora_many
 lora_many__zero_where_torch_has_nan = solution(
     "42_lora", "tl.where(total < 0, 0.0, total)", "tl.maximum(total, 0.0)"
 ).lora_many

@@ -94,6 +94,9 @@ to_int4_with_zeros__zero_is_not_kept = _zeros(
     "zeros = torch.round(-low / steps)",
     "zeros = torch.round(-low / steps).clamp(0, 15)",
 )
+to_int4_with_zeros__no_step_below_a_constant = _zeros(
+    "(high - low) / 15", "((high - low) / 15).clamp(min=1e-5)"
+)
 to_int4_with_zeros__sixteen_steps = _zeros("(high - low) / 15", "(high - low) / 16")
 to_int4_with_zeros__even_around_zero = _zeros(
     "(high - low) / 15", "torch.maximum(high, -low) / 7", "torch.round(-low / steps)", "torch.full_like(low, 8)"
