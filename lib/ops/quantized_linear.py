@@ -482,9 +482,10 @@ def _backward(dy, packed, scales, zeros, saved, activation, needs_grad):
     saved = None if saved is None else saved.reshape(dy_rows.shape)
     dz, dbias = host.dz_of(dy_rows, saved, activation, has_dx, has_dbias)
     if has_dx:
-        w = _whole(packed, scales, zeros, _to_calculate(dz).dtype)
-        dx = dz.new_empty(dz.shape[0], w.shape[1], dtype=w.dtype)
-        torch.mm(host.for_cublas(dz.to(w.dtype)), w, out=dx)
+        rows = host.for_cublas(_to_calculate(dz))
+        w = _whole(packed, scales, zeros, rows.dtype)
+        dx = rows.new_empty(rows.shape[0], w.shape[1])
+        torch.mm(rows, w, out=dx)
         dx = dx.to(dz.dtype).view(*dy.shape[:-1], w.shape[1])
     return dx, dbias
 
