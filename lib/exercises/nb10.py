@@ -4,6 +4,7 @@ import random
 
 from lib import machine
 from lib.exercises import a_number, attempted, case, exercise, expect, plain, too_many_or_few
+from lib.exercises.watch import Results
 from lib.measure.check import check_against_float64
 
 import torch
@@ -106,7 +107,7 @@ def _expect_rows(index_rows, vocabulary, ids, what):
     Runs on the CPU, where a row out of range is an IndexError; on a GPU it would break the process.
     """
     tensors = [torch.tensor(x, dtype=torch.int64) for x in (ids, vocabulary)]
-    with case(what), _Largest() as mode:
+    with case(what), Results() as results:
         got = attempted(index_rows(*tensors))
     expect(isinstance(got, torch.Tensor), f"should be a tensor, got {type(got).__name__}")
     expect(got.dtype == torch.int64, f"{what}: should be int64, got {got.dtype}")
@@ -115,21 +116,7 @@ def _expect_rows(index_rows, vocabulary, ids, what):
     expect(got.shape == (len(ids),), f"{what}: should be {(len(ids),)}, got {tuple(got.shape)}")
     for token, row, right in zip(ids, got.tolist(), want):
         expect(row == right, f"{what}, id {token}: should be row {right}, got {row}")
-    return mode.elements
-
-
-class _Largest(TorchDispatchMode):
-    """Records the most elements of any tensor that an operation returned."""
-
-    def __init__(self):
-        super().__init__()
-        self.elements = 0
-
-    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
-        result = op(*args, **(kwargs or {}))
-        if isinstance(result, torch.Tensor):
-            self.elements = max(self.elements, result.numel())
-        return result
+    return max((result.shape.numel() for result in results.seen), default=0)
 
 
 # --- 10.3 ----------------------------------------------------------------------------------------------

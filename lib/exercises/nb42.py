@@ -5,6 +5,7 @@ from functools import partial
 from lib import machine, profiling
 from lib.exercises import Wrong, attempted, case, exercise, expect, expect_launches, expect_op
 from lib.exercises.watch import (
+    Results,
     expect_float32_products,
     expect_kernels_alone_calculate,
     expect_no_pass,
@@ -16,8 +17,6 @@ from lib.ops.lora_linear import lora_linear_eager
 
 import torch
 import torch.nn.functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 K, N = 24, 40
 # M, K, N, r: from small to large, so that the first failure is the smallest one
@@ -86,7 +85,9 @@ def _expect_values(layer, at, a, b, weight, bias, scale):
     with torch.no_grad():
         for t in (a, b):
             t.copy_(torch.randn_like(t) / 4)
-    made = _largest_made(lambda: layer(x))
+    with Results() as results:
+        layer(x)
+    made = max(result.shape.numel() for result in results.seen if not result.is_view)
     expect(
         made < weight.numel(),
         f"{at}: forward makes a tensor of {made} numbers, W's size: multiply x by A, and that by B",
@@ -105,29 +106,6 @@ def _expect_values(layer, at, a, b, weight, bias, scale):
             got is not None and torch.allclose(got, to, atol=1e-4),
             f"{at}: the gradient of {label} is wrong, or there is none",
         )
-
-
-class _Made(TorchDispatchMode):
-    """Notes the numbers of the largest tensor that is made inside, views of given ones left out."""
-
-    def __init__(self):
-        super().__init__()
-        self.largest = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        got = func(*args, **(kwargs or {}))
-        given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
-        memory = {t.untyped_storage().data_ptr() for t in given}
-        for t in tree_leaves(got):
-            if isinstance(t, torch.Tensor) and t.untyped_storage().data_ptr() not in memory:
-                self.largest = max(self.largest, t.numel())
-        return got
-
-
-def _largest_made(call):
-    with _Made() as made:
-        call()
-    return made.largest
 
 
 def _inside_is_wrong(m, k, n, r):

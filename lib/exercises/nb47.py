@@ -14,6 +14,7 @@ from lib.exercises import (
     left_alone,
 )
 from lib.exercises.watch import (
+    Results,
     expect_float32_products,
     expect_kernels_alone_calculate,
     expect_no_race,
@@ -207,21 +208,6 @@ def _qlora_eager(x, numbers, scales, lora_a, lora_b, alpha):
     return F.linear(x, weight) + alpha * (x @ lora_a.t()) @ lora_b.t()
 
 
-class _Floats(TorchDispatchMode):
-    """Inside, (op, shape) of each tensor of floats with n numbers or more."""
-
-    def __init__(self, n):
-        super().__init__()
-        self.n, self.seen = n, []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        out = function(*args, **(kwargs or {}))
-        for t in out if isinstance(out, (tuple, list)) else (out,):
-            if isinstance(t, torch.Tensor) and t.is_floating_point() and t.numel() >= self.n:
-                self.seen.append((function.overloadpacket.__name__, tuple(t.shape)))
-        return out
-
-
 @exercise("47.4", "QLoRA's gradient", minutes=25, level=3)
 def check_qlora(answer):
     # M, N, K, r
@@ -249,12 +235,12 @@ def _expect_no_floats_of_w(answer):
     m, n, k, rank = sizes = 3, 64, 96, 2
     inputs = _qlora_inputs(sizes, torch.float32)
     leaves = [inputs[i] for i in (0, 3, 4)]
-    with _Floats(n * k) as floats:
+    with Results() as results:
         y = answer(*inputs)
         torch.autograd.grad(y, leaves, torch.ones_like(y))
-    if floats.seen:
-        op, shape = floats.seen[0]
-        shape = "×".join(map(str, shape))
+    floats = [r for r in results.seen if r.is_float and r.shape.numel() >= n * k]
+    if floats:
+        op, shape = floats[0].op, "×".join(map(str, floats[0].shape))
         raise Wrong(
             f"with N = {n} and K = {k}, {op} makes {shape} floats, as many as W has; make numbers of the "
             "integers inside the kernels"

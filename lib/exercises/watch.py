@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+from typing import NamedTuple
 from unittest import mock
 
 from lib import profiling
@@ -10,7 +11,9 @@ from lib.nogpu.compile_only import compile_for, signature_of
 from lib.nogpu.interpreter import interpreted_launches
 from lib.nogpu.races import in_order, races
 
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from triton.runtime import interpreter as upstream
 
 _ARITHMETIC = ("norm", "mul", "div", "mm", "sum", "pow", "sqrt", "square", "add", "sub")
@@ -24,6 +27,38 @@ class _NoArithmetic(TorchDispatchMode):
         if any(word in name for word in _ARITHMETIC):
             raise Wrong(f"PyTorch runs {name}: calculate inside the launch")
         return function(*args, **(kwargs or {}))
+
+
+class Result(NamedTuple):
+    """A tensor that an op of PyTorch returned. is_view: its memory is that of one which the op was given."""
+
+    op: str
+    shape: torch.Size
+    is_float: bool
+    is_view: bool
+
+
+class Results(TorchDispatchMode):
+    """Inside, `seen` receives a Result for each tensor that an op returns."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        given = {t.untyped_storage().data_ptr() for t in _tensors((args, kwargs))}
+        for t in _tensors(out):
+            is_view, name = (
+                t.untyped_storage().data_ptr() in given,
+                function.overloadpacket.__name__,
+            )
+            self.seen.append(Result(name, t.shape, t.is_floating_point(), is_view))
+        return out
+
+
+def _tensors(tree):
+    return [t for t in tree_leaves(tree) if isinstance(t, torch.Tensor)]
 
 
 def expect_kernels_alone_calculate(launch):
