@@ -168,6 +168,8 @@ def _raised(error):
         says = str(error).partition("\n\nfrom user code")[0][:400]  # Dynamo adds a page on itself
     except Exception:  # an error of the reader's own, whose text cannot be had
         says = "(it has no text)"
+    if "an illegal memory access was encountered" in says:  # of a GPU
+        says = "it read or wrote memory that is not its own; restart the kernel before you run it again"
     return f"raised {type(error).__name__}: {says}"
 
 

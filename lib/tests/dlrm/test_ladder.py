@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+from lib import machine
 from lib.dlrm import bill, criteo, ladder
 from lib.dlrm import model as dlrm
 from lib.dlrm.bench import WithLoss
@@ -66,7 +67,8 @@ def test_a_wrong_version_is_not_timed(what, timed):
 
 def test_all_passes_and_the_precision_comes_back(timed, monkeypatch):
     monkeypatch.setattr(ladder, "BATCHES", (4, 8))
-    versions = lambda: {n: (WithLoss(Parts()), bill.sgd) for n in ("eager", "other")}  # noqa: E731
+    make = lambda: WithLoss(Parts()).to(machine.device())  # noqa: E731
+    versions = lambda: {n: (make(), bill.sgd) for n in ("eager", "other")}  # noqa: E731
     before = torch.get_float32_matmul_precision()
     rows = ladder.measure(versions, step_of, alone={"eager", "other"}, in_training={"other"})
     assert [row["pass"] for row in rows] == [w for w in ladder.PASSES for _ in ladder.BATCHES]

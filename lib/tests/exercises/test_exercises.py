@@ -10,7 +10,7 @@ import re
 from contextlib import nullcontext
 from pathlib import Path
 
-from lib import exercises
+from lib import exercises, machine
 from lib.course import progress as reader_progress
 from lib.exercises import Skip, Wrong, __main__, all_exercises, answers, check
 from lib.recorded import notebooks
@@ -105,6 +105,8 @@ def test_the_solution_is_right(id):
     assert verdict.status == "right", verdict
 
 
+# there the first that reads what is not its own ends the process, and lanes that nobody defined are 0
+@pytest.mark.skipif(machine.HAS_GPU, reason="found by the checkers of a CPU: make test-all runs it")
 @pytest.mark.parametrize(("id", "name", "number"), _wrong_answers())
 def test_a_wrong_answer_is_rejected(id, name, number):
     module = importlib.import_module(f"{wrong_answers.__name__}.nb{id.split('.')[0]}")

@@ -120,6 +120,13 @@ def test_an_error_without_a_text_has_a_verdict_too(judged):
     assert repr(judged(checker)) == "✘ 99.1 raised Mute: (it has no text)"
 
 
+def test_after_an_illegal_access_the_kernel_has_to_restart():
+    def checker(answer):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    assert "memory that is not its own; restart the kernel" in judged(checker).message
+
+
 # --- results of another kind ---------------------------------------------------------------------------
 
 
@@ -133,7 +140,7 @@ def _each(change, result):
 
 
 _KINDS = {
-    "numpy": lambda t: t.detach().float().numpy(),
+    "numpy": lambda t: t.detach().float().cpu().numpy(),
     "a list": torch.Tensor.tolist,
     "meta": lambda t: t.to("meta"),
     "sparse": torch.Tensor.to_sparse,

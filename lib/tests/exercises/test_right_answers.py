@@ -87,10 +87,11 @@ def _backward_pair_by_pair(dpairs, vectors):
 class _MaskedFill(nn.Module):
     def __init__(self, model):
         super().__init__()
-        self.model, self.n_missing = model, torch.zeros(1, dtype=torch.int64)
+        self.model = model
+        self.register_buffer("n_missing", torch.zeros(1, dtype=torch.int64))
 
     def forward(self, dense, sparse):
-        self.n_missing = self.n_missing.to(sparse.device) + sparse.lt(0).sum()
+        self.n_missing = self.n_missing + sparse.lt(0).sum()
         return self.model(dense.masked_fill(dense.isnan(), 0.0), sparse)
 
 

@@ -146,6 +146,7 @@ def compiled_kernels(n_cols, dtype):
     with (
         mock.patch.object(host, "run", lambda *a, **k: launches.append((a, k))),
         mock.patch.object(host, "shared_memory", return_value=99 * 1024),  # as on Ada
+        mock.patch.object(host, "n_multiprocessors", return_value=132),
     ):
         add_rms_norm._launch(plan, x, x, weight, x, x, 1e-6, False)
         add_rms_norm._launch_backward(None, x, x, x, weight, x, 1e-6, False, dtype)

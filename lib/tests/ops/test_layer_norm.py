@@ -216,6 +216,7 @@ def compiled_kernels(n_cols, dtype):
     with (
         mock.patch.object(host, "run", lambda *a, **k: launches.append((a, k))),
         mock.patch.object(host, "shared_memory", return_value=99 * 1024),  # as on Ada
+        mock.patch.object(host, "n_multiprocessors", return_value=132),
     ):
         plan = layer_norm._plan(n_cols, dtype.itemsize)
         layer_norm._launch(plan, x, x, weight, weight, x, x, stats, 1e-5)
@@ -252,7 +253,10 @@ def test_wide_accesses_and_little_in_local_memory(n_cols, dtype):
 def test_without_weight_and_bias_it_compiles():
     """What is None may be an error of Triton's compiler alone."""
     x, stats, launches = torch.empty(64, 1024), torch.empty(2, 64), []
-    with mock.patch.object(host, "run", lambda *a, **k: launches.append((a, k))):
+    with (
+        mock.patch.object(host, "run", lambda *a, **k: launches.append((a, k))),
+        mock.patch.object(host, "n_multiprocessors", return_value=132),
+    ):
         plan = layer_norm._plan(1024, 4)
         layer_norm._launch(plan, x, None, None, None, None, x, None, 1e-5)
         layer_norm._launch_backward(None, x, None, x, stats, None, x, (None, None))
