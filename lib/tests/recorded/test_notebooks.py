@@ -18,10 +18,7 @@ import pytest
 NOTEBOOKS = notebooks.notebooks()
 each = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 # Notebooks that are written and not yet recorded on a GPU; only for that time.
-NOT_RECORDED_YET = {
-    "47_quantized_linear",
-    "53_scale_out",
-}
+NOT_RECORDED_YET = set()
 
 
 def read(path):
