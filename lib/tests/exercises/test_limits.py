@@ -120,7 +120,7 @@ def test_an_error_without_a_text_has_a_verdict_too(judged):
     assert repr(judged(checker)) == "✘ 99.1 raised Mute: (it has no text)"
 
 
-def test_after_an_illegal_access_the_kernel_has_to_restart():
+def test_after_an_illegal_access_the_kernel_has_to_restart(judged):
     def checker(answer):
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
