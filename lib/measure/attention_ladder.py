@@ -2,7 +2,8 @@
 
 versions   eager, compiled, PyTorch's scaled_dot_product_attention, three of its back ends, flex_attention and
            the op; fused: without the first two
-refusals   which calls each back end takes; ladder, peers, memory: times and peaks on this GPU, rows for a table
+refusals   which calls each back end takes; ladder, peers, turns, memory: times and peaks on this GPU, rows for a
+           table
 atomic_gradients   dq, dk and dv by one kernel: five products where two kernels have seven, and dq by atomic
            additions, in any order, so that it differs from run to run. Nobody tuned its tiles.
 """
@@ -15,6 +16,7 @@ from unittest import mock
 
 from lib import machine
 from lib.measure import bench, registry
+from lib.ops import _attention_gluon as roles
 from lib.ops import _host as host
 from lib.ops import attention
 
@@ -175,6 +177,25 @@ def peers():
             times = bench.in_turns_us(calls, n_rounds=3, rep_ms=50)
             mask = "causal" if is_causal else "none"
             rows.append({"S": s, "D": d, "mask": mask, "pass": what} | times)
+    return rows
+
+
+def turns(lengths=(1024, 2048, 3072, 4096), h=16, d=128):
+    """Rows of {"S", and µs} of four samples, causal: jobs in fixed turns and from a counter, beside cuDNN.
+
+    The blocks of so many heads come together: 8, or as many as have their k and v in the L2 cache.
+    """
+    ways = {"fixed turns, 8": (False, 8), "counter, 8": (True, 8), "counter, n_wide": (True, None)}
+    rows = []
+    for s in lengths:
+        q, k, v = draw(4, h, h, s, d)
+        where, calls = attention._empty(q), {}
+        for name, way in ways.items():
+            if roles.run_on(q.device):
+                how = q, k, v, *where, True, d**-0.5, *way
+                calls[name] = functools.partial(roles.launch_roles, *how)
+        calls["SDPA cudnn"] = functools.partial(_sdpa("cudnn"), q, k, v)
+        rows.append({"S": s} | bench.in_turns_us(calls, n_rounds=3, rep_ms=30))
     return rows
 
 

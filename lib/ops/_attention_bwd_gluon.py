@@ -362,7 +362,7 @@ def launch_backward(
     stages, tiles of them on their way (2 or more); n_wide, the heads of k and v whose keys take turns.
     """
     (batch, n_heads, n_queries, dim), (_, n_kv_heads, n_keys, _) = q.shape, k.shape
-    m = m or (128 if dim == 64 else 64)
+    m = m or (128 if dim == 64 and n_queries > 1024 else 64)
     n_wide = n_wide or (32 if deterministic and is_causal else 8)
     n_places, n_tiles = batch * n_kv_heads, batch * n_heads * host.cdiv(n_queries, m)
     n_sums, turns = n_tiles * m * dim, None

@@ -23,7 +23,7 @@ Work      4·B·H·Sq·Sk·D FLOPs forward, 10 backward; about half when causal,
 Method    Dao, FlashAttention-2, 2023: a tile of q goes along the keys with the largest score so far and the sum
           of exponentials. Few queries (decoding): the keys are cut in parts, and a second kernel adds the
           parts up; the queries of all heads that share k and v lie in one tile, so that each is read once.
-          Long sequences in 16 bits on Hopper: FlashAttention-3's roles, in Gluon (_attention_gluon.py).
+          In 16 bits on Hopper: FlashAttention-3's roles, in Gluon (_attention_gluon.py), where they pay.
 Backward  delta = rowsum(do·o), ds = p(do vᵀ - delta), dq = scale·ds k, dk = scale·dsᵀ q, dv = pᵀ do. In 16 bits
           o is rounded: where terms cancel, that stays. Saves q, k, v, o, a number a row. Kernels for delta, dq,
           and dk with dv (Hopper, 16 bits: _attention_bwd_gluon.py does all); the same bits, or atomics.
@@ -67,8 +67,8 @@ class Plan(NamedTuple):
     """How one call is launched: the tile of each kernel, and which kernel runs.
 
     n_parts: of the keys, from 2 on with a second kernel that adds the parts up. packed: whether the queries of
-    all heads that share k and v lie in one tile. tma: whether TMA fetches tiles, where it can, for the
-    forward pass on Hopper, which then goes in roles, and for dk and dv.
+    all heads that share k and v lie in one tile. roles: whether forward may go in roles. tma: whether TMA
+    fetches tiles, where it can, for dk and dv.
     """
 
     forward: Tile
@@ -76,6 +76,7 @@ class Plan(NamedTuple):
     dkdv: Tile
     n_parts: int = 1
     packed: bool = False
+    roles: bool = False
     tma: bool = False
 
 
@@ -602,12 +603,11 @@ def _plan(dtype, batch, n_heads, n_kv_heads, n_queries, n_keys, dim, gpu, is_var
     n_programs = max(1, batch * n_heads * n_queries // max(1, rows) * host.cdiv(rows, forward.m))
     most = 1 if is_varlen else min(_MOST_PARTS, n_keys // (_LEAST_TILES * forward.n))
     n_parts = max(1, min(n_resident // n_programs, most))
-    plan = Plan(forward, dq, dkdv, n_parts, packed)
+    in_roles = n_parts == 1 and rows > _FEW and dim <= 128 and dtype.itemsize == 2
     # descriptors cost the host up to 100 µs a call
-    long = n_parts == 1 and rows > _FEW and batch * n_heads * n_queries * n_keys * dim >= 2**36
-    if long and dim <= 128 and dtype.itemsize == 2 and 9 <= host.generation(gpu) < 12:
-        plan = plan._replace(dkdv=_BY_TMA if dim > 64 else dkdv, tma=True)
-    return plan
+    long = in_roles and batch * n_heads * n_queries * n_keys * dim >= 2**36
+    tma = long and 9 <= host.generation(gpu) < 12
+    return Plan(forward, dq, _BY_TMA if tma and dim > 64 else dkdv, n_parts, packed, in_roles, tma)
 
 
 def _limits(q, k, is_causal, window, align):
@@ -660,7 +660,9 @@ def _roles_fit(q, k, v, other, lengths, limits, scale):
 def _launch(q, k, v, o, lse, plan, lengths, limits, scale, of_sample):
     (batch, n_heads, n_queries, dim), n_keys = q.shape, k.shape[2]
     n_repeats, tile, is_causal = n_heads // k.shape[1], plan.forward, limits[1] == 0
-    has_roles = plan.tma and _roles_fit(q, k, v, o, lengths, limits, scale)
+    # of the keys that a query sees on average, so many make up for larger tiles and for descriptors
+    pays = plan.roles and n_keys // (2 if is_causal else 1) >= (96 if dim > 64 else 768)
+    has_roles = pays and _roles_fit(q, k, v, o, lengths, limits, scale)
     if has_roles and shared.ran(gluon_kernels.launch_roles, q, k, v, o, lse, is_causal, scale):
         return
     packed = n_repeats if plan.packed else 1

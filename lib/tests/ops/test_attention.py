@@ -590,7 +590,8 @@ def test_forward_in_roles(module, causal):
     compiled = compile_for(kernel, signature, arch=90, num_warps=num_warps)
     mix = instruction_mix(compiled)
     assert compiled.spills <= 8 and mix["UTMASTG.4D"] == 2
-    assert not any(name.startswith(("LDG", "ATOM")) for name in mix), mix
+    counted = [name for name in mix if name.startswith("ATOM")]  # which job is next
+    assert len(counted) == causal and not any(name.startswith("LDG") for name in mix), mix
     waits = re.findall(r"DEPBAR.LE gsb0, 0x(\d)|(MUFU.EX2)", compiled.sass)
     order = "".join(wait or "e" for wait, _ in waits)
     assert len(re.findall("1e{60,}0", order)) == 2, order
@@ -626,6 +627,27 @@ def test_roles_are_right_in_the_model(module, sizes, causal, dtype, n_programs):
         with mock.patch.multiple(host, run=run, n_multiprocessors=few):
             roles.launch_roles(q, k, v, o, lse, causal, dim**-0.5)
         torch.testing.assert_close(o.double(), want, rtol=0.01, atol=0.01)
+
+
+@pytest.mark.parametrize(
+    ("n_keys", "dim", "causal", "taken"),
+    [(96, 128, False, True), (95, 128, False, False), (190, 72, True, False), (192, 72, True, True),
+     (768, 64, False, True), (768, 64, True, False), (1536, 64, True, True)],
+)  # fmt: skip
+def test_roles_where_they_pay(module, n_keys, dim, causal, taken):
+    """As measured: with rows of 128 numbers nearly always, with 64 where a query sees many keys."""
+    q = k = torch.zeros(1, 1, n_keys, dim, dtype=torch.bfloat16)
+    launched, plan = [], module.Plan(*SMALL)._replace(roles=True)
+    limits = module._limits(q, k, causal, None, "top_left")
+    roles = getattr(module, "gluon_kernels", module)
+    with (
+        mock.patch.object(module, "_roles_fit", return_value=True),
+        mock.patch.object(roles, "launch_roles", lambda *a: launched.append(a)),
+        mock.patch.object(host_of(module), "run"),
+    ):
+        module._launch(q, k, k, q, q[..., 0].float(), plan, None, limits, 0.1, {})
+    assert len(launched) == taken
+    assert not module._plan(torch.float32, 1, 1, 1, 2048, 2048, 64, machine.device()).roles
 
 
 def test_float32_takes_three_products_of_tf32(module):

@@ -202,19 +202,21 @@ def test_it_is_true_or_false(module):
             module.attention_triton(*small_inputs(), deterministic=wrong)
 
 
-@pytest.mark.parametrize(("causal", "dim"), [(True, 128), (False, 64)])
-def test_how_it_is_launched(module, causal, dim):
+@pytest.mark.parametrize(
+    ("causal", "dim", "n", "m"),
+    [(True, 128, 300, 64), (False, 64, 1024, 64), (False, 64, 1025, 128)],
+)
+def test_how_it_is_launched(module, causal, dim, n, m):
     """What was fastest: in the order of keys of causal attention 32 places take turns, else 8."""
-    q = torch.zeros(1, 1, 300, dim, dtype=torch.bfloat16)
-    saved, launches = [torch.zeros(1, 1, 300)] * 2, []
+    q = torch.zeros(1, 1, n, dim, dtype=torch.bfloat16)
+    saved, launches = [torch.zeros(1, 1, n)] * 2, []
     for deterministic in (True, False):
         with mock.patch.object(host_of(module), "run", lambda *a, **how: launches.append((a, how))):
             roles_of(module).launch_backward(
                 q, q, q, q, *saved, q, q, q, causal, 0.1, deterministic
             )
     (ordered, how), _, (atomics, _), _ = launches
-    m = 64 if dim == 128 else 128
-    n_tiles = -(-300 // m)
+    n_tiles = -(-n // m)
     assert ordered[2][3].block_shape == [1, 1, m, dim] and how["STAGES"] == 2
     assert (ordered[-1], atomics[-1]) == (32 if causal else 8, 8)
     sums, turns = ordered[2][:2]
