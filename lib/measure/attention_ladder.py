@@ -2,8 +2,7 @@
 
 versions   eager, compiled, PyTorch's scaled_dot_product_attention, three of its back ends, flex_attention and
            the op; fused: without the first two
-refusals   which calls each back end takes; ladder, peers, turns, memory: times and peaks on this GPU, rows for a
-           table
+refusals   which calls each back end takes; ladder, peers, turns, memory: times and peaks here, as rows
 atomic_gradients   dq, dk and dv by one kernel: five products where two kernels have seven, and dq by atomic
            additions, in any order, so that it differs from run to run. Nobody tuned its tiles.
 """

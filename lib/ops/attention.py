@@ -660,8 +660,8 @@ def _roles_fit(q, k, v, other, lengths, limits, scale):
 def _launch(q, k, v, o, lse, plan, lengths, limits, scale, of_sample):
     (batch, n_heads, n_queries, dim), n_keys = q.shape, k.shape[2]
     n_repeats, tile, is_causal = n_heads // k.shape[1], plan.forward, limits[1] == 0
-    # of the keys that a query sees on average, so many make up for larger tiles and for descriptors
-    pays = plan.roles and n_keys // (2 if is_causal else 1) >= (96 if dim > 64 else 768)
+    # so many keys make up for tiles of twice as many queries
+    pays = plan.roles and n_keys >= (128 if dim > 64 else 768)
     has_roles = pays and _roles_fit(q, k, v, o, lengths, limits, scale)
     if has_roles and shared.ran(gluon_kernels.launch_roles, q, k, v, o, lse, is_causal, scale):
         return
