@@ -583,7 +583,8 @@ def test_forward_in_roles(module, causal):
     launches, (q, *_) = [], inputs((1, 4, 1, 512, 512, 128), torch.bfloat16)
     q = q.detach()
     roles = getattr(module, "gluon_kernels", module)  # a file of its own, or part of a copy
-    with mock.patch.object(host_of(module), "run", lambda *a, **how: launches.append((a, how))):
+    run, few = lambda *a, **how: launches.append((a, how)), mock.Mock(return_value=4)
+    with mock.patch.multiple(host_of(module), run=run, n_multiprocessors=few):
         roles.launch_roles(q, q[:, :1], q[:, :1], q, q.new_empty(1, 4, 512).float(), causal, 0.1)
     ((kernel, _, tensors, *sizes), how), num_warps = launches[0], launches[0][1].pop("num_warps")
     signature = signature_of(kernel, *tensors, *sizes, **how)
@@ -620,13 +621,26 @@ def test_roles_are_right_in_the_model(module, sizes, causal, dtype, n_programs):
     for seed in range(3):
         o, lse = torch.full_like(q, float("nan")), torch.empty(batch, n_heads, n_queries)
 
-        def run(kernel, grid, tensors, *rest, seed=seed, **how):
-            gluon.run(kernel, grid, *tensors, *rest, seed=seed, **how)
+        stored = []
+
+        def run(kernel, grid, tensors, *rest, seed=seed, stored=stored, **how):
+            log = gluon.run(kernel, grid, *tensors, *rest, seed=seed, **how)
+            stored += [what for what, _ in log if what == "store"]
 
         few = mock.Mock(return_value=n_programs)
         with mock.patch.multiple(host, run=run, n_multiprocessors=few):
             roles.launch_roles(q, k, v, o, lse, causal, dim**-0.5)
+        assert len(stored) == 2 * batch * n_heads * -(
+            -n_queries // 128
+        )  # each job once, by two groups
         torch.testing.assert_close(o.double(), want, rtol=0.01, atol=0.01)
+
+
+def test_how_many_heads_come_together(module):
+    """As many as have k and v in 24 MiB, in groups of about one size; 8 at least."""
+    n_wide = getattr(module, "gluon_kernels", module)._n_wide
+    assert [n_wide(64, n << 19) for n in (0, 1, 2, 4)] == [64, 32, 22, 11]
+    assert (n_wide(64, 1 << 30), n_wide(3, 1 << 30)) == (8, 3)
 
 
 @pytest.mark.parametrize("causal", [True, False])

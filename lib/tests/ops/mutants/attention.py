@@ -346,4 +346,48 @@ MUTANTS = mutants_in("""
 # Gluon backward: rows of lse that TMA cannot read
 - n = -t.shape[-1] % 4
 + n = 0
+# Gluon forward: roles for a few keys, too
+- (128 if dim > 64 else 768)
++ (128 if dim > 32 else 768)
+# Gluon forward: jobs that a program has had already
+- following = gl.num_programs(0) + gl.atomic_add(
++ following = gl.atomic_add(
+# Gluon forward: every job by every program
+- following = job + gl.num_programs(0)
++ following = job + 1
+# Gluon forward: the next job said before the last one is read
+-         mbarrier.wait(q_empty.index(0), (turn & 1) ^ 1)
+-         _say(job_buf, job)
++         _say(job_buf, job)
++         mbarrier.wait(q_empty.index(0), (turn & 1) ^ 1)
+# Gluon forward: queries overwritten before both groups have read them
+-         mbarrier.wait(q_empty.index(0), (turn & 1) ^ 1)
+-         _say(job_buf, job)
++         _say(job_buf, job)
+# Gluon forward: the end said too early
+-     mbarrier.wait(q_empty.index(0), (turn & 1) ^ 1)
+-     _say(job_buf, n_places
++     _say(job_buf, n_places
+# Gluon forward: nobody says that there is no job left
+-     mbarrier.arrive(q_full.index(0), count=1)
++     pass
+# Gluon forward: the job before once more
+-         mbarrier.wait(q_full.index(0), turn & 1)
+-         job = _said(job_buf)
++         job = _said(job_buf)
+# Gluon forward: heads that are not there
+- height = gl.minimum(n_places - first, n_wide)
++ height = n_wide
+# Gluon forward: a counter without a mask
+- by_counter = by_counter and is_causal and n_blocks
++ by_counter = by_counter and n_blocks
+# Gluon forward: a group of heads a size too large
+- return host.cdiv(n_places, max(1, n_groups))
++ return n_places // max(1, n_groups) + 1
+# Gluon forward: one key too many
+- end = gl.minimum(i + 1, n_keys) if IS_CAUSAL
++ end = gl.minimum(i + 2, n_keys) if IS_CAUSAL
+# Gluon forward: the tile that is cut comes last
+- (n_tiles - 1 - t) * N, 0]
++ t * N, 0]
 """)
