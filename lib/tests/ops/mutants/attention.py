@@ -371,10 +371,6 @@ MUTANTS = mutants_in("""
 # Gluon forward: nobody says that there is no job left
 -     mbarrier.arrive(q_full.index(0), count=1)
 +     pass
-# Gluon forward: the job before once more
--         mbarrier.wait(q_full.index(0), turn & 1)
--         job = _said(job_buf)
-+         job = _said(job_buf)
 # Gluon forward: heads that are not there
 - height = gl.minimum(n_places - first, n_wide)
 + height = n_wide
