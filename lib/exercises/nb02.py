@@ -60,6 +60,18 @@ _PAIRS = (
         [110.0, 90.0, 90.0] * 4,
         False,
     ),
+    (
+        "9 of 40 runs of A at 80 µs, the rest at 100, and B at 90",
+        [80.0] * 9 + [100.0] * 31,
+        [90.0] * 12,
+        False,
+    ),
+    (
+        "9 of 40 runs of B at 110 µs, the rest at 90, and A at 100",
+        [100.0] * 12,
+        [110.0] * 9 + [90.0] * 31,
+        False,
+    ),
 )
 
 
@@ -95,11 +107,17 @@ def _(bandwidth_gbps):
 # --- 02.3 ----------------------------------------------------------------------------------------------
 
 
-def _time(time_us, us, what, rel, data=None, **options):
+def _time(time_us, us, what, rel, data=None, n_kernels=1, **options):
     gpu = VirtualGPU(**options)
+
+    def run():
+        for _ in range(n_kernels):
+            gpu.launch("kernel", us, data=data)
+
     with case(what):
-        got = a_number(time_us(lambda: gpu.launch("kernel", us, data=data), gpu), what)
-    expect(abs(got - us) <= rel * us, f"{what}: should be about {us} µs, got {got:.1f}")
+        got = a_number(time_us(run, gpu), what)
+    want = n_kernels * us
+    expect(abs(got - want) <= rel * want, f"{what}: should be about {want} µs, got {got:.1f}")
 
 
 @exercise("02.3", "Write a stopwatch", minutes=12, level=2)
@@ -111,11 +129,17 @@ def _(time_us):
         "a kernel of 10 µs, twice as long as its launch: events around it, on a device that is busy"
     )
     _time(time_us, 10, what, 0.1)
+    what = "a kernel of 10 µs whose launch takes 20 µs: the host's clock is no part of the answer"
+    _time(time_us, 10, what, 0.1, launch_us=20)
+    what = "a run of three kernels of 30 µs: one event before the first, one behind the last"
+    _time(time_us, 30, what, 0.05, n_kernels=3)
     what = "a kernel of 100 µs that reads the same data in each run: flush L2 before each"
     _time(time_us, 100, what, 0.05, data="x")
     for seed in range(40):
         what = f"a kernel of 1000 µs, some runs 4 to 8 times as long (noise, seed {seed})"
         _time(time_us, 1000, what, 0.05, noise=0.03, outliers=0.15, seed=seed)
+    what = "a kernel of 1000 µs, half of its runs shorter and half longer (noise of 10 %)"
+    _time(time_us, 1000, what, 0.06, noise=0.1)
 
 
 # --- 02.4 ----------------------------------------------------------------------------------------------
@@ -153,6 +177,16 @@ def _without_tail(x):
     return y
 
 
+def _first_1024_columns(x):
+    y = torch.zeros_like(x)
+    y[..., :1024] = cheats.gelu(x[..., :1024])
+    return y
+
+
+def _rounded_to_bfloat16(x):
+    return cheats.gelu(x).bfloat16().float()
+
+
 def _nan_above_10(x):
     return torch.where(x > 10.06, torch.nan, cheats.gelu(x))
 
@@ -172,8 +206,10 @@ _HONEST = {
 }
 _DISHONEST = {
     "1 % too large": lambda: _too_rough,
+    "the result rounded to bfloat16": lambda: _rounded_to_bfloat16,
     "half of the rows": lambda: cheats.gelu_half,
     "the last elements left out unless their number is a multiple of 8": lambda: _without_tail,
+    "columns from the 1,025th on left out": lambda: _first_1024_columns,
     "the input overwritten": lambda: cheats.gelu_in_place,
     "NaN for numbers above 10": lambda: _nan_above_10,
     "NaN turned into 0": lambda: _without_nan,

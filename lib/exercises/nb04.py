@@ -149,6 +149,11 @@ def _expect_check_and_stream(code):
 
 # A variable: a guard that has no name is gone at the end of its line.
 _GUARD = re.compile(r"(CUDA|Device)Guard\s+\w+\s*[({]|=\s*[\w:]*Guard\s*[({]|\bcudaSetDevice\s*\(")
+# One device beside another, by whatever names; `x.device() == torch::kCUDA` is none.
+_ONE_GPU = re.compile(
+    r"device\(\)(\.index\(\))?\s*[!=]=\s*\w+\s*[.&|,;)]"
+    r"|\w\s*[!=]=\s*\w+\.(get_)?device\(\)|Same(GPU|Device)"
+)
 
 
 @exercise("04.3", "A binding that trusts nobody", minutes=12, level=2)
@@ -186,6 +191,7 @@ def check_safe_source(source):
     right_or_refused(x, torch.randn(10)[::2], "with every other number of scale")
     refused(x, scale[:3], "with 3 numbers in scale for 5 rows")
     refused(x, torch.randn(7), "with 7 numbers in scale for 5 rows")
+    refused(x, torch.randn(5, 2), "with a scale of two dimensions")
     refused(x[0], scale, "with an x of one dimension")
     refused(torch.randn(5, 7, 2), scale, "with an x of three dimensions")
     refused(x.double(), scale, "with an x in float64")
@@ -198,6 +204,10 @@ def check_safe_source(source):
     expect(
         code.count("is_cuda") + code.count("device()") + code.count("CHECK_CUDA") > 1,
         "one tensor's device is asked for, and the other may be on the CPU",
+    )
+    expect(
+        _ONE_GPU.search(code),
+        "nothing compares the device of scale with that of x: each may be on a GPU of its own",
     )
     expect(
         _GUARD.search(code.rpartition("<<<")[0]),

@@ -1,10 +1,12 @@
 """Right answers that differ from the solution in what the text leaves open."""
 
+import functools
 import itertools
 
 from lib import machine
 from lib.exercises import check
 from lib.exercises.undefined import compare
+from lib.measure import cheats
 from lib.ops import add_relu
 from lib.tests.exercises.wrong_answers import solution
 from lib.tests.exercises.wrong_answers.nb04 import changed
@@ -159,6 +161,7 @@ _RIGHT = {
     "parameters that need no gradient": ("11.4", _FrozenParameters),
     "into zeros": ("00.3", _silu_into_zeros),
     "quantiles of NumPy": ("02.1", _faster_by_numpy),
+    "one wait, behind all runs": ("02.3", functools.partial(cheats.honest, n=50)),
     "tables told apart by 2³²": ("10.3", _bytes_by_one_unique),
     "pair by pair": ("10.4", _backward_pair_by_pair),
     "a bias gradient rounded by PyTorch": (
@@ -177,6 +180,14 @@ _RIGHT = {
             solution("04_cuda_by_load_inline").stride_kernel,
             "for (int64_t i = first; i < n; i += n_threads) {",
             "for (size_t k = 0; k * n_threads + first < n; ++k) {\n    const auto i = k * n_threads + first;",
+        ),
+    ),
+    "devices by their numbers": (
+        "04.3",
+        changed(
+            solution("04_cuda_by_load_inline").safe_source,
+            "scale.device() == x.device()",
+            "scale.is_cuda() && x.get_device() == scale.get_device()",
         ),
     ),
     "the largest gradient": ("11.2", _step_by_the_largest),

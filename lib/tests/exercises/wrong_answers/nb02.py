@@ -65,6 +65,21 @@ really_faster__p60_of_b_below_p20_of_a = _compares(3, 1)
 really_faster__p60_of_b_below_p40_of_a = _compares(3, 2)
 
 
+def _compares_quantiles(n):
+    """Whether the last of the n-quantiles of B is below the first of A, for ten runs or more."""
+
+    def is_faster(a_us, b_us):
+        b, a = statistics.quantiles(b_us, n=n), statistics.quantiles(a_us, n=n)
+        return min(len(a_us), len(b_us)) >= 10 and b[-1] < a[0]
+
+    return is_faster
+
+
+really_faster__quartiles = _compares_quantiles(4)
+really_faster__thirds = _compares_quantiles(3)
+really_faster__tenths = _compares_quantiles(10)
+
+
 def really_faster__p80_of_b_below_the_median_of_a(a_us, b_us):
     enough = min(len(a_us), len(b_us)) >= 10
     return enough and statistics.quantiles(b_us, n=5)[3] < statistics.median(a_us)
@@ -203,6 +218,51 @@ def time_us__events_not_waited_for(run, gpu):
     return start.elapsed_us(end)
 
 
+def _idle_before_each_run(us_of):
+    def time_us(run, gpu):
+        run()
+        times = []
+        for _ in range(100):
+            gpu.flush_l2()
+            gpu.synchronize()
+            times.append(us_of(run, gpu))
+        return statistics.median(times)
+
+    return time_us
+
+
+def _without_a_launch(run, gpu):
+    begin = gpu.clock_us()
+    run()
+    gpu.synchronize()
+    return gpu.clock_us() - begin - 5
+
+
+def _from_the_return(run, gpu):
+    run()
+    returned = gpu.clock_us()
+    gpu.synchronize()
+    return gpu.clock_us() - returned
+
+
+time_us__host_clock_less_the_launch = _idle_before_each_run(_without_a_launch)
+time_us__from_the_return_to_the_end = _idle_before_each_run(_from_the_return)
+
+
+def time_us__p20(run, gpu):
+    run()
+    times = []
+    for _ in range(100):
+        gpu.flush_l2()
+        start, end = gpu.event(), gpu.event()
+        start.record()
+        run()
+        end.record()
+        gpu.synchronize()
+        times.append(start.elapsed_us(end))
+    return statistics.quantiles(times, n=5)[0]
+
+
 # --- 02.4 is_honest
 
 _SHAPES = [(1, 1), (7, 13), (64, 64), (129, 781)]
@@ -241,6 +301,28 @@ def is_honest__one_call(candidate, reference, make_inputs):
         if not _close(candidate(x), want) or not _close(x, before):
             return False
     return True
+
+
+def _on_shapes(shapes, **tolerance):
+    def is_honest(candidate, reference, make_inputs):
+        for shape in shapes:
+            x = make_inputs(shape)
+            for _ in range(2):
+                before, want = x.clone(), reference(x.clone())
+                if not torch.allclose(candidate(x), want, equal_nan=True, **tolerance):
+                    return False
+                if not _close(x, before):
+                    return False
+                x.copy_(make_inputs(shape))
+        return True
+
+    return is_honest
+
+
+is_honest__one_shape = _on_shapes([(7, 13)], rtol=1e-4, atol=1e-5)
+is_honest__narrow = _on_shapes(_SHAPES, rtol=1e-4, atol=1e-5)
+is_honest__a_tenth_is_near = _on_shapes([*_SHAPES, (5, 2000)], rtol=0, atol=0.1)
+is_honest__tolerance_of_bfloat16 = _on_shapes([*_SHAPES, (5, 2000)], rtol=8e-3, atol=1e-5)
 
 
 def is_honest__powers_of_two(candidate, reference, make_inputs):

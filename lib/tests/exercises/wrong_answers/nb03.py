@@ -209,6 +209,34 @@ leaky_gradients__one_program_a_tile_of_columns = _leaky(
     "BLOCK_M=64, BLOCK_N=64)\n    add_shares", "BLOCK_M=4096, BLOCK_N=64)\n    add_shares",
     "triton.cdiv(n_rows, 64), triton", "triton.cdiv(n_rows, 4096), triton",
 )  # fmt: skip
+
+
+@triton.jit
+def _tall_kernel(
+    dy_ptr, y_ptr, dx_ptr, dbias_ptr, n_rows, n_cols, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
+):
+    cols = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for start in range(0, n_rows, BLOCK_M):
+        rows = start + tl.arange(0, BLOCK_M).to(tl.int64)
+        mask = (rows < n_rows)[:, None] & (cols < n_cols)[None, :]
+        offsets = rows[:, None] * n_cols + cols[None, :]
+        dy = tl.load(dy_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+        y = tl.load(y_ptr + offsets, mask=mask, other=0.0)
+        dx = tl.where(y > 0, dy, 0.1 * dy)
+        tl.store(dx_ptr + offsets, dx, mask=mask)
+        total += dx
+    tl.store(dbias_ptr + cols, tl.sum(total, axis=0), mask=cols < n_cols)
+
+
+def leaky_gradients__four_columns_a_program(dy, y):
+    n_rows, n_cols = y.shape
+    dx, dbias = torch.empty_like(y), torch.empty(n_cols, dtype=y.dtype, device=y.device)
+    grid = (triton.cdiv(n_cols, 4),)
+    _tall_kernel[grid](dy, y, dx, dbias, n_rows, n_cols, BLOCK_M=512, BLOCK_N=4)
+    return dx, dbias
+
+
 leaky_gradients__undefined_lanes = without_other("03_add_relu").leaky_gradients
 
 

@@ -76,6 +76,8 @@ safe_source__length_unseen = changed(_safe, _SHAPES, "")
 safe_source__length_beside_columns = changed(_safe, _SHAPES, " && scale.size(0) == x.size(1)")
 safe_source__enough_is_enough = changed(_safe, _SHAPES, " && scale.size(0) >= x.size(0)")
 safe_source__dimensions_unseen = changed(_safe, "x.dim() == 2 && ", "")
+safe_source__dimensions_of_scale_unseen = changed(_safe, " && scale.dim() == 1", "")
+safe_source__two_gpus = changed(_safe, "scale.device() == x.device()", "scale.is_cuda()")
 safe_source__empty_grid = changed(_safe, "  if (n == 0) return y;\n", "")
 safe_source__device_of_one = changed(
     _safe,
