@@ -158,3 +158,47 @@ silu_mul__transposed_dy.register_autograd(
     lambda ctx, dy: _backward_like_dy(dy, *ctx.saved_tensors),
     setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
 )
+
+
+def pool_fake__k_as_a_number(x, k):
+    return x.new_empty((x.shape[0], -(-x.shape[1] // int(k))), dtype=torch.float32)
+
+
+# Right on the CPU, for matrices, or for one size: what a fake may not lean on.
+def _op_with_fakes(name, fake=None, backward_fake=None):
+    op = _op(name, fake=fake or (lambda gate, up: gate.new_empty(gate.shape)))
+    backward = torch.library.custom_op(
+        f"wrong::{name}_backward", _right.silu_mul_backward, mutates_args=()
+    )
+    both = lambda dy, gate, up: (gate.new_empty(gate.shape), up.new_empty(up.shape))  # noqa: E731
+    backward.register_fake(backward_fake or both)
+    op.register_autograd(
+        lambda ctx, dy: backward(dy, *ctx.saved_tensors),
+        setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+    )
+    return op
+
+
+silu_mul__fake_always_on_the_cpu = _op_with_fakes(
+    "on_the_cpu", lambda gate, up: torch.empty(gate.shape, dtype=gate.dtype)
+)
+silu_mul__gradients_always_on_the_cpu = _op_with_fakes(
+    "gradients_on_the_cpu",
+    backward_fake=lambda dy, gate, up: (
+        torch.empty(gate.shape, dtype=gate.dtype),
+        torch.empty(up.shape, dtype=up.dtype),
+    ),
+)
+silu_mul__fake_of_a_matrix = _op_with_fakes(
+    "matrix", lambda gate, up: gate.new_empty(gate.shape[0], gate.shape[1])
+)
+silu_mul__sizes_as_numbers = _op_with_fakes(
+    "numbers", lambda gate, up: gate.new_empty([int(size) for size in gate.shape])
+)
+silu_mul__gradients_with_sizes_as_numbers = _op_with_fakes(
+    "gradient_numbers",
+    backward_fake=lambda dy, gate, up: (
+        gate.new_empty([int(size) for size in gate.shape]),
+        up.new_empty([int(size) for size in up.shape]),
+    ),
+)

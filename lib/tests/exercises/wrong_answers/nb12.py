@@ -34,6 +34,11 @@ class Mended__infinity_is_mended_too(_Mended):
         return dense.nan_to_num(0.0)
 
 
+class Mended__minus_infinity_is_mended_too(_Mended):
+    def mended(self, dense):
+        return dense.nan_to_num(0.0, posinf=torch.inf)
+
+
 class Mended__a_product_keeps_nan(_Mended):
     def mended(self, dense):
         return dense * ~dense.isnan()
@@ -171,6 +176,14 @@ def padded_loss__to_eight_rows(model, dense, sparse, labels, size):
     return F.binary_cross_entropy_with_logits(model(dense, sparse)[:n_rows], labels)
 
 
+def padded_loss__padding_that_nobody_wrote(model, dense, sparse, labels, size):
+    n_rows = len(labels)
+    buffers = dense.new_empty(size, dense.shape[1]), sparse.new_empty(size, sparse.shape[1])
+    for buffer, rows in zip(buffers, (dense, sparse)):
+        buffer[:n_rows] = rows
+    return F.binary_cross_entropy_with_logits(model(*buffers)[:n_rows], labels)
+
+
 # --- 12.3 options
 
 options__another_kind_of_fusion = {"combo_kernels": True}
@@ -201,6 +214,20 @@ class _Base(torch.nn.Module):
 class OneTable__no_starts(_Base):
     def forward(self, rows):
         return F.embedding(rows, self.weight)
+
+
+class OneTable__sixteen_numbers_a_row(torch.nn.Module):
+    def __init__(self, sparse_arch):
+        super().__init__()
+        tables = [table.weight.detach() for table in sparse_arch.tables]
+        self.weight = torch.nn.Parameter(torch.zeros(sum(map(len, tables)), 16))
+        sizes = torch.tensor([len(table) for table in tables])
+        self.register_buffer("starts", sizes.cumsum(0) - sizes)
+        for start, table in zip(self.starts.tolist(), tables):
+            self.weight.data[start : start + len(table)] = table
+
+    def forward(self, rows):
+        return F.embedding(rows + self.starts, self.weight)
 
 
 class OneTable__one_row_late(_Base):
