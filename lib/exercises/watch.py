@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 from triton.runtime import interpreter as upstream
 
 _ARITHMETIC = ("norm", "mul", "div", "mm", "sum", "pow", "sqrt", "square", "add", "sub")
+_INTEGERS = {torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64}
 
 
 class _NoArithmetic(TorchDispatchMode):
@@ -30,12 +31,17 @@ class _NoArithmetic(TorchDispatchMode):
 
 
 class Result(NamedTuple):
-    """A tensor that an op of PyTorch returned. is_view: its memory is that of one which the op was given."""
+    """A tensor that an op of PyTorch returned.
+
+    is_view: its memory is that of one which the op was given.
+    of_integers: it has floats, and the op read integers to make them.
+    """
 
     op: str
     shape: torch.Size
     is_float: bool
     is_view: bool
+    of_integers: bool
 
 
 class Results(TorchDispatchMode):
@@ -47,13 +53,13 @@ class Results(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         out = function(*args, **(kwargs or {}))
-        given = {t.untyped_storage().data_ptr() for t in _tensors((args, kwargs))}
+        name, inputs = function.overloadpacket.__name__, _tensors((args, kwargs))
+        given = {t.untyped_storage().data_ptr() for t in inputs}
+        reads_integers = any(t.dtype in _INTEGERS for t in inputs)
+        reads_integers = reads_integers and name not in {*_MOVES_NOTHING, *FILLS}
         for t in _tensors(out):
-            is_view, name = (
-                t.untyped_storage().data_ptr() in given,
-                function.overloadpacket.__name__,
-            )
-            self.seen.append(Result(name, t.shape, t.is_floating_point(), is_view))
+            is_float, is_view = t.is_floating_point(), t.untyped_storage().data_ptr() in given
+            self.seen.append(Result(name, t.shape, is_float, is_view, is_float and reads_integers))
         return out
 
 

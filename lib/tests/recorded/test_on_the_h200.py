@@ -89,14 +89,18 @@ def test_numbers_are_those_that_are_recorded(path):
     assert not wrong, f"in no output of this notebook, nor in data/results: {wrong}"
 
 
-def test_what_90_says_of_the_record_is_in_it():
-    (path,) = notebooks.notebooks(90)
+@pytest.mark.parametrize(
+    ("page", "record", "n_numbers"),
+    [(90, "add_rms_norm", 4), (47, "quantized_linear", 3), (47, "generation", 2)],
+)
+def test_what_a_page_says_of_another_record_is_in_it(page, record, n_numbers):
+    (path,) = notebooks.notebooks(page)
     cells = nbformat.read(path, as_version=4).cells
     prose = "\n\n".join(c.source for c in cells if c.cell_type == "markdown")
-    recorded = list(_numbers_in(results.load("add_rms_norm")["rows"]))
-    linking = [p for p in prose.split("\n\n") if "(../data/results/h200/add_rms_norm.json)" in p]
-    numbers = [n for p in linking for n in numbers_with_units(p)]
-    assert len(numbers) == 4
+    recorded = list(_numbers_in(results.load(record)["rows"]))
+    paragraphs = [p for p in re.split(r"\n\n|\n- ", prose) if f"h200/{record}.json)" in p]
+    numbers = [n for p in paragraphs for n in numbers_with_units(p)]
+    assert len(numbers) == n_numbers
     assert not [w for w, _, unit in numbers if not is_among(w, unit, recorded)]
 
 

@@ -165,6 +165,48 @@ qlora__dx_by_a_weight_of_floats = _qlora(
 qlora__keeps_a_weight_of_floats = _qlora(
     "ctx.alpha = alpha", "ctx.alpha, ctx.weight = alpha, numbers.to(x.dtype) * scales[:, None]"
 )
+_DX_DOT = 'total = tl.dot(dy, w, total, input_precision="ieee")'
+qlora__dx_rounded_after_each_block = _qlora(_DX_DOT, f"{_DX_DOT}.to(dy.dtype).to(tl.float32)")
+_Y_DOT = 'total = tl.dot(x, q.to(tl.float32).to(x.dtype).T, total, input_precision="ieee")'
+qlora__y_rounded_after_each_block = _qlora(_Y_DOT, f"{_Y_DOT}.to(x.dtype).to(tl.float32)")
+# in float32 like the kernels, so that only the floats of W give them away
+_Y_BY_HALVES = """
+        for rows in torch.arange(len(numbers)).chunk(2):
+            part = slice(int(rows[0]), int(rows[-1]) + 1)
+            w = (numbers[part].to(x.dtype) * scales[part, None]).float()
+            y[:, part] = (x.float() @ w.t()).to(x.dtype)
+"""
+_DX_BY_PIECES = """
+        dx = torch.zeros_like(x, dtype=torch.float32)
+        for q, s, d in zip(numbers.split(16), scales.split(16), dy.split(16, 1)):
+            dx += d.float() @ (q.to(d.dtype) * s[:, None]).float()
+        dx = dx.to(x.dtype)
+"""
+_SAVE, _DU = "        ctx.save_for_backward", "        du = ctx.alpha"
+qlora__w_in_pieces_beside_kernels = _qlora(_SAVE, _Y_BY_HALVES + _SAVE, _DU, _DX_BY_PIECES + _DU)
+qlora__dx_by_pieces_beside_a_kernel = _qlora(_DU, _DX_BY_PIECES + _DU)
+_HALF_KERNEL = """
+@triton.jit
+def half_kernel(numbers_ptr, scales_ptr, w_ptr, n, n_inner, BLOCK_SIZE: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
+    q = tl.load(numbers_ptr + offsets, mask=offsets < n, other=0).to(tl.float32)
+    scale = tl.load(scales_ptr + offsets // n_inner, mask=offsets < n, other=0.0)
+    tl.store(w_ptr + offsets, q * scale.to(tl.float32), mask=offsets < n)
+
+
+"""
+_Y_BY_WRITTEN_HALVES = """
+        for part in (slice(None, len(numbers) // 2), slice(len(numbers) // 2, None)):
+            w = torch.empty(numbers[part].shape, dtype=x.dtype, device=x.device)
+            if w.numel():
+                sizes = w.numel(), x.shape[1]
+                half_kernel[(triton.cdiv(w.numel(), 4096),)](numbers[part], scales[part], w, *sizes, 4096)
+                y[:, part] = (x.float() @ w.t().float()).to(x.dtype)
+"""
+_CLASS = "class QLoRA"
+qlora__halves_of_w_written_by_a_kernel = _qlora(
+    _CLASS, _HALF_KERNEL + _CLASS, _SAVE, _Y_BY_WRITTEN_HALVES + _SAVE
+)
 
 
 def qlora__no_gradient_for_x(x, numbers, scales, lora_a, lora_b, alpha):
