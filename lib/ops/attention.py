@@ -66,9 +66,8 @@ class Tile(NamedTuple):
 class Plan(NamedTuple):
     """How one call is launched: the tile of each kernel, and which kernel runs.
 
-    n_parts: of the keys, from 2 on with a second kernel that adds the parts up. packed: whether the queries of
-    all heads that share k and v lie in one tile. roles: whether forward may go in roles. tma: whether TMA
-    fetches tiles, where it can, for dk and dv.
+    n_parts: of the keys, from 2 on with a second kernel that adds the parts up. Whether packed: queries of all
+    heads that share k and v lie in one tile; roles: forward may go in roles; tma: TMA fetches tiles of dk, dv.
     """
 
     forward: Tile
